@@ -99,3 +99,26 @@ def test_compiled_layers_behind_a_padded_lookup_see_few_shapes() -> None:
     for length in (1, 5, 8, 20, 31, 6):
         compiled(batch_of([length]))
     assert {shape for shape in shapes if shape[-1] == 3 and shape != (2, 3)} == {(8, 3), (32, 3)}
+
+
+def test_converted_embeddings_take_buckets_by_path() -> None:
+    def model() -> torch.nn.Module:
+        return torch.nn.EmbeddingBag(20, 3, mode="sum")
+
+    plain, padded = model(), model()
+    padded.load_state_dict(plain.state_dict())
+    plain, plain_optimizer, _ = hb.auto(plain, torch.optim.Adam(plain.parameters()))
+    optimizer = torch.optim.Adam(padded.parameters())
+    padded, optimizer, _ = hb.auto(padded, optimizer, tables={"": {"buckets": (4, 8)}})
+    for ids in ([[1, 2]], [[1, 2, 3, 4, 5]]):
+        for own, stepped in ((plain, plain_optimizer), (padded, optimizer)):
+            stepped.zero_grad()
+            own(torch.tensor(ids)).square().sum().backward()
+            stepped.step()
+        (rows,) = padded.parameters()
+        assert len(rows.grad) == (4 if len(ids[0]) == 2 else 8)
+    (own,), (other,) = plain.tables, padded.tables
+    assert list(own.export()) == list(other.export())
+    untouched = model()
+    with pytest.raises(ConfigError, match=r"embedding: .*buckets.*-1"):
+        hb.auto(untouched, torch.optim.Adam(untouched.parameters()), {"": {"buckets": (-1,)}})

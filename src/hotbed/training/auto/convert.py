@@ -14,6 +14,7 @@ from torch import nn
 from hotbed import config
 from hotbed.embedding.init import Normal
 from hotbed.embedding.modules import TableRows
+from hotbed.embedding.modules.inputs import Buckets
 from hotbed.embedding.rule import Rule, Sgd
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, HotbedError
@@ -33,6 +34,8 @@ Options = Mapping[str, Mapping[str, Any] | None]
 
 DECIDED = ("name", "dim", "rule")
 """Keywords of hb.Table that the model and its optimizer decide."""
+BUCKETS = "buckets"
+"""The keyword of the lookups in a table, see `hb.EmbeddingCollection`."""
 
 
 def auto(
@@ -59,8 +62,8 @@ def auto(
         model: an ordinary module, on any device.
         optimizer: the torch optimizer of the embeddings, or a list of several. Make schedulers
             afterwards, for the optimizer that is returned.
-        tables: by module path, keywords of `hb.Table`, such as `admit`, `evict` and `init`; None
-            keeps that module as it is.
+        tables: by module path, keywords of `hb.Table`, such as `admit`, `evict` and `init`, and
+            `buckets` as `hb.EmbeddingCollection` takes them; None keeps that module as it is.
         times: the name of the argument of the model that holds the time of each sample, int64
             microseconds, for policies that need it.
         unbounded: paths of the modules whose ids end with `% bins`: their tables take the ids
@@ -137,13 +140,13 @@ class Move:
     lookups: tuple[MovedLookup, ...]
 
     @staticmethod
-    def of(weight: Weight, table: Table) -> Move:
+    def of(weight: Weight, table: Table, buckets: Sequence[int]) -> Move:
         lookups: list[MovedLookup] = []
         for site in weight.sites:
             if isinstance(site.module, nn.EmbeddingBag):
-                lookups.append(MovedEmbeddingBag(site.path, table, site.module))
+                lookups.append(MovedEmbeddingBag(site.path, table, site.module, buckets))
             else:
-                lookups.append(MovedEmbedding(site.path, table, site.module))
+                lookups.append(MovedEmbedding(site.path, table, site.module, buckets))
         for lookup in lookups[1:]:
             lookup.share_gradients(lookups[0])
         return Move(weight, table, tuple(lookups))
@@ -247,14 +250,14 @@ def _moves(
         if any(path in refused for path in weight.paths):
             continue
         try:
-            rule = _rule(weight, optimizers)
-            table = Table(
-                weight.name, weight.parameter.shape[1], **_keywords(weight, options, rule)
-            )
+            keywords = _keywords(weight, options, _rule(weight, optimizers))
+            buckets = keywords.pop(BUCKETS, ())
+            Buckets.of(weight.name, buckets)
+            table = Table(weight.name, weight.parameter.shape[1], **keywords)
         except HotbedError as error:
             refused[weight.name] = str(error)
             continue
-        moves.append((weight, table))
+        moves.append((weight, table, buckets))
     if refused:
         lines = "".join(f"\n  {path}: {reason}" for path, reason in refused.items())
         keep = ", ".join(f"{path!r}: None" for path in refused)
@@ -262,9 +265,9 @@ def _moves(
             f"hb.auto: {len(refused)} embeddings cannot become tables, got:{lines}\nNothing was "
             f"changed. Change them, or keep them as they are: tables={{{keep}}}."
         )
-    for weight, table in moves:
+    for weight, table, _ in moves:
         _fill(weight, table, optimizers)
-    return [Move.of(weight, table) for weight, table in moves]
+    return [Move.of(*move) for move in moves]
 
 
 def _owners(weight: Weight, optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, Any]]:
@@ -305,7 +308,7 @@ def _keywords(weight: Weight, options: Options, rule: Rule) -> dict[str, Any]:
                 )
             given[keyword] = value
     known = list(inspect.signature(Table).parameters)
-    free = [keyword for keyword in known if keyword not in DECIDED]
+    free = [BUCKETS, *(keyword for keyword in known if keyword not in DECIDED)]
     for keyword in given:
         if keyword in DECIDED:
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,9 @@ class MovedLookup(TableModule):
         table: Table,
         source: nn.Embedding | nn.EmbeddingBag,
         pooling: str,
+        buckets: Sequence[int] = (),
     ) -> None:
-        super().__init__([table], [Feature(table.name, table.name, pooling)])
+        super().__init__([table], [Feature(table.name, table.name, pooling)], buckets)
         self.path = path
         self.num_embeddings = source.num_embeddings
         self.embedding_dim = source.embedding_dim
@@ -256,8 +257,14 @@ class MovedLookup(TableModule):
 class MovedEmbedding(MovedLookup):
     """nn.Embedding over a table: ids of any shape [...] -> rows [..., dim]."""
 
-    def __init__(self, path: str, table: Table, source: nn.Embedding) -> None:
-        super().__init__(path, table, source, "none")
+    def __init__(
+        self,
+        path: str,
+        table: Table,
+        source: nn.Embedding,
+        buckets: Sequence[int] = (),
+    ) -> None:
+        super().__init__(path, table, source, "none", buckets)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of the ids; the row of `padding_idx` takes no gradient."""
@@ -280,8 +287,14 @@ class MovedEmbedding(MovedLookup):
 class MovedEmbeddingBag(MovedLookup):
     """nn.EmbeddingBag over a table: bags of ids -> pooled rows [n, dim]."""
 
-    def __init__(self, path: str, table: Table, source: nn.EmbeddingBag) -> None:
-        super().__init__(path, table, source, source.mode)
+    def __init__(
+        self,
+        path: str,
+        table: Table,
+        source: nn.EmbeddingBag,
+        buckets: Sequence[int] = (),
+    ) -> None:
+        super().__init__(path, table, source, source.mode, buckets)
         self.mode = source.mode
         self.include_last_offset = source.include_last_offset
 
