@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.embedding import rule as rules
@@ -63,8 +61,8 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Group, *, sparse: bool = Fa
 
 def row_state(
     optimizer: torch.optim.Optimizer, state: Mapping[str, Any], weight: Tensor
-) -> tuple[NDArray[np.float32] | None, int]:
-    """Return the optimizer state of a weight as rows, and the number of steps it has taken.
+) -> tuple[list[Tensor], int]:
+    """Return the optimizer state of a weight by rows, and the number of steps it has taken.
 
     Args:
         optimizer: one that `rule_of` takes.
@@ -72,24 +70,18 @@ def row_state(
         weight: [num rows, dim].
 
     Returns:
-        float32 [num rows, state width] in the layout of `Rule.state_width`, None if there is no
-        state yet; and the step.
+        The slots of the rule in the order of `Rule.state_width`, each [num rows, dim]; none if
+        there is no state yet; and the step.
     """
-    twin = _TWINS[type(optimizer)]
+    step = int(state.get("step", 0))
     slots = []
-    for name in twin.slots:
+    for name in _TWINS[type(optimizer)].slots:
         slot = state.get(name)
         if slot is None:
-            return None, _steps(state)
+            return [], step
         dense = slot.to_dense() if slot.is_sparse else slot
-        slots.append(dense.detach().to("cpu", torch.float32).reshape(weight.shape))
-    if not slots:
-        return None, _steps(state)
-    return torch.cat(slots, 1).numpy(), _steps(state)
-
-
-def _steps(state: Mapping[str, Any]) -> int:
-    return int(state.get("step", 0))
+        slots.append(dense.detach().view(weight.shape))
+    return slots, step
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,7 @@ def _keywords(weight: Weight, options: Options, rule: Rule) -> dict[str, Any]:
 
 def _fill(weight: Weight, table: Table, optimizers: Sequence[Optimizer]) -> None:
     """Load the rows of a weight, with the state that its optimizer has of them."""
-    state = None
+    state: list[torch.Tensor] = []
     step = 0
     for optimizer, _ in _owners(weight, optimizers):
         if weight.parameter.requires_grad:

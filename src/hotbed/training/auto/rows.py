@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
 from hotbed.embedding.table import NEVER, Table
@@ -18,7 +20,7 @@ CHUNK = 2**16
 def fill(
     table: Table,
     weight: Tensor,
-    state: NDArray[np.float32] | None,
+    state: Sequence[Tensor],
     step: int,
 ) -> None:
     """Load a weight into an empty table, with the optimizer state of its rows.
@@ -26,17 +28,18 @@ def fill(
     Args:
         table: an empty table.
         weight: float32 [num rows, dim].
-        state: [num rows, state width]; None = that of new rows.
+        state: the slots of its rule, each [num rows, dim]; empty = that of new rows.
         step: the number of updates so far.
     """
     rates = [[1, table.rule.lr]] if step else []
     table.load_scalars({**table.scalars(), "step": step, "rates": rates})
-    values = weight.detach().cpu().contiguous().numpy()
-    for start in range(0, len(values), CHUNK):
-        ids = np.arange(start, min(start + CHUNK, len(values)))
-        columns = {"id": pa.array(ids), "value": _lists(values[ids])}
-        if state is not None and table.state_width:
-            columns["state"] = _lists(state[ids])
+    has_state = bool(state) and table.state_width > 0
+    for start in range(0, len(weight), CHUNK):
+        part = slice(start, start + CHUNK)
+        ids = np.arange(start, min(start + CHUNK, len(weight)))
+        columns = {"id": pa.array(ids), "value": _lists(weight[part])}
+        if has_state:
+            columns["state"] = _lists(torch.cat([slot[part] for slot in state], 1))
         if table.clock == "steps":
             columns["last_seen"] = pa.array(np.full(len(ids), step, np.int64))
         table.load([pa.record_batch(columns)])
@@ -45,10 +48,10 @@ def fill(
 def load_weight(table: Table, weight: Tensor) -> None:
     """Replace the values of the rows 0, 1, … by those of a weight; their state stays."""
     table.native.catch_up()
-    values = weight.detach().cpu().float().contiguous().numpy()
-    for start in range(0, len(values), CHUNK):
-        ids = np.arange(start, min(start + CHUNK, len(values)))
-        table.load([pa.record_batch({"id": pa.array(ids), "value": _lists(values[ids])})])
+    for start in range(0, len(weight), CHUNK):
+        ids = np.arange(start, min(start + CHUNK, len(weight)))
+        values = _lists(weight[start : start + CHUNK])
+        table.load([pa.record_batch({"id": pa.array(ids), "value": values})])
 
 
 def date_rows(table: Table, now: int) -> None:
@@ -65,6 +68,6 @@ def date_rows(table: Table, now: int) -> None:
             table.load([undated.set_column(number, "last_seen", times)])
 
 
-def _lists(values: NDArray[np.float32]) -> pa.Array:
-    flat = np.ascontiguousarray(values).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), values.shape[1])
+def _lists(rows: Tensor) -> pa.Array:
+    values = rows.detach().to("cpu", torch.float32).contiguous().numpy()
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
