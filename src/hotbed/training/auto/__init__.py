@@ -6,7 +6,8 @@ from .convert import auto
 from .network import Converted, converted
 from .report import Entry, Report
 from .signature import Leaf, Signature
-from .trace import Call, Findings, IdGraph, Source, inspect
+from .sources import Source
+from .trace import Call, Findings, IdGraph, inspect
 
 __all__ = [
     "Call",

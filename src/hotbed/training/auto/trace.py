@@ -4,13 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor, fx, nn
 
+from hotbed import config
 from hotbed.data.batch import Ids
+from hotbed.errors import ConfigError
 
+from .branches import Walk, Walks, default_arguments, walk
+from .exporting import Exported, export
+from .recording import Lookup, Recorder, undisturbed
 from .signature import Signature
+from .sources import Source, source_of
+from .subgraph import Subgraph
+
+Range = tuple[tuple[int, int | None], ...]
+"""The least and the most size of each axis of a leaf; None = any."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +44,23 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the ids of a module's lookups come from.
-
-    Attributes:
-        text: for readers, such as "'user'" or "(31 * 'user' + 'item') % 1000".
-        bins: the ids end with `% bins`, which `unbounded` can drop; None = they do not.
-    """
-
-    text: str
-    bins: int | None = None
-
-
-@dataclass(frozen=True)
 class IdGraph:
     """Computes the ids of every lookup from the leaves of a model's arguments.
 
     Attributes:
         module: the leaves, in the order of the signature -> a tuple of tensors. Its nodes are
-            operators of ATen without side effects.
+            operators of ATen that change no tensor in place, and their devices are the CPU.
         calls: the lookups whose ids it computes, in the order of the forward pass.
         obstacles: of each module path whose ids it does not compute, the reason.
         sources: of each module path whose ids it computes, where they come from.
+        ranges: of each leaf that it uses, by number, the sizes for which it holds.
     """
 
     module: fx.GraphModule
     calls: list[Call]
     obstacles: dict[str, str] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
+    ranges: dict[int, Range] = field(default_factory=dict)
 
     def __call__(self, leaves: Sequence[Tensor]) -> list[tuple[str, Ids]]:
         """Return the module path and the ids of each lookup, in the order of the forward pass.
@@ -86,6 +85,16 @@ class IdGraph:
 
         The code of a model may branch on shapes; then the graph holds for shapes on the same side.
         """
+        for number, bounds in self.ranges.items():
+            shape = leaves[number].shape
+            for axis, (least, most) in enumerate(bounds):
+                size = shape[axis]
+                if size < least or (most is not None and size > most):
+                    wanted = f"{least} or more" if most is None else f"{least} to {most}"
+                    return (
+                        f"the code of the model was traced for a size of {wanted} of axis {axis} "
+                        f"of argument {number}, got {size}"
+                    )
         return ""
 
     def unbounded(self, paths: Sequence[str]) -> IdGraph:
@@ -94,7 +103,25 @@ class IdGraph:
         Raises:
             ConfigError: a path is unknown, or its ids do not end with `% bins`.
         """
-        raise NotImplementedError
+        for path in paths:
+            self._check_bins(path)
+        return _without_bins(self, set(paths))
+
+    def _check_bins(self, path: str) -> None:
+        if path in self.obstacles:
+            raise ConfigError(
+                f"unbounded: the ids of this lookup do not depend on the batch alone, got {path!r} "
+                f"({self.obstacles[path]}). Leave it out."
+            )
+        if path not in self.sources:
+            advice = config.did_you_mean(path, self.sources)
+            raise ConfigError(f"unbounded: no lookup has this path, got {path!r}. {advice}")
+        source = self.sources[path]
+        if source.bins is None:
+            raise ConfigError(
+                f"unbounded: the ids of this lookup do not end with '% bins', got {path!r} with "
+                f"ids {source.text}. Leave it out."
+            )
 
 
 @dataclass(frozen=True)
@@ -126,11 +153,233 @@ def inspect(
 ) -> Findings:
     """Return what the code of `model` does with the embeddings at `paths`. Change nothing.
 
-    The model is traced in its current mode, train or eval.
+    The model is traced in its current mode, train or eval: with a signature by torch.export, and by
+    torch.fx where that cannot follow the code; without one by torch.fx alone.
 
     Args:
         model: before or after its conversion.
         paths: of its nn.Embedding and nn.EmbeddingBag modules, or of those that took their place.
         signature: of the model's arguments; None = there is no batch yet.
     """
-    return Findings(problem="tracing is not built")
+    modules = {path: model.get_submodule(path) for path in paths}
+    with undisturbed(model):
+        if signature is None:
+            return _by_code(model, modules)
+        recorder = Recorder(modules)
+
+        def compute(leaves: Sequence[Tensor]) -> list[Lookup]:
+            args, kwargs = signature.arguments(leaves)
+            recorder.lookups.clear()
+            with recorder.recording():
+                model(*args, **kwargs)
+            return list(recorder.lookups)
+
+        try:
+            exported = export(model, compute, signature, _names(model))
+        except Exception as error:  # of any type: torch.export cannot follow the code
+            return _by_walks(model, modules, signature, _reason(error))
+    graph = _id_graph(exported, signature)
+    return Findings(
+        kept=recorder.reads,
+        sources=graph.sources,
+        obstacles=graph.obstacles,
+        graph=graph,
+    )
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    """Return the path of each parameter and buffer of a model by its `id()`."""
+    names = {}
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        names[id(tensor)] = path
+    return names
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+# --- torch.fx -------------------------------------------------------------------------------------
+
+
+def _by_code(model: nn.Module, modules: Mapping[str, nn.Module]) -> Findings:
+    """Return what the code shows without a batch: parameters with defaults are left out, then in"""
+    findings = Findings(problem="no path through its code was found")
+    for optional in (False, True):
+        arguments, names = default_arguments(model, optional=optional)
+        walks = walk(
+            model,
+            modules,
+            arguments,
+            len(names),
+        )
+        if walks.walks:
+            other = _findings(walks, [repr(name) for name in names])
+            findings = other if findings.problem else _merged(findings, other)
+        elif findings.problem:
+            findings = replace(findings, problem=walks.problem)
+    return findings
+
+
+def _merged(first: Findings, second: Findings) -> Findings:
+    return Findings(
+        kept={**second.kept, **first.kept},
+        refused={**second.refused, **first.refused},
+        sources={**second.sources, **first.sources},
+        obstacles={**second.obstacles, **first.obstacles},
+    )
+
+
+def _findings(walks: Walks, names: Sequence[str]) -> Findings:
+    """Return what the paths through the code show; `names`: of the leaves."""
+    branched, differing = walks.hidden()
+    refused = {}
+    for path, where in branched.items():
+        refused[path] = f"whether it is looked up depends on the data of the batch, {where}"
+    kept: dict[str, str] = {}
+    sources: dict[str, Source] = {}
+    obstacles = {}
+    for path, where in differing.items():
+        obstacles[path] = f"a condition {where}"
+    for one in walks.walks:
+        named = dict(zip(one.leaves, names, strict=True))
+        for path, where in one.reads.items():
+            kept.setdefault(path, where)
+        for lookup in one.lookups:
+            if isinstance(lookup.ids, fx.Node) and lookup.path not in obstacles:
+                sources.setdefault(lookup.path, source_of(lookup.ids, named))
+    return Findings(
+        kept=kept,
+        refused=refused,
+        sources=sources,
+        obstacles=obstacles,
+    )
+
+
+def _by_walks(
+    model: nn.Module,
+    modules: Mapping[str, nn.Module],
+    signature: Signature,
+    problem: str,
+) -> Findings:
+    """Return what the code shows for a batch that torch.export cannot follow."""
+    walks = walk(
+        model,
+        modules,
+        signature.arguments,
+        len(signature.tensors),
+    )
+    if not walks.walks:
+        return Findings(problem=f"{problem}; torch.fx: {walks.problem}")
+    findings = _findings(walks, [repr(name) for name in signature.names])
+    first = walks.walks[0]
+    hidden = {**findings.obstacles, **findings.refused}
+    try:
+        exported = _exported_walk(first, modules, signature, _names(model))
+    except Exception as error:  # of any type, as above
+        return replace(findings, problem=_reason(error))
+    graph = _id_graph(exported, signature, hidden)
+    return replace(
+        findings,
+        sources=graph.sources,
+        obstacles=graph.obstacles,
+        graph=graph,
+    )
+
+
+def _exported_walk(
+    path: Walk,
+    modules: Mapping[str, nn.Module],
+    signature: Signature,
+    names: Mapping[int, str],
+) -> Exported:
+    """Export the part of a path that computes ids: the rest is what torch.export cannot follow."""
+    module, layout = path.ids()
+    recorder = Recorder(modules)
+
+    def compute(leaves: Sequence[Tensor]) -> list[Lookup]:
+        with recorder.recording():
+            results = module(*leaves)
+        lookups = []
+        for lookup in layout:
+            numbers = (lookup.ids, lookup.offsets, lookup.weights)
+            parts = [None if number is None else results[number].clone() for number in numbers]
+            lookups.append(Lookup(lookup.path, *parts))
+        return lookups
+
+    return export(module, compute, signature, names)
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+def _id_graph(
+    exported: Exported,
+    signature: Signature,
+    hidden: Mapping[str, str] | None = None,
+) -> IdGraph:
+    """Return the part of an exported graph that depends on the batch alone.
+
+    `hidden`: the reasons of paths whose ids must not be computed.
+    """
+    obstacles = dict(hidden or {})
+    for lookup in exported.lookups:
+        for part in (lookup.ids, lookup.offsets):
+            if part in exported.obstacles:
+                obstacles.setdefault(lookup.path, exported.obstacles[part])
+    root = nn.Module()
+    builder = Subgraph(root)
+    for leaf, node in zip(signature.tensors, exported.leaves, strict=True):
+        builder.copies[node, False] = builder.graph.placeholder(leaf.name)
+    names = {}
+    for number, (node, tensor) in enumerate(exported.constants.items()):
+        root.register_buffer(f"constant_{number}", tensor.detach().cpu())
+        builder.copies[node, False] = builder.graph.get_attr(f"constant_{number}")
+        names[node] = "a constant"
+    for leaf, node in zip(signature.tensors, exported.leaves, strict=True):
+        names[node] = repr(leaf.name)
+    calls = []
+    sources: dict[str, Source] = {}
+    for lookup in exported.lookups:
+        if lookup.path in obstacles:
+            continue
+        offsets = builder.output(lookup.offsets)
+        weights = None
+        if lookup.weights not in exported.obstacles:
+            weights = builder.output(lookup.weights)
+        ids = builder.output(lookup.ids)
+        assert ids is not None
+        weighted = lookup.weights is not None
+        calls.append(Call(lookup.path, ids, offsets, weights, weighted))
+        sources.setdefault(lookup.path, source_of(lookup.ids, names))
+    module = builder.module(on_cpu=True)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    ranges = {}
+    for number, node in enumerate(placeholders):
+        if node.users:
+            ranges[number] = exported.ranges[number]
+    return IdGraph(
+        module,
+        calls,
+        obstacles,
+        sources,
+        ranges,
+    )
+
+
+def _without_bins(graph: IdGraph, paths: set[str]) -> IdGraph:
+    builder = Subgraph(graph.module)
+    for node in graph.module.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            builder.copies[node, False] = builder.graph.node_copy(node)
+    (results,) = (node.args[0] for node in graph.module.graph.nodes if node.op == "output")
+    calls = []
+    for call in graph.calls:
+        offsets = None if call.offsets is None else builder.output(results[call.offsets])
+        weights = None if call.weights is None else builder.output(results[call.weights])
+        ids = builder.output(results[call.ids], drops=call.path in paths)
+        assert ids is not None
+        calls.append(replace(call, ids=ids, offsets=offsets, weights=weights))
+    return replace(graph, module=builder.module(), calls=calls)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for the lookups of a model that is traced: they record ids and look nothing up."""
+
+from __future__ import annotations
+
+import builtins
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from hotbed.embedding.modules import TableModule
+
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+# What code may ask of a weight without reading its numbers.
+_ASKED = {
+    "device",
+    "dim",
+    "dtype",
+    "element_size",
+    "grad",
+    "is_cuda",
+    "is_floating_point",
+    "is_leaf",
+    "layout",
+    "ndim",
+    "nelement",
+    "numel",
+    "requires_grad",
+    "shape",
+    "size",
+}
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The arguments of a lookup, as the module's forward function takes them."""
+
+    path: str
+    ids: Any
+    offsets: Any = None
+    weights: Any = None
+
+    def parts(self) -> list[Any]:
+        """Return the arguments that were given: ids, offsets, weights."""
+        return [part for part in (self.ids, self.offsets, self.weights) if part is not None]
+
+
+class Recorder:
+    """Records the lookups of a forward pass, and where weights are read outside of them.
+
+    Args:
+        modules: by path, nn.Embedding and nn.EmbeddingBag, or what took their place.
+
+    Attributes:
+        lookups: in the order of the forward pass.
+        reads: of each path whose weight was read, by which function and in which line.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.modules = modules
+        self.lookups: list[Lookup] = []
+        self.reads: dict[str, str] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let stand-ins take the place of the lookups of this thread's next forward pass."""
+        weights = {}
+        before = {}
+        for path, module in self.modules.items():
+            weights[id(module._parameters.get("weight"))] = path
+            before[path] = module.__dict__.get("forward")
+            module.__dict__["forward"] = self._stand_in(path, module)
+        weights.pop(id(None), None)
+        try:
+            with _Reads(weights, self.reads):
+                yield
+        finally:
+            for path, module in self.modules.items():
+                if before[path] is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = before[path]
+
+    def _stand_in(self, path: str, module: nn.Module) -> Callable[..., Tensor]:
+        is_bag = takes_bags(module)
+        includes_last = bool(getattr(module, "include_last_offset", False))
+        dim = dim_of(module)
+        dtype = dtype_of(module)
+
+        def look_up(
+            input: Tensor,
+            offsets: Tensor | None = None,
+            per_sample_weights: Tensor | None = None,
+        ) -> Tensor:
+            # copies: the code may change its tensors afterwards
+            parts = [
+                None if part is None else part.clone()
+                for part in (input, offsets, per_sample_weights)
+            ]
+            self.lookups.append(Lookup(path, *parts))
+            rows: Tensor = recorded_lookup(
+                input,
+                offsets,
+                per_sample_weights,
+                path,
+                dim,
+                dtype,
+                is_bag,
+                includes_last,
+            )
+            return rows
+
+        return look_up
+
+
+def takes_bags(module: nn.Module) -> bool:
+    """Return True for nn.EmbeddingBag, and for what took its place."""
+    if isinstance(module, TableModule):
+        return all(module.pooled)
+    return isinstance(module, nn.EmbeddingBag)
+
+
+def dim_of(module: nn.Module) -> int:
+    """Return the width of the rows of a lookup."""
+    if isinstance(module, TableModule):
+        return module.dims[0]
+    return int(module.embedding_dim)  # type: ignore[arg-type]
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Return the type of the rows of a lookup."""
+    weight = module._parameters.get("weight")
+    if isinstance(module, TableModule) or weight is None:
+        return torch.float32
+    return weight.dtype
+
+
+@torch.library.custom_op("hotbed::recorded_lookup", mutates_args=())
+def recorded_lookup(
+    ids: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    path: str,
+    dim: int,
+    dtype: torch.dtype,
+    is_bag: bool,
+    includes_last: bool,
+) -> Tensor:
+    """Return rows of the right shape; only traces run it, and they compute no values."""
+    raise NotImplementedError
+
+
+@recorded_lookup.register_fake
+def _(
+    ids: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    path: str,
+    dim: int,
+    dtype: torch.dtype,
+    is_bag: bool,
+    includes_last: bool,
+) -> Tensor:
+    if not is_bag:
+        return ids.new_empty((*ids.shape, dim), dtype=dtype)
+    num_bags = ids.shape[0]
+    if offsets is not None:
+        num_bags = offsets.shape[0] - int(includes_last)
+    return ids.new_empty((num_bags, dim), dtype=dtype)
+
+
+class _Reads(TorchFunctionMode):
+    """Notes each function that reads a weight."""
+
+    def __init__(self, weights: Mapping[int, str], reads: dict[str, str]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.reads = reads
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        if name not in _ASKED:
+            for value in _flat([*args, *kwargs.values()]):
+                path = self.weights.get(id(value))
+                if path is not None:
+                    self.reads.setdefault(path, f"by {name}() {site()}".strip())
+        return func(*args, **kwargs)
+
+
+def _name_of(func: Any) -> str:
+    owner = getattr(func, "__self__", None)  # `x.device` calls the descriptor's __get__
+    return str(getattr(owner, "__name__", None) or getattr(func, "__name__", func))
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from value
+        else:
+            yield value
+
+
+@contextmanager
+def symbolic_len() -> Iterator[None]:
+    """Let `len(tensor)` be a symbol: it asks for a plain integer, which would fix the size."""
+    plain = builtins.len
+
+    def symbolic(value: Any) -> Any:
+        if isinstance(value, fx.Proxy):
+            return value.tracer.create_proxy("call_function", length, (value,), {})
+        if isinstance(value, Tensor) and value.dim():
+            return value.shape[0]
+        return plain(value)
+
+    builtins.len = symbolic
+    try:
+        yield
+    finally:
+        builtins.len = plain
+
+
+def length(value: Any) -> Any:
+    """Return the length of a tensor or a list, in the graph of a trace."""
+    return value.shape[0] if isinstance(value, Tensor) else len(value)
+
+
+def site() -> str:
+    """Return the line of the user's code that runs now: "at model.py:12"; "" if there is none."""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        if not file.startswith(_FOREIGN) and not file.startswith("<"):
+            return f"at {Path(file).name}:{line}"
+    return ""
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of all modules of `model`, and random states, at the end.
+
+    The code of a model may count its calls or keep its last input; a trace leaves nothing behind.
+    """
+    before = []
+    for module in model.modules():
+        attributes = dict(module.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            attributes[name] = dict(attributes[name])
+        before.append((module, attributes))
+    states = (random.getstate(), np.random.get_state())
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for module, attributes in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
