@@ -6,8 +6,8 @@ from .convert import auto
 from .network import Converted, converted
 from .report import Entry, Report
 from .signature import Leaf, Signature
-from .sources import Source
 from .trace import Call, Findings, IdGraph, inspect
+from .tracing.sources import Source
 
 __all__ = [
     "Call",

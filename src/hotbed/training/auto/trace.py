@@ -12,12 +12,12 @@ from hotbed import config
 from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError
 
-from .branches import Walk, Walks, default_arguments, walk
-from .exporting import Exported, export
-from .recording import Lookup, Recorder, undisturbed
 from .signature import Signature
-from .sources import Source, source_of
-from .subgraph import Subgraph
+from .tracing.branches import Walk, Walks, default_arguments, walk
+from .tracing.exporting import Exported, export
+from .tracing.recording import Lookup, Recorder, undisturbed
+from .tracing.sources import Source, source_of
+from .tracing.subgraph import Subgraph
 
 Range = tuple[tuple[int, int | None], ...]
 """The least and the most size of each axis of a leaf; None = any."""

@@ -15,8 +15,9 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 
+from hotbed.training.auto.signature import Signature
+
 from .recording import Lookup, recorded_lookup, symbolic_len
-from .signature import Signature
 from .sources import name_of
 
 Compute = Callable[[Sequence[Tensor]], Sequence[Lookup]]

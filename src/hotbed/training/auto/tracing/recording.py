@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotbed.embedding.modules import TableModule
 
-_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 # What code may ask of a weight without reading its numbers.
 _ASKED = {
@@ -257,12 +257,10 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
     The code of a model may count its calls or keep its last input; a trace leaves nothing behind.
     """
-    before = []
+    contents: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
-        attributes = dict(module.__dict__)
-        for name in ("_parameters", "_buffers", "_modules"):
-            attributes[name] = dict(attributes[name])
-        before.append((module, attributes))
+        tensors = (module._parameters, module._buffers, module._modules)
+        contents += [(own, dict(own)) for own in (module.__dict__, *tensors)]
     states = (random.getstate(), np.random.get_state())
     try:
         with torch.random.fork_rng(devices=[]):
@@ -270,6 +268,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for module, attributes in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
+        for own, before in contents:
+            own.clear()
+            own.update(before)
