@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, fx, nn
 
 from hotbed import config
@@ -13,7 +14,7 @@ from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError
 
 from .signature import Signature
-from .tracing.branches import Walk, Walks, default_arguments, walk
+from .tracing.branches import Known, Walk, Walks, default_arguments, walk
 from .tracing.exporting import Exported, export
 from .tracing.recording import Lookup, Recorder, undisturbed
 from .tracing.sources import Source, source_of
@@ -213,7 +214,7 @@ def _by_code(model: nn.Module, modules: Mapping[str, nn.Module]) -> Findings:
             model,
             modules,
             arguments,
-            len(names),
+            [None] * len(names),
         )
         if walks.walks:
             other = _findings(walks, [repr(name) for name in names])
@@ -247,9 +248,12 @@ def _findings(walks: Walks, names: Sequence[str]) -> Findings:
         named = dict(zip(one.leaves, names, strict=True))
         for path, where in one.reads.items():
             kept.setdefault(path, where)
+        nodes: dict[str, list[fx.Node]] = {}
         for lookup in one.lookups:
             if isinstance(lookup.ids, fx.Node) and lookup.path not in obstacles:
-                sources.setdefault(lookup.path, source_of(lookup.ids, named))
+                nodes.setdefault(lookup.path, []).append(lookup.ids)
+        for path, of_path in nodes.items():
+            sources.setdefault(path, source_of(of_path, named))
     return Findings(
         kept=kept,
         refused=refused,
@@ -269,7 +273,10 @@ def _by_walks(
         model,
         modules,
         signature.arguments,
-        len(signature.tensors),
+        [
+            Known(len(leaf.shape) + (leaf.size is not None), getattr(torch, leaf.dtype))
+            for leaf in signature.tensors
+        ],
     )
     if not walks.walks:
         return Findings(problem=f"{problem}; torch.fx: {walks.problem}")
@@ -333,15 +340,14 @@ def _id_graph(
     builder = Subgraph(root)
     for leaf, node in zip(signature.tensors, exported.leaves, strict=True):
         builder.copies[node, False] = builder.graph.placeholder(leaf.name)
-    names = {}
     for number, (node, tensor) in enumerate(exported.constants.items()):
         root.register_buffer(f"constant_{number}", tensor.detach().cpu())
         builder.copies[node, False] = builder.graph.get_attr(f"constant_{number}")
-        names[node] = "a constant"
+    names = dict(exported.titles)
     for leaf, node in zip(signature.tensors, exported.leaves, strict=True):
         names[node] = repr(leaf.name)
     calls = []
-    sources: dict[str, Source] = {}
+    nodes: dict[str, list[fx.Node]] = {}
     for lookup in exported.lookups:
         if lookup.path in obstacles:
             continue
@@ -353,7 +359,7 @@ def _id_graph(
         assert ids is not None
         weighted = lookup.weights is not None
         calls.append(Call(lookup.path, ids, offsets, weights, weighted))
-        sources.setdefault(lookup.path, source_of(lookup.ids, names))
+        nodes.setdefault(lookup.path, []).append(lookup.ids)
     module = builder.module(on_cpu=True)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     ranges = {}
@@ -364,7 +370,7 @@ def _id_graph(
         module,
         calls,
         obstacles,
-        sources,
+        {path: source_of(of_path, names) for path, of_path in nodes.items()},
         ranges,
     )
 

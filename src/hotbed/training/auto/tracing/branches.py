@@ -58,6 +58,14 @@ _RANDOM = {
 
 
 @dataclass(frozen=True)
+class Known:
+    """What all batches have in common in a leaf."""
+
+    num_axes: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Condition:
     """A condition of the code, and the answer that a path takes.
 
@@ -160,7 +168,7 @@ def walk(
     model: nn.Module,
     modules: Mapping[str, nn.Module],
     arguments: Arguments,
-    num_leaves: int,
+    leaves: Sequence[Known | None],
 ) -> Walks:
     """Return the paths through the code of `model`, at most 64.
 
@@ -168,7 +176,7 @@ def walk(
         model: in the mode, train or eval, whose code is wanted.
         modules: the lookups, by path.
         arguments: builds the arguments of the model from leaves.
-        num_leaves: how many leaves `arguments` takes.
+        leaves: what is known of each leaf that `arguments` takes; None = nothing.
     """
     walks = Walks()
     waiting: list[tuple[bool, ...]] = [()]
@@ -177,14 +185,14 @@ def walk(
         answers = waiting.pop()
         tries += 1
         tracer = _Tracer(modules, answers)
-        entry = _Entry(model, arguments, num_leaves)
+        entry = _Entry(model, arguments, leaves)
         try:
             with _Random(tracer), symbolic_len(), torch.no_grad():
                 graph = tracer.trace(entry)
         except Exception as error:  # whatever the code raises: this path is not taken
             walks.problem = walks.problem or f"{type(error).__name__}: {error}".partition("\n")[0]
         else:
-            walks.walks.append(_walk(graph, entry, tracer, num_leaves))
+            walks.walks.append(_walk(graph, entry, tracer))
         asked = [condition.answer for condition in tracer.conditions]
         for number in range(len(answers), len(asked)):
             waiting.append((*asked[:number], not asked[number]))
@@ -224,15 +232,54 @@ def default_arguments(model: nn.Module, *, optional: bool) -> tuple[Arguments, l
 class _Entry(nn.Module):
     """The root of a trace: leaves -> the model's forward pass."""
 
-    def __init__(self, model: nn.Module, arguments: Arguments, num_leaves: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        known: Sequence[Known | None],
+    ) -> None:
         super().__init__()
         self.model = model
         self.arguments = arguments
-        self.num_leaves = num_leaves
+        self.known = known
 
     def forward(self, *leaves: Any) -> None:
-        args, kwargs = self.arguments([leaves[number] for number in range(self.num_leaves)])
+        values = []
+        for number, known in enumerate(self.known):
+            values.append(leaves[number])
+            values[-1].known = known
+        args, kwargs = self.arguments(values)
         self.model(*args, **kwargs)
+
+
+class _Value(fx.Proxy):
+    """A tensor of a trace.
+
+    Attributes:
+        known: its number of axes and type, if they are the same for all batches.
+    """
+
+    known: Known | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.known is not None:
+            if name == "ndim":
+                return self.known.num_axes
+            if name == "dtype":
+                return self.known.dtype
+            if name in ("dim", "ndimension"):
+                return lambda: self.known.num_axes
+            if name == "is_floating_point":
+                return lambda: self.known.dtype.is_floating_point
+        return super().__getattr__(name)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy(
+            "call_function",
+            operator.setitem,
+            (self, key, value),
+            {},
+        )
 
 
 class _Tracer(fx.Tracer):
@@ -248,6 +295,9 @@ class _Tracer(fx.Tracer):
         self.lookups: list[tuple[str, nn.Module, fx.Node]] = []
         self.sites: dict[fx.Node, str] = {}
         self._known: dict[Any, bool] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Value(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -310,12 +360,7 @@ class _Random(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _walk(
-    graph: fx.Graph,
-    entry: nn.Module,
-    tracer: _Tracer,
-    num_leaves: int,
-) -> Walk:
+def _walk(graph: fx.Graph, entry: _Entry, tracer: _Tracer) -> Walk:
     leaves: dict[int, fx.Node] = {}
     for node in graph.nodes:
         of_leaves = node.target is operator.getitem and node.args[0].op == "placeholder"
@@ -331,7 +376,7 @@ def _walk(
     return Walk(
         graph,
         entry,
-        [leaves[number] for number in range(num_leaves)],
+        [leaves[number] for number in range(len(entry.known))],
         lookups,
         tracer.conditions,
         _reads(graph, tracer),
@@ -382,7 +427,9 @@ def _on_data(node: fx.Node) -> bool:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    """Return True for methods such as `add_`, and functions with `out=`."""
+    """Return True for `add_`, `values[…] = …`, `out=` and the like."""
+    if node.target is operator.setitem:
+        return True
     if node.op == "call_method":
         return str(node.target).endswith("_") and not str(node.target).endswith("__")
     return "out" in node.kwargs

@@ -32,6 +32,7 @@ class Exported:
         graph: the nodes.
         leaves: the node of each leaf.
         constants: the tensor of each node that stands for one: buffers and literals.
+        titles: their names.
         lookups: with nodes of the graph in the place of tensors.
         obstacles: of each node whose value depends on more than the batch, the reason.
         ranges: of each leaf and axis, the least and the most size for which the graph holds.
@@ -40,6 +41,7 @@ class Exported:
     graph: fx.Graph
     leaves: list[fx.Node]
     constants: dict[fx.Node, Tensor]
+    titles: dict[fx.Node, str]
     lookups: list[Lookup]
     obstacles: dict[fx.Node, str]
     ranges: list[tuple[tuple[int, int | None], ...]]
@@ -138,6 +140,7 @@ def _read(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     leaves: list[fx.Node] = []
     constants: dict[fx.Node, Tensor] = {}
+    titles: dict[fx.Node, str] = {}
     obstacles: dict[fx.Node, str] = {}
     changed = set(program.graph_signature.buffers_to_mutate.values())
     for node, spec in zip(
@@ -154,6 +157,7 @@ def _read(
             obstacles[node] = reason or f"the object {spec.target!r}"
         else:
             constants[node] = tensor
+            titles[node] = names.get(id(tensor), "a constant")
     _spread(graph, obstacles)
     (output,) = (node for node in graph.nodes if node.op == "output")
     # results that are not the caller's come first: changed buffers
@@ -168,6 +172,7 @@ def _read(
         graph,
         leaves,
         constants,
+        titles,
         lookups,
         obstacles,
         ranges,
@@ -247,8 +252,8 @@ def _range(program: ExportedProgram, leaf: fx.Node) -> tuple[tuple[int, int | No
         least = 0
         most = None
         if limits is not None:
-            # sizes from 2 on: torch.export looked at no other, and operators take them all
-            least = 0 if limits.lower <= 2 else int(limits.lower)
+            # torch.export leaves 0 and 1 out, also as the size of `x[1:]`; operators take them
+            least = 0 if limits.lower <= 3 else int(limits.lower)
             most = int(limits.upper) if limits.upper < 2**31 else None
         bounds.append((least, most))
     return tuple(bounds)

@@ -206,8 +206,10 @@ class _Reads(TorchFunctionMode):
 
 
 def _name_of(func: Any) -> str:
-    owner = getattr(func, "__self__", None)  # `x.device` calls the descriptor's __get__
-    return str(getattr(owner, "__name__", None) or getattr(func, "__name__", func))
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":  # an attribute, such as `weight.device`
+        return str(getattr(func.__self__, "__name__", name))
+    return name
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Any]:

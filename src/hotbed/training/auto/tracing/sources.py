@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,14 +98,19 @@ class Source:
     bins: int | None = None
 
 
-def source_of(node: fx.Node, names: Mapping[fx.Node, str]) -> Source:
-    """Return where a node's values come from.
+def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
+    """Return where the values of nodes come from.
 
     Args:
-        node: of ids.
+        nodes: of the ids of each lookup of a module.
         names: of the nodes that are leaves, or buffers.
     """
-    return Source(_words(node, names), last_bins(node))
+    texts = dict.fromkeys(_words(node, names) for node in nodes)
+    bins = [last_bins(node) for node in nodes]
+    most = None
+    if None not in bins:
+        most = max(own for own in bins if own is not None)
+    return Source(" and ".join(texts), most)
 
 
 def name_of(node: fx.Node) -> str:
@@ -190,12 +195,13 @@ def _formula(value: Any, names: Mapping[fx.Node, str], depth: int) -> str:
     if depth > 12:
         return "…" * _LONGEST  # too long to read
     name = name_of(value)
+    if name == "div" and value.kwargs.get("rounding_mode") == "floor":
+        name = "floordiv"
     if is_reshaping(value):
         inner = [_formula(part, names, depth + 1) for part in shaped_nodes(value)]
         if name in _JOINS:
             return f"{name}({', '.join(dict.fromkeys(inner))})"
-        text = ", ".join(inner)
-        return f"{text}[…]" if _is_part(value) and not text.endswith("[…]") else text
+        return f"{_in_brackets(', '.join(inner))}{_index(value)}"
     parts = [_formula(part, names, depth + 1) for part in _arguments(value)]
     if name in _SIGNS and len(parts) == 2:
         return " ".join([_in_brackets(parts[0]), _SIGNS[name], _in_brackets(parts[1])])
@@ -207,21 +213,42 @@ def _own_name(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
     if node in names:
         return names[node]
     if node.op == "get_attr":
-        return str(node.target)
+        return str(node.target).removeprefix("model.")
     if len(node.args) == 2 and isinstance(node.args[0], fx.Node) and node.args[0] in names:
         key = node.args[1]
-        if isinstance(key, str) and name_of(node) in ("getitem", "getattr"):
+        if isinstance(key, str) and name_of(node) in ("getitem", "getattr") and key != "shape":
             return repr(key)
     return ""
 
 
-def _is_part(node: fx.Node) -> bool:
-    """Return True if a node passes only some of the values on."""
+def _index(node: fx.Node) -> str:
+    """Return which values a node passes on: "[:, 2]"; "" for all."""
     name = name_of(node)
-    if name == "slice" and len(node.args) >= 4:
-        is_whole = node.args[2] in (0, None) and node.args[3] == 2**63 - 1
-        return not is_whole
-    return name in _PARTS
+    numbers: list[Any] = list(node.args[1:])
+    if name == "getitem":
+        return f"[{_key(numbers[0])}]"
+    if name not in _PARTS:
+        return ""
+    if not all(isinstance(number, (int, type(None))) for number in numbers):
+        return "[…]"
+    if name == "select":
+        axis, index = numbers
+        return f"[{':, ' * axis}{index}]"
+    if name == "slice":
+        axis, start, end = [*numbers, None, None, None][:3]
+        ends = f"{start or ''}:{'' if end == 2**63 - 1 else end}"
+        return "" if ends == ":" else f"[{':, ' * (axis or 0)}{ends}]"
+    return "[…]"
+
+
+def _key(key: Any) -> str:
+    """Return the key of `values[key]` as it is written."""
+    if isinstance(key, tuple):
+        return ", ".join(_key(part) for part in key)
+    if isinstance(key, slice):
+        ends = ["" if end is None else _key(end) for end in (key.start, key.stop)]
+        return ":".join(ends)
+    return "…" if isinstance(key, fx.Node) or key is Ellipsis else str(key)
 
 
 def _arguments(node: fx.Node) -> list[Any]:
