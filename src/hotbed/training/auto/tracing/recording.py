@@ -258,13 +258,18 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore the attributes of all modules of `model`, and random states, at the end.
 
     The code of a model may count its calls or keep its last input; a trace leaves nothing behind.
+    Gradients are away meanwhile: torch.export would look at them, and those of tables have shapes
+    of their own.
     """
     contents: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
         tensors = (module._parameters, module._buffers, module._modules)
         contents += [(own, dict(own)) for own in (module.__dict__, *tensors)]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     states = (random.getstate(), np.random.get_state())
     try:
+        for parameter, _ in gradients:
+            parameter.grad = None
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
@@ -273,3 +278,5 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for own, before in contents:
             own.clear()
             own.update(before)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
