@@ -14,11 +14,12 @@ from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError
 
 from .signature import Signature
-from .tracing.branches import Known, Walk, Walks, default_arguments, walk
+from .tracing.branches import Walk, Walks, default_arguments, walk
 from .tracing.exporting import Exported, export
 from .tracing.recording import Lookup, Recorder, undisturbed
 from .tracing.sources import Source, source_of
 from .tracing.subgraph import Subgraph
+from .tracing.tracer import Known
 
 Range = tuple[tuple[int, int | None], ...]
 """The least and the most size of each axis of a leaf; None = any."""
@@ -86,6 +87,7 @@ class IdGraph:
 
         The code of a model may branch on shapes; then the graph holds for shapes on the same side.
         """
+        names = [node.name for node in self.module.graph.nodes if node.op == "placeholder"]
         for number, bounds in self.ranges.items():
             shape = leaves[number].shape
             for axis, (least, most) in enumerate(bounds):
@@ -94,7 +96,7 @@ class IdGraph:
                     wanted = f"{least} or more" if most is None else f"{least} to {most}"
                     return (
                         f"the code of the model was traced for a size of {wanted} of axis {axis} "
-                        f"of argument {number}, got {size}"
+                        f"of argument {names[number]!r}, got {size}"
                     )
         return ""
 

@@ -17,7 +17,8 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from hotbed.training.auto.signature import Signature
 
-from .recording import Lookup, recorded_lookup, symbolic_len
+from .packed import packed_stand_ins
+from .recording import Lookup, stand_in, symbolic_len
 from .sources import name_of
 
 Compute = Callable[[Sequence[Tensor]], Sequence[Lookup]]
@@ -70,7 +71,7 @@ def export(
     examples = tuple(example_leaves(signature))
     axes = tuple(tuple(Dim.AUTO for _ in example.shape) for example in examples)
     shapes = {"leaves": axes} if examples else None
-    with _quiet(), symbolic_len(), torch.no_grad():
+    with _quiet(), symbolic_len(), packed_stand_ins(model), torch.no_grad():
         program = torch.export.export(root, examples, dynamic_shapes=shapes, strict=False)
         program = program.run_decompositions({})  # no operator changes a tensor in place from here
     return _read(program, layout, signature, names)
@@ -230,8 +231,8 @@ def _spread(graph: fx.Graph, obstacles: dict[fx.Node, str]) -> None:
 def _own_obstacle(node: fx.Node) -> str:
     if node.op != "call_function":
         return "a branch that torch.export keeps"
-    if node.target == recorded_lookup._opoverload:
-        return f"the rows of {node.args[3]!r}"
+    if node.target == stand_in._opoverload:
+        return str(node.args[3])
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return f"torch.{node.target}"
     if not isinstance(node.target, torch._ops.OpOverload):

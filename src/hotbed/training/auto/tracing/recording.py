@@ -109,15 +109,17 @@ class Recorder:
                 for part in (input, offsets, per_sample_weights)
             ]
             self.lookups.append(Lookup(path, *parts))
-            rows: Tensor = recorded_lookup(
+            shape = [*input.shape, dim]
+            if is_bag:
+                num_bags = input.shape[0]
+                if offsets is not None:
+                    num_bags = offsets.shape[0] - int(includes_last)
+                shape = [num_bags, dim]
+            rows: Tensor = stand_in(
                 input,
-                offsets,
-                per_sample_weights,
-                path,
-                dim,
+                shape,
                 dtype,
-                is_bag,
-                includes_last,
+                f"the rows of {path!r}",
             )
             return rows
 
@@ -146,42 +148,32 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return weight.dtype
 
 
-@torch.library.custom_op("hotbed::recorded_lookup", mutates_args=())
-def recorded_lookup(
-    ids: Tensor,
-    offsets: Tensor | None,
-    weights: Tensor | None,
-    path: str,
-    dim: int,
+@torch.library.custom_op("hotbed::stand_in", mutates_args=())
+def stand_in(
+    source: Tensor,
+    shape: Sequence[int],
     dtype: torch.dtype,
-    is_bag: bool,
-    includes_last: bool,
+    what: str,
 ) -> Tensor:
-    """Return rows of the right shape; only traces run it, and they compute no values."""
-    raise NotImplementedError
+    """Stand for a tensor whose values a trace does not need, on the device of `source`.
+
+    `what`: it is, for messages.
+    """
+    raise NotImplementedError  # a trace computes shapes only
 
 
-@recorded_lookup.register_fake
+@stand_in.register_fake
 def _(
-    ids: Tensor,
-    offsets: Tensor | None,
-    weights: Tensor | None,
-    path: str,
-    dim: int,
+    source: Tensor,
+    shape: Sequence[int],
     dtype: torch.dtype,
-    is_bag: bool,
-    includes_last: bool,
+    what: str,
 ) -> Tensor:
-    if not is_bag:
-        return ids.new_empty((*ids.shape, dim), dtype=dtype)
-    num_bags = ids.shape[0]
-    if offsets is not None:
-        num_bags = offsets.shape[0] - int(includes_last)
-    return ids.new_empty((num_bags, dim), dtype=dtype)
+    return source.new_empty(shape, dtype=dtype)
 
 
 class _Reads(TorchFunctionMode):
-    """Notes each function that reads a weight."""
+    """Notes each function that reads a weight, and stands in for one that fixes sizes."""
 
     def __init__(self, weights: Mapping[int, str], reads: dict[str, str]) -> None:
         super().__init__()
@@ -197,12 +189,29 @@ class _Reads(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _name_of(func)
+        if name == "_pad_packed_sequence":
+            return _padded(*args, **kwargs)
         if name not in _ASKED:
             for value in _flat([*args, *kwargs.values()]):
                 path = self.weights.get(id(value))
                 if path is not None:
                     self.reads.setdefault(path, f"by {name}() {site()}".strip())
         return func(*args, **kwargs)
+
+
+def _padded(
+    data: Tensor,
+    batch_sizes: Tensor,
+    batch_first: bool,
+    padding: float,
+    length: int,
+) -> tuple[Tensor, Tensor]:
+    """Return what pad_packed_sequence returns, in shape."""
+    num_samples: Any = batch_sizes[0].long().item()  # torch.export takes it for a float
+    axes = (num_samples, length) if batch_first else (length, num_samples)
+    what = "a packed sequence"
+    padded = stand_in(data, [*axes, *data.shape[1:]], data.dtype, what)
+    return padded, stand_in(batch_sizes, [num_samples], torch.int64, what)
 
 
 def _name_of(func: Any) -> str:
