@@ -98,8 +98,10 @@ class Converted:
         if self.times is not None and self.signature is not None:
             times = leaves[self.signature.names.index(self.times)]
         foreseen = []
-        for path, own in self.id_graph()(leaves):
-            plan = self.lookups[path].map_ids(own, times) if maps else None
+        graph = self.id_graph()
+        for call, (path, own) in zip(graph.calls, graph(leaves), strict=True):
+            is_complete = call.weights is not None or not call.weighted
+            plan = self.lookups[path].map_ids(own, times) if maps and is_complete else None
             foreseen.append((path, Foreseen(own, plan)))
         return foreseen
 
