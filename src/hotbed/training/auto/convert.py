@@ -216,6 +216,8 @@ def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
     for path in weight.paths:
         if path in options and options[path] is None:
             return "tables has None for it"
+    if weight.read:
+        return f"its weight is also {weight.read}"
     for site in weight.sites:
         reason = site.kept()
         if not reason and site.path in findings.kept:
@@ -224,8 +226,6 @@ def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
             return f"{reason} ({site.path})"
         if reason:
             return reason
-    if weight.read:
-        return f"its weight is also {weight.read}"
     return ""
 
 
