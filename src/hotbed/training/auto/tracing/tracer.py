@@ -151,12 +151,8 @@ class Tracer(fx.Tracer):
         self._known: dict[Any, bool] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
         self.sites[node] = site()
-        return node
+        return _Value(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if any(id(part) in self.paths for part in m.modules()):
