@@ -51,6 +51,18 @@ def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) 
     return answer
 
 
+@pytest.fixture(scope="module")
+def unbroken_auto(
+    driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """As `unbroken`, of a plain torch model that `hb.auto` converted."""
+    root = tmp_path_factory.mktemp("unbroken_auto")
+    driver.write_events(root / "events", SEED)
+    answer: dict[str, Any] = lives(root, auto=True)
+    assert answer["steps"] == 94
+    return answer
+
+
 @pytest.mark.parametrize(
     "at, number, after",
     [
@@ -81,6 +93,31 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     answer = lives(tmp_path)
     assert answer["steps"] == unbroken["steps"]
     assert answer["digest"] == unbroken["digest"]
+
+
+@pytest.mark.parametrize(
+    "at, number, after",
+    [
+        ("mapping", 61, True),
+        ("dense", 75, True),
+        ("rename", 3, False),  # complete, but not visible
+    ],
+)
+def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_not(
+    at: str,
+    number: int,
+    after: bool,
+    unbroken_auto: dict[str, Any],
+    lives: Any,
+    driver: Any,
+    tmp_path: Path,
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    kill = {"at": at, "number": number, "after": after}
+    assert lives(tmp_path, auto=True, kill=kill)["killed"] == 9
+    answer = lives(tmp_path, auto=True)
+    assert answer["resumed"] > 0
+    assert answer["digest"] == unbroken_auto["digest"]
 
 
 def test_two_kills_in_a_row_change_nothing(

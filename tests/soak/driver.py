@@ -10,7 +10,8 @@ arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless str
 many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
 forgets nothing, so that an unbroken run can be made to decide the same), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
-its metrics an epoch). Tests make events with `events`.
+its metrics an epoch), `auto` (a plain torch model that `hb.auto` converted). Tests make events with
+`events`.
 """
 
 from __future__ import annotations
@@ -98,18 +99,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
     )
     torch.manual_seed(3)
-    tables = hb.make_tables(
-        schema,
-        4,
-        rule=hb.Adagrad(lr=0.1),
-        admit=hb.MinCount(2, expire_seconds=9000),
-        evict=hb.Ttl(seconds=7200),
-        overrides={"item": {"admit": hb.MinCount(2, expire_steps=11), "evict": hb.Ttl(steps=9)}},
-    )
-    network = hb.models.DCNv2(
-        schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
-    )
-    model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), {"auc", "log_loss"})
+    network, optimizer = (_converted if config.get("auto") else _network)(schema)
+    model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"})
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
     if config.get("remember"):
         Journal.forget = lambda self, before: None
@@ -129,6 +120,56 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}
     return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
+
+
+def _network(schema: Any) -> tuple[Any, Any]:
+    """Return a network of Hotbed, and the optimizer of its dense parameters."""
+    import hotbed as hb
+
+    tables = hb.make_tables(
+        schema,
+        4,
+        rule=hb.Adagrad(lr=0.1),
+        admit=hb.MinCount(2, expire_seconds=9000),
+        evict=hb.Ttl(seconds=7200),
+        overrides={"item": {"admit": hb.MinCount(2, expire_steps=11), "evict": hb.Ttl(steps=9)}},
+    )
+    network = hb.models.DCNv2(
+        schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
+    )
+    return network, hb.Adam(lr=0.01)
+
+
+def _converted(schema: Any) -> tuple[Any, Any]:
+    """Return a plain torch network that `hb.auto` converted, and its optimizer."""
+    import torch
+    from torch import Tensor, nn
+
+    import hotbed as hb
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user = nn.Embedding(30, 4)
+            self.item = nn.Embedding(50, 4)
+            self.pair = nn.Embedding(100, 4)
+            self.norm = nn.BatchNorm1d(13)
+            self.tower = nn.Sequential(nn.Linear(13, 8), nn.ReLU(), nn.Dropout(0.3))
+            self.output = nn.Linear(8, 1)
+
+        def forward(self, user: Tensor, item: Tensor, x: Tensor) -> Tensor:
+            rows = [self.user(user), self.item(item), self.pair((user * 31 + item) % 100)]
+            inputs = torch.cat([*rows, x.reshape(-1, 1)], dim=1)
+            return self.output(self.tower(self.norm(inputs))).squeeze(1)
+
+    network = Plain()
+    policies = {
+        "user": {"admit": hb.MinCount(2, expire_seconds=9000), "evict": hb.Ttl(seconds=7200)},
+        "item": {"admit": hb.MinCount(2, expire_steps=11), "evict": hb.Ttl(steps=9)},
+    }
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01, weight_decay=1e-3)
+    network, optimizer, _ = hb.auto(network, optimizer, policies)
+    return network, optimizer
 
 
 def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dict[str, Any]:
@@ -192,11 +233,14 @@ def _source(config: dict[str, Any], root: Path) -> Any:
 
 def points() -> dict[str, tuple[Any, str]]:
     """Where a life can be killed: the function that is passed there."""
+    import torch
+
     from hotbed.connectors.file_identity import FileIdentity
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
     from hotbed.embedding.table import Table
+    from hotbed.optim.sparse import SparseOptimizer
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
     from hotbed.training.learner import Learner
@@ -205,8 +249,8 @@ def points() -> dict[str, tuple[Any, str]]:
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (Learner, "forward"),
-        "dense": (Learner, "dense_step"),
-        "update": (Learner, "sparse_step"),
+        "dense": (torch.optim.Adam, "step"),
+        "update": (SparseOptimizer, "step"),
         "eviction": (Table, "evict"),
         "capture": (checkpoint, "_capture"),
         "checkpoint": (CheckpointWriter, "write"),
