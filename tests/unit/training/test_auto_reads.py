@@ -77,3 +77,18 @@ def test_what_has_no_gradient_may_look_at_the_parameter() -> None:
     assert rows.detach().shape == rows.clone().shape == (0, 2)
     with torch.no_grad():
         assert rows.norm() == 0.0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        nn.init.xavier_uniform_,
+        lambda rows: rows.mul_(0.9).add_(rows, alpha=0.1),
+        lambda rows: rows.copy_(torch.zeros(0, 2)),
+    ],
+)
+def test_rows_cannot_be_written_through_their_parameter(write: object) -> None:
+    model, _ = convert()
+    (rows,) = model.parameters()
+    with torch.no_grad(), pytest.raises(ConfigError, match=r"_: rows .*'item': 5 rows.*Table"):
+        write(rows)

@@ -14,6 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 
+_NO_WRITES = {"detach_", "share_memory_"}
+"""Functions with the name of a write that change no value."""
+
 
 class StepsTables:
     """Base of the optimizers that may hold `TableRows`."""
@@ -75,10 +78,18 @@ class TableRows(nn.Parameter):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        """Run a function of torch; reject one whose result would have a gradient.
+        """Run a function of torch; reject one whose result would have a gradient, or that writes.
 
-        This parameter is empty, so a penalty over all parameters would leave the rows out.
+        This parameter is empty: a penalty over all parameters would leave the rows out, and so
+        would an initialization or an average of all parameters.
         """
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES:
+            raise ConfigError(
+                f"{name}: rows of a table cannot be written through their parameter, got "
+                f"{args[0]!r}. Write them with Table.load, or leave them out with "
+                "hb.dense_parameters(model)."
+            )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         is_read = isinstance(result, Tensor) and result.grad_fn is not None
