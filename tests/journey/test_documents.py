@@ -122,6 +122,12 @@ def items() -> dict[str, Any]:
     return {"model": model, "clicks": hb.Dataset(hb.testing.FakeStream(rows, ends=True), schema)}
 
 
+def loader(dataset: hb.Dataset) -> list[tuple[torch.Tensor, ...]]:
+    """The batches of a data set as the tuples that a loop of PyTorch takes."""
+    batches = [batch.map_arrays(torch.from_numpy) for batch in dataset]
+    return [(b.ids["user"].values, b.ids["movie"].values, b.labels["liked"]) for b in batches]
+
+
 def names(page: str) -> dict[str, Any]:
     """What a page takes as given, made anew: data, a model that was trained, a stream."""
     events = (
@@ -181,6 +187,8 @@ def before(page: str, given: dict[str, Any]) -> None:
         given["model"].save(
             {"format.md": "model", "persist.md": "old", "watching.md": "runs/yesterday"}[page]
         )
+    if page == "auto.md":
+        given["loader"] = loader(given["train"])
     if page == "persist.md":
         given |= {"MyNetwork": lambda: names(page)["network"], "published": []}
     if page == "serving.md":
