@@ -2,7 +2,7 @@
 """The only loop in Hotbed: training, evaluation, prediction and online learning all run it.
 
     read -> encode -> (predict) -> map ids -> forward -> loss -> backward -> check all gradients
-         -> dense step -> sparse step -> callbacks
+         -> update of dense parameters and rows -> callbacks
 
 * learn only: `fit`                     * predict only: `evaluate`, `predict`
 * predict, then learn: a stream, where each batch is scored as a server would have scored it before

@@ -73,6 +73,7 @@ class RecModel:
     Args:
         network: any `nn.Module`, with or without hotbed embeddings; `network(batch)` for a `Batch`,
             `network(data)` for tuple data with a loss, `network(*items)` for tuple data without.
+            One that `hb.auto` converted is called as it was written; see docs/training.md.
         loss_fn: a loss of `hb.losses` or its name, a torch loss, a callable, or a mapping of label
             to such. None: the network returns its loss.
         optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
