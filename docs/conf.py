@@ -42,7 +42,13 @@ REFERENCE = Path(__file__).parent / "reference"
 # Page -> the modules whose public names stand on it; each public name of `hotbed` stands on exactly
 # one.
 PAGES = {
-    "Training": ["training.model", "training.ahead.data", "training.load", "job.job"],
+    "Training": [
+        "training.model",
+        "training.ahead.data",
+        "training.ahead.insert",
+        "training.load",
+        "job.job",
+    ],
     "Callbacks": ["training.callbacks", "training.evict"],
     "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
     "Sources": ["connectors"],

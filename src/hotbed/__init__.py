@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .serving.session import InferenceSession as InferenceSession
     from .training import callbacks as callbacks
     from .training.ahead.data import Ahead as Ahead
+    from .training.ahead.insert import Insert as Insert
     from .training.auto import auto as auto
     from .training.load import load as load
     from .training.model import RecModel as RecModel
@@ -86,6 +87,7 @@ _HOMES: dict[str, str] = {
     "Adagrad": "embedding.rule:Adagrad",
     "Adam": "embedding.rule:Adam",
     "Ahead": "training.ahead.data:Ahead",
+    "Insert": "training.ahead.insert:Insert",
     "Batch": "data.batch:Batch",
     "Boost": "optim.precision:Boost",
     "Client": "serving.client:Client",

@@ -270,11 +270,16 @@ class Dataset:
         self._next_epoch = int(start["epoch"])
         return self
 
-    def map(self, fn: Callable[[Batch], Batch]) -> Dataset:
-        """Return a dataset of `fn(batch)`; `fn` runs on the reading thread.
+    def map(self, fn: Callable[[Batch], Batch]) -> Any:
+        """Return a dataset of `fn(batch)` with the same schema and positions.
 
-        In prediction, a batch does not have labels or a weight.
+        `fn` runs on the reading thread. In prediction, a batch does not have labels or a weight. An
+        object with a method `over` decides itself what it makes of the whole dataset: the result is
+        `fn.over(dataset)`, as for `hb.Insert`.
         """
+        over = getattr(fn, "over", None)
+        if over is not None:
+            return over(self)
         other = Dataset(
             self.source,
             self.schema,

@@ -1,188 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of one training step, which the loop calls one after another.
 
-`prepare` turns an item of a dataset into an `Example`. `Learner` holds the network, its criterion
-and its two optimizers (dense parameters, rows of tables). A batch whose gradients are not finite
-changes none of them: parameters, rows, optimizer state and the network's buffers stay as they were.
+`Learner` holds the network, its criterion and its two optimizers (dense parameters, rows of
+tables). A batch whose gradients are not finite changes none of them: parameters, rows, optimizer
+state and the network's buffers stay as they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, Ids
-from hotbed.embedding.modules import Planner
-from hotbed.errors import ConfigError, DataError, NonFiniteGradient
+from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
-from hotbed.training.auto.network import arguments_of, converted
+from hotbed.training.ahead.mapper import Mapper, mapper_of
+from hotbed.training.auto.network import converted
 from hotbed.training.criterion import Criterion, Outputs
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Example:
-    """One batch as the arguments of the network, `network(*arguments, **keywords)`.
-
-    Tensors are on the network's device, ids on the host.
-    """
-
-    arguments: tuple[Any, ...]
-    labels: Any  # Tensor [n], dict of label name -> Tensor [n], or None
-    weight: Tensor | None
-    num_samples: int
-    batch: Batch | None  # the Batch that this was made from; None for tuple data
-    device: torch.device = CPU
-    keywords: Mapping[str, Any] = field(default_factory=dict)  # only of converted networks
-
-    @property
-    def everything(self) -> tuple[Any, ...]:
-        """Every item of the dataset, labels too: the arguments of an evaluation network."""
-        items = (*self.arguments, *self.keywords.values())
-        if self.batch is not None or self.labels is None:
-            return items
-        return (*items, self.labels)
-
-
-def prepare(
-    item: Any,
-    device: torch.device,
-    *,
-    labelled: bool,
-    network: nn.Module | None = None,
-) -> Example:
-    """Return an `Example` of a `Batch`, of a tuple of arrays or tensors, or of one array.
-
-    Args:
-        item: of the dataset.
-        device: where the network computes.
-        labelled: there is a loss function, so a tuple is (data, label); otherwise all items of a
-            tuple are arguments.
-        network: takes the data. One that `hb.auto` converted takes a tuple as its positional
-            arguments, and a dict by the names of its parameters.
-
-    Raises:
-        DataError: `labelled`, and the tuple has more than two items.
-    """
-    if isinstance(item, Batch):
-        batch = _to_torch(item, device)
-        return Example(
-            (batch,),
-            _labels_of(batch),
-            batch.weight,
-            item.num_samples,
-            batch,
-            device,
-        )
-    if not isinstance(item, (tuple, list)):
-        item = (item,)
-    items = tuple(_to_tensor(part, device) for part in item)
-    arguments = items
-    labels = None
-    if labelled:
-        if len(items) > 2:
-            raise DataError(
-                "data: a dataset used with a loss function must yield (data, label), got "
-                f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
-                "network."
-            )
-        arguments = items[:1]
-        if len(items) == 2:
-            labels = items[1]
-    keywords: Mapping[str, Any] = {}
-    if network is not None and converted(network) is not None:
-        data = arguments[0] if len(arguments) == 1 else arguments
-        arguments, keywords = arguments_of(network, data)
-    return Example(
-        arguments,
-        labels,
-        None,
-        _length(labels) or _length(items),
-        None,
-        device,
-        keywords,
-    )
-
-
-def _labels_of(batch: Batch) -> Any:
-    """Return the labels by name, a single label itself, or None without labels."""
-    labels = dict(batch.labels)
-    if len(labels) == 1:
-        return next(iter(labels.values()))
-    return labels or None
-
-
-def _to_torch(batch: Batch, device: torch.device) -> Batch:
-    converted = batch
-    if batch.plans is None:  # else `hb.Ahead` made it of tensors, and mapped these ids
-        converted = batch.map_arrays(_from_array)
-    if device == CPU:
-        return converted
-    weight = converted.weight
-    if weight is not None:
-        weight = weight.to(device, non_blocking=True)
-    return replace(
-        converted,
-        dense=_moved(converted.dense, device),
-        labels=_moved(converted.labels, device),
-        weight=weight,
-    )
-
-
-def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
-
-
-def _from_array(array: Any) -> Any:
-    if isinstance(array, np.ndarray):
-        # torch warns of read-only arrays such as Arrow's
-        if not array.flags.writeable:
-            array = array.copy()
-        return torch.from_numpy(array)
-    return array
-
-
-def _to_tensor(part: Any, device: torch.device) -> Any:
-    if isinstance(part, Mapping):
-        return {name: _to_tensor(value, device) for name, value in part.items()}
-    if type(part) is tuple:
-        return tuple(_to_tensor(value, device) for value in part)
-    if _is_record(part):
-        moved = {}
-        for member in fields(part):
-            if member.init:
-                moved[member.name] = _to_tensor(getattr(part, member.name), device)
-        return replace(part, **moved)
-    if isinstance(part, (np.ndarray, float, int, list)):
-        part = _from_array(np.asarray(part))
-    if torch.is_tensor(part):
-        return part.to(device)
-    return part
-
-
-def _is_record(part: Any) -> bool:
-    """Return whether `part` is a dataclass of the user's own, whose fields hold data."""
-    return is_dataclass(part) and not isinstance(part, (type, Batch, Ids))
-
-
-def _length(part: Any) -> int:
-    if _is_record(part):
-        part = tuple(getattr(part, member.name) for member in fields(part))
-    if isinstance(part, Mapping):
-        part = tuple(part.values())
-    if isinstance(part, tuple):
-        lengths = [_length(item) for item in part]
-        return max(lengths, default=0)
-    if not hasattr(part, "__len__") or getattr(part, "ndim", 1) == 0:
-        return 0
-    return len(part)
+from hotbed.training.example import CPU, Example
 
 
 class Update(Protocol):
@@ -192,7 +30,7 @@ class Update(Protocol):
         planner: maps ids before the forward pass; None if the forward pass maps all ids.
     """
 
-    planner: Planner | None
+    planner: Mapper | None
 
     def map(self, example: Example) -> Example:
         """Map the ids of a batch to rows; return the example with the plans of its lookups.
@@ -253,11 +91,11 @@ class Learner:
         self.skipped = 0
         self.outputs: Outputs | None = None
         self._network: Callable[..., Any] = network
-        self.planner: Planner | None = None
+        self.planner: Mapper | None = None
         if boost is not None:
             self._network = boost.compile(network)
-        elif _looks_up_every_id_once(network):
-            self.planner = Planner(network)
+        elif converted(network) is not None or _looks_up_every_id_once(network):
+            self.planner = mapper_of(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
@@ -271,10 +109,9 @@ class Learner:
         return [*self._dense_parameters, *self._row_parameters]
 
     def map(self, example: Example) -> Example:
-        if self.planner is None or example.batch is None:
+        if self.planner is None:
             return example
-        batch = self.planner.map(example.batch)
-        return replace(example, arguments=(batch,), batch=batch)
+        return self.planner.map(example)
 
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
@@ -383,7 +220,7 @@ class SelfUpdating:
         self.device = device_of(network)
         self.dense = None
         self.sparse = None
-        self.planner: Planner | None = None
+        self.planner: Mapper | None = None
         self.skipped = 0
 
     def parameters(self) -> list[nn.Parameter]:

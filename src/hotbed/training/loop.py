@@ -30,7 +30,8 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
-from hotbed.training.learner import Example, Update, prepare
+from hotbed.training.example import Example, prepare
+from hotbed.training.learner import Update
 from hotbed.training.run import Run
 from hotbed.training.scorer import LOSS, Progressive
 

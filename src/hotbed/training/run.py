@@ -17,7 +17,8 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.training.ahead import MapStage
-from hotbed.training.learner import Example, Learner, SelfUpdating
+from hotbed.training.example import Example
+from hotbed.training.learner import Learner, SelfUpdating
 from hotbed.training.scorer import Watcher
 
 if TYPE_CHECKING:

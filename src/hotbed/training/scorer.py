@@ -19,7 +19,7 @@ from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import AmpPrecision
 from hotbed.training.criterion import Criterion
-from hotbed.training.learner import Example
+from hotbed.training.example import Example
 
 LOSS = "loss"
 ALL = slice(None)

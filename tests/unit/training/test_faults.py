@@ -18,7 +18,8 @@ import hotbed as hb
 from hotbed.errors import NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision
 from hotbed.training.criterion import Criterion
-from hotbed.training.learner import Learner, prepare
+from hotbed.training.example import prepare
+from hotbed.training.learner import Learner
 
 
 def poisoned(batch: hb.Batch, value: float) -> hb.Batch:

@@ -19,7 +19,7 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.metrics.metric_set import metric_set
 from hotbed.training.criterion import Criterion
-from hotbed.training.learner import prepare
+from hotbed.training.example import prepare
 from hotbed.training.scorer import Progressive, Scorer
 
 CPU = torch.device("cpu")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from torch import nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.table import Table
 
 from .base import table_modules
 from .collection import EmbeddingCollection
@@ -71,16 +73,8 @@ class Planner:
         """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
         if not self._collections:
             return "no EmbeddingCollection with tables of its own"
-        for collection in self._collections:
-            for table in collection.tables:
-                if table.clock == "steps":
-                    return f"the policies of table {table.name!r} count its steps"
-                if table.rule.scope != "touched":
-                    return (
-                        f"the rule of table {table.name!r} moves idle rows (scope "
-                        f"{table.rule.scope!r}), and a new row must not miss or repeat a step"
-                    )
-        return ""
+        reasons = (obstacle_of(collection.tables) for collection in self._collections)
+        return next(filter(None, reasons), "")
 
     @property
     def foresees(self) -> bool:
@@ -116,3 +110,16 @@ class Planner:
                 " as it did before; from now on they are mapped when they are looked up",
                 tables,
             )
+
+
+def obstacle_of(tables: Iterable[Table]) -> str:
+    """Return why ids of these tables cannot be mapped before earlier updates; "" if they can."""
+    for table in tables:
+        if table.clock == "steps":
+            return f"the policies of table {table.name!r} count its steps"
+        if table.rule.scope != "touched":
+            return (
+                f"the rule of table {table.name!r} moves idle rows (scope "
+                f"{table.rule.scope!r}), and a new row must not miss or repeat a step"
+            )
+    return ""

@@ -3,6 +3,18 @@
 
 from .cores import Cores
 from .data import Ahead, depth_for, unwrap
+from .insert import Insert
+from .mapper import Mapper, mapper_of
 from .stage import Barrier, MapStage
 
-__all__ = ["Ahead", "Barrier", "Cores", "MapStage", "depth_for", "unwrap"]
+__all__ = [
+    "Ahead",
+    "Barrier",
+    "Cores",
+    "Insert",
+    "MapStage",
+    "Mapper",
+    "depth_for",
+    "mapper_of",
+    "unwrap",
+]

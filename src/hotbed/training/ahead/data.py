@@ -12,11 +12,12 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.data.batch import Batch
-from hotbed.embedding.modules import Planner
 from hotbed.errors import ConfigError
-from hotbed.training.learner import CPU, Example, prepare
+from hotbed.training.auto import converted
+from hotbed.training.example import CPU, Example, prepare
 
 from .cores import Cores
+from .mapper import Mapper, mapper_of
 from .stage import Barrier, MapStage
 
 __all__ = ["Ahead"]
@@ -88,17 +89,17 @@ class Ahead:
         self._step = step
         self._now = now
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         if self.network is None:
             raise ConfigError(
                 "Ahead: no network whose tables the ids are mapped for, got None. Give the "
                 "network, or pass this to RecModel.fit()."
             )
-        planner = Planner(self.network)
+        mapper = mapper_of(self.network)
         stage = MapStage(
-            self._examples(),
-            planner,
-            depth_for(planner, self.depth),
+            _examples(self.batches, self.network),
+            mapper,
+            depth_for(mapper, self.depth),
             self.barrier or _never,
             self._step,
             self._now,
@@ -108,24 +109,14 @@ class Ahead:
             cores.begin(self._step)
             for step, example in enumerate(stage, self._step + 1):
                 assert example is not None
-                assert example.batch is not None
-                batch = planner.map(example.batch)
+                mapped = mapper.map(example)
                 stage.advance()
-                yield batch
+                yield mapped.arguments[0]
                 cores.step(step)
 
     def cores(self) -> Cores:
         """Return what chooses the threads of a run over these data."""
         return Cores(self.torch_threads, measures=self.depth > 0)
-
-    def _examples(self) -> Generator[Example | None, None, None]:
-        for item in self.batches:
-            if not isinstance(item, Batch):
-                raise ConfigError(
-                    f"Ahead: not a batch, got {type(item).__name__}. Give a hb.Dataset or hb.Batch "
-                    "objects."
-                )
-            yield prepare(item, CPU, labelled=False)
 
 
 def unwrap(data: Any, network: nn.Module) -> tuple[Any, int, list[Cores]]:
@@ -144,11 +135,11 @@ def unwrap(data: Any, network: nn.Module) -> tuple[Any, int, list[Cores]]:
     return data.batches, data.depth, [data.cores()]
 
 
-def depth_for(planner: Planner | None, depth: int) -> int:
+def depth_for(planner: Mapper | None, depth: int) -> int:
     """Return how many batches can be mapped ahead: `depth`, or 0; the reason is logged."""
     if not depth:
         return 0
-    reason = "the network is not one of hb.models, or is compiled"
+    reason = "the network is not one of hb.models, not converted by hb.auto, or compiled"
     if planner is not None:
         reason = planner.obstacle()
     if reason:
@@ -156,6 +147,24 @@ def depth_for(planner: Planner | None, depth: int) -> int:
         return 0
     log.info("the ids of up to %d batches are mapped ahead", depth)
     return depth
+
+
+def _examples(items: Iterable[Any], network: nn.Module) -> Generator[Example | None, None, None]:
+    is_converted = converted(network) is not None
+    for item in items:
+        if not isinstance(item, Batch) and not is_converted:
+            raise ConfigError(
+                f"Ahead: not a batch, got {type(item).__name__}. Give a hb.Dataset or hb.Batch "
+                "objects, or a model that hb.auto converted."
+            )
+        yield example_of(item)
+
+
+def example_of(item: Any) -> Example:
+    """Return an item of a loop's data as an example: a `Batch` of tensors, others as they are."""
+    if isinstance(item, Batch):
+        return prepare(item, CPU, labelled=False)
+    return Example((item,), None, None, 0, None)
 
 
 def _never(step: int, now: int | None) -> bool:

@@ -7,11 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
-from hotbed.embedding.modules import Planner
-from hotbed.training.learner import Example
+from hotbed.training.example import Example
+
+from .mapper import Mapper
 
 Barrier = Callable[[int, int | None], bool]
 """barrier(step, now): whether tables are read or changed between this step and the next one.
@@ -28,6 +29,7 @@ class _State(Enum):
     ALLOWED = "allowed"
     MAPPING = "mapping"
     MAPPED = "mapped"
+    DECLINED = "declined"  # it is mapped in its step, and nothing behind it before
 
 
 @dataclass
@@ -36,7 +38,6 @@ class _Waiting:
 
     example: Example | None
     step: int
-    now: int | None
     state: _State = _State.READ
 
 
@@ -45,7 +46,7 @@ class MapStage:
 
     A thread reads and maps. Which examples it may map is decided on the training thread, in
     `advance`: those up to the next barrier. An example that was not mapped is mapped when its turn
-    comes, by `Planner.map`. None among the examples is a tick, a barrier of its own.
+    comes. None among the examples is a tick, a barrier of its own.
 
     Args:
         examples: closed at the end, by the thread that reads them.
@@ -62,7 +63,7 @@ class MapStage:
     def __init__(
         self,
         examples: Generator[Example | None, None, None],
-        planner: Planner | None,
+        planner: Mapper | None,
         depth: int,
         barrier: Barrier,
         step: int,
@@ -74,7 +75,8 @@ class MapStage:
         self._depth = depth
         self._barrier = barrier
         self._blocked = -1  # the step of the barrier in front
-        self._current = _Waiting(None, step, now)
+        self._current = _Waiting(None, step)
+        self._now = now  # the newest event time before the current example
         self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -82,6 +84,8 @@ class MapStage:
         self._failed = False  # ids could not be mapped: their turn ends the pass
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
+        if planner is not None:
+            planner.begin(ahead=depth > 0)
         if depth:
             self._thread = threading.Thread(target=self._work, name="hotbed-map", daemon=True)
             self._thread.start()
@@ -110,6 +114,8 @@ class MapStage:
             self._changed.notify_all()
         if first.state is not _State.READ:
             self.ahead -= 1
+        if self._planner is not None:
+            self._now = _later(self._now, self._current, self._planner)
         self._current = first
         return first.example
 
@@ -123,17 +129,19 @@ class MapStage:
         with self._changed:
             waiting = list(self._waiting)
         before = self._current
+        now = _later(self._now, before, self._planner)
         for following in waiting:
-            if following.example is None or following.example.batch is None:
+            if following.example is None:
                 break
             if following.state is _State.READ:
-                if self._is_barrier(before):
+                if self._is_barrier(before.step, now):
                     break
                 self.ahead += 1
                 with self._changed:
                     following.state = _State.ALLOWED
                     self._changed.notify_all()
             before = following
+            now = _later(now, before, self._planner)
 
     def close(self) -> None:
         """End the thread; it closes the examples."""
@@ -145,10 +153,10 @@ class MapStage:
             self._changed.notify_all()
         self._thread.join(CLOSING_SECONDS)
 
-    def _is_barrier(self, place: _Waiting) -> bool:
-        if self._blocked != place.step and self._barrier(place.step, place.now):
-            self._blocked = place.step
-        return self._blocked == place.step
+    def _is_barrier(self, step: int, now: int | None) -> bool:
+        if self._blocked != step and self._barrier(step, now):
+            self._blocked = step
+        return self._blocked == step
 
     # --- on the thread
 
@@ -163,7 +171,7 @@ class MapStage:
             self._changed.notify_all()
 
     def _read_and_map(self) -> None:
-        last = self._current
+        step = self._current.step
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._has_work())
@@ -176,14 +184,15 @@ class MapStage:
                 self._map(allowed)
                 continue
             try:
-                last = _after(last, next(self._examples))
+                example = next(self._examples)
             except StopIteration:
                 with self._changed:
                     self._ended = True
                     self._changed.notify_all()
                 continue
+            step += example is not None
             with self._changed:
-                self._waiting.append(last)
+                self._waiting.append(_Waiting(example, step))
                 self._changed.notify_all()
 
     def _has_work(self) -> bool:
@@ -195,7 +204,7 @@ class MapStage:
         if self._failed:
             return None
         for waiting in self._waiting:
-            if waiting.state is _State.MAPPING:
+            if waiting.state in (_State.MAPPING, _State.DECLINED):
                 return None
             if waiting.state is _State.ALLOWED:
                 return waiting
@@ -205,22 +214,17 @@ class MapStage:
         example = waiting.example
         assert self._planner is not None
         assert example is not None
-        assert example.batch is not None
-        batch = self._planner.plan(example.batch)
+        planned = self._planner.plan(example)
         with self._changed:
-            waiting.example = replace(example, arguments=(batch,), batch=batch)
-            waiting.state = _State.MAPPED
-            self._failed = batch.plans.error is not None
+            waiting.example = planned
+            waiting.state = _State.DECLINED if planned is example else _State.MAPPED
+            self._failed = planned.error is not None
             self._changed.notify_all()
 
 
-def _after(last: _Waiting, example: Example | None) -> _Waiting:
-    """Return the place of `example` in the pass, behind `last`."""
-    if example is None:
-        return _Waiting(None, last.step, last.now)
-    now = last.now
-    batch = example.batch
-    if batch is not None and batch.time is not None and len(batch.time):
-        latest = int(batch.time.max())
-        now = latest if now is None else max(now, latest)
-    return _Waiting(example, last.step + 1, now)
+def _later(now: int | None, place: _Waiting, planner: Mapper) -> int | None:
+    """Return the newest event time up to an example."""
+    latest = None if place.example is None else planner.latest(place.example)
+    if latest is None or now is None:
+        return now if latest is None else latest
+    return max(now, latest)

@@ -95,6 +95,7 @@ class MovedLookup(TableModule):
         foreseen: of the next lookups, in the order of the forward pass; each lookup takes one, if
             there are any.
         times: int64 microseconds of the samples of this forward pass; None = there are none.
+        performed: number of lookups in train mode so far.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class MovedLookup(TableModule):
         self.unbounded = False
         self.foreseen: deque[Foreseen] = deque()
         self.times: Any = None
+        self.performed = 0
         self._dated = False  # whether every row has a time
         self.to(source.weight.device)
         self.train(source.training)
@@ -151,6 +153,7 @@ class MovedLookup(TableModule):
         weights: Tensor | None = None,
     ) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
+        self.performed += self.training
         first = self.foreseen.popleft() if self.foreseen else None
         if self.unbounded:
             input = self._unbounded_ids(input, first)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,27 +88,35 @@ class Converted:
         self._trained = True
         self._graph = graph.unbounded(sorted(self.unbounded))
 
-    def foresee(self, leaves: Sequence[Tensor], *, maps: bool) -> list[tuple[str, Foreseen]]:
-        """Return what the id graph knows of the lookups of a batch, in their order.
+    def foresee(
+        self,
+        leaves: Sequence[Tensor],
+        maps: Container[str] = (),
+        times: Any = None,
+    ) -> list[tuple[str, Foreseen]]:
+        """Return the ids of lookups of a batch, in their order: of `unbounded` and of `maps`.
 
         Args:
             leaves: of the arguments, in the order of the signature.
-            maps: whether the ids are mapped to rows now, as in train mode.
+            maps: paths of the lookups whose ids are mapped to rows now, as in train mode.
+            times: int64 microseconds of the samples, where no argument holds them.
         """
-        times = None
         if self.times is not None and self.signature is not None:
             times = leaves[self.signature.names.index(self.times)]
         foreseen = []
-        graph = self.id_graph()
-        for call, (path, own) in zip(graph.calls, graph(leaves), strict=True):
-            is_complete = call.weights is not None or not call.weighted
-            plan = self.lookups[path].map_ids(own, times) if maps and is_complete else None
-            foreseen.append((path, Foreseen(own, plan)))
+        for path, ids in self.id_graph()(leaves):
+            if path in maps:
+                foreseen.append((path, Foreseen(ids, self.lookups[path].map_ids(ids, times))))
+            elif path in self.unbounded:
+                foreseen.append((path, Foreseen(ids)))
         return foreseen
 
-    def expect(self, foreseen: Sequence[tuple[str, Foreseen]]) -> None:
-        """Let the lookups of the next forward pass take what `foresee` returned."""
-        self._expected = list(foreseen)
+    def expect(self, foreseen: Sequence[tuple[str, Foreseen]] | None) -> None:
+        """Let the lookups of the next forward pass in train mode take what `foresee` returned.
+
+        None: they map the ids themselves.
+        """
+        self._expected = None if foreseen is None else list(foreseen)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Prepare the lookups for a forward pass, and return the arguments of the model."""
@@ -117,18 +126,19 @@ class Converted:
             args, kwargs = bind(self.model, args[0])
         if self.signature is None or (self.model.training and not self._trained):
             self._learn_signature(args, kwargs)
-        expected = self._expected
-        self._expected = None
+        expected: list[tuple[str, Foreseen]] = []
+        if self.model.training and self._expected is not None:
+            expected = self._expected
+            self._expected = None
         if self.times is not None:
             times = self._known_signature().find(self.times, args, kwargs)
         for lookup in self.lookups.values():
             lookup.times = times
             lookup.foreseen.clear()
-        if expected is None and self.unbounded:
+        if self.unbounded:
             leaves = self._known_signature().leaves(args, kwargs)
-            every = self.foresee(leaves, maps=False)
-            expected = [(path, own) for path, own in every if path in self.unbounded]
-        for path, own in expected or ():
+            expected = _with_ids(self.foresee(leaves), expected)
+        for path, own in expected:
             self.lookups[path].foreseen.append(own)
         return args, kwargs
 
@@ -157,6 +167,22 @@ class Converted:
         if self.signature is None:
             raise ConfigError(f"hb.auto: the model has no signature, got: {self.problem}")
         return self.signature
+
+
+def _with_ids(
+    ids: Sequence[tuple[str, Foreseen]], plans: Sequence[tuple[str, Foreseen]]
+) -> list[tuple[str, Foreseen]]:
+    """Return `ids`, those of this forward pass, with the plans of lookups that were mapped ahead.
+
+    Plans of other lookups come behind; a lookup compares its ids with those of its plan.
+    """
+    own = {path for path, _ in ids}
+    waiting = deque(planned for path, planned in plans if path in own)
+    merged = []
+    for path, foreseen in ids:
+        plan = waiting.popleft().plan if waiting else None
+        merged.append((path, Foreseen(foreseen.ids, plan)))
+    return merged + [(path, planned) for path, planned in plans if path not in own]
 
 
 def converted(model: nn.Module) -> Converted | None:

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that `hb.auto` converted: their ids are mapped ahead by the id graph, with the same bits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed.embedding.modules import table_modules
+from hotbed.training.auto import converted
+from hotbed.training.evict import EvictionSchedule
+from hotbed.training.run import Run
+from hotbed.training.watching.history import History
+
+STEPS = 30
+SAMPLES = 64
+TABLES = {
+    "user": {"admit": hb.MinCount(2)},
+    "item": {"evict": hb.Lru(1024)},
+    "bag": {"evict": hb.Lfu(1024)},
+}
+
+
+class Ranker(nn.Module):
+    """Two embeddings, one of crossed ids, and a bag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(60, 4)
+        self.item = nn.Embedding(80, 4)
+        self.bag = nn.EmbeddingBag(50, 4, mode="mean")
+        self.out = nn.Linear(13, 1)
+
+    def forward(self, user: Tensor, item: Tensor, tags: Tensor, price: Tensor) -> Tensor:
+        crossed = (user * 31 + item) % 3001
+        rows = [self.user(user), self.item(crossed), self.bag(tags), price[:, None].float()]
+        return self.out(torch.cat(rows, 1)).squeeze(1)
+
+
+@dataclass
+class Record:
+    user: Tensor
+    item: Tensor
+    tags: Tensor
+    price: Tensor
+    y: Tensor
+
+
+def columns(step: int) -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(step)
+
+    def ids(bound: int, *shape: int) -> Tensor:
+        draws = torch.randint(0, bound, (2, *shape), generator=random)
+        return draws.min(0).values
+
+    return {
+        "user": ids(400, SAMPLES),
+        "item": ids(3000, SAMPLES),
+        "tags": ids(3000, SAMPLES, 3),
+        "price": torch.rand(SAMPLES, generator=random),
+        "y": (torch.rand(SAMPLES, generator=random) < 0.4).float(),
+    }
+
+
+def as_tuple(step: int) -> Any:
+    own = columns(step)
+    return (own["user"], own["item"], own["tags"], own["price"]), own["y"]
+
+
+def as_record(step: int) -> Record:
+    return Record(**columns(step))
+
+
+def call_columns(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    arguments = {name: batch[name] for name in ("user", "item", "tags", "price")}
+    return model(**arguments), batch["y"]
+
+
+def call_tuple(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    (user, item, tags, price), y = batch
+    return model(user, item, price=price.double(), tags=tags), y
+
+
+def call_record(model: nn.Module, batch: Record) -> tuple[Tensor, Tensor]:
+    return model(batch.user, batch.item, batch.tags, batch.price), batch.y
+
+
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[..., Any]]] = {
+    "dict": (columns, call_columns),
+    "tuple": (as_tuple, call_tuple),
+    "dataclass": (as_record, call_record),
+}
+
+
+@pytest.fixture
+def converted_model() -> Callable[..., Any]:
+    """converted_model(): a new model with its optimizer."""
+
+    def make(tables: Any = TABLES, optimizer: Any = None, **keywords: Any) -> Any:
+        torch.manual_seed(3)
+        model = Ranker()
+        made = (optimizer or torch.optim.Adagrad)(model.parameters(), lr=0.05)
+        model, made, _ = hb.auto(model, made, tables=tables, **keywords)
+        return model, made
+
+    return make
+
+
+def contents(model: nn.Module) -> dict[str, Any]:
+    """Every bit of a model: rows, candidates, counters, dense parameters."""
+    bits: dict[str, Any] = {}
+    for module in table_modules(model):
+        for table in module.tables:
+            rows = [batch.to_pydict() for batch in table.export()]
+            waiting = [batch.to_pydict() for batch in table.candidates()]
+            stats = {key: value for key, value in table.stats.items() if "bytes" not in key}
+            bits[table.name] = (rows, waiting, table.scalars(), stats)
+    for name in ("out.weight", "out.bias"):
+        bits[name] = model.get_parameter(name).detach().numpy().tobytes()
+    return bits
+
+
+def learn(model: nn.Module, optimizer: Any, scores: Tensor, y: Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.binary_cross_entropy_with_logits(scores, y).backward()
+    optimizer.step()
+
+
+def num_ahead(model: nn.Module) -> int:
+    """Return how many batches of a loop were mapped before their turn, by the tables' counts."""
+    state = converted(model)
+    assert state is not None
+    return len(state._expected or ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_loops_give_the_bits_of_mapping_in_the_forward_pass(
+    converted_model: Any, kind: str
+) -> None:
+    make, call = KINDS[kind]
+    results = []
+    planned = 0
+    for depth in (0, 3):
+        model, optimizer = converted_model()
+        batches = [make(step) for step in range(STEPS)]
+        for batch in hb.Ahead(batches, model, depth, torch_threads=1):
+            planned += num_ahead(model) > 0
+            learn(model, optimizer, *call(model, batch))
+        results.append(contents(model))
+    assert results[0] == results[1]
+    assert planned == STEPS - 1, "the first batch shows the arguments"
+
+
+def test_insert_maps_each_batch_right_before_its_step(converted_model: Any) -> None:
+    results = []
+    for inserts in (False, True):
+        model, optimizer = converted_model()
+        insert = hb.Insert(model)
+        planned = 0
+        for step in range(STEPS):
+            batch = columns(step)
+            if inserts:
+                before = len(model.get_submodule("user").tables[0])
+                batch = insert(batch)
+                planned += num_ahead(model) > 0
+                assert step == 0 or len(model.get_submodule("user").tables[0]) >= before
+            learn(model, optimizer, *call_columns(model, batch))
+        assert planned == (STEPS - 1 if inserts else 0)
+        results.append(contents(model))
+    assert results[0] == results[1]
+
+
+def test_evictions_are_barriers_in_a_plain_loop_by_the_times_of_the_batch(
+    converted_model: Any,
+) -> None:
+    tables = {"user": {"evict": hb.Ttl(seconds=40)}}
+    results = []
+    for depth in (0, 3):
+
+        class Timed(Ranker):
+            def forward(  # type: ignore[override]
+                self, user: Tensor, item: Tensor, tags: Tensor, price: Tensor, time: Tensor
+            ) -> Tensor:
+                return super().forward(user, item, tags, price)
+
+        torch.manual_seed(3)
+        model: Any = Timed()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+        model, optimizer, _ = hb.auto(model, optimizer, tables=tables, times="time")
+        batches = []
+        for step in range(STEPS):
+            times = 1_000_000 * (10 * step + torch.arange(SAMPLES) // 8) + 10**12
+            batches.append({**columns(step), "time": times})
+        own = {table.name: table for module in table_modules(model) for table in module.tables}
+        schedule = EvictionSchedule(own, seconds_interval=35)
+        ahead = hb.Ahead(batches, model, depth, barrier=schedule.barrier, torch_threads=1)
+        now = 0
+        for step, batch in enumerate(ahead, 1):
+            arguments = {name: value for name, value in batch.items() if name != "y"}
+            learn(model, optimizer, model(**arguments), batch["y"])
+            now = max(now, int(batch["time"].max()))
+            schedule.step(step, now)
+        assert own["user"].stats["evicted"] > 100
+        results.append(contents(model))
+    assert results[0] == results[1]
+
+
+def test_other_ids_than_those_of_the_batch_are_an_error(converted_model: Any) -> None:
+    model, optimizer = converted_model()
+    batches = [columns(step) for step in range(STEPS)]
+    with pytest.raises(hb.errors.ConfigError, match="user: the forward pass looks up other ids"):
+        for step, batch in enumerate(hb.Ahead(batches, model)):
+            if step == 7:
+                batch["user"] = batch["user"] + 1
+            learn(model, optimizer, *call_columns(model, batch))
+
+
+def test_a_second_pass_over_a_batch_is_an_error(converted_model: Any) -> None:
+    model, optimizer = converted_model()
+    batches = [columns(step) for step in range(STEPS)]
+    with pytest.raises(hb.errors.ConfigError, match=r"user: .* got 2 lookups in one step"):
+        for step, batch in enumerate(hb.Ahead(batches, model)):
+            learn(model, optimizer, *call_columns(model, batch))
+            if step == 7:
+                learn(model, optimizer, *call_columns(model, batch))
+
+
+def test_an_evaluation_between_two_steps_leaves_the_plans_to_the_step(
+    converted_model: Any,
+) -> None:
+    results = []
+    for depth in (0, 2):
+        model, optimizer = converted_model(tables={"user": {}, "item": {}, "bag": {}})
+        batches = [columns(step) for step in range(STEPS)]
+        for batch in hb.Ahead(batches, model, depth, torch_threads=1):
+            with torch.no_grad():
+                model.eval()
+                call_columns(model, columns(1000))
+                model.train()
+            learn(model, optimizer, *call_columns(model, batch))
+        results.append(contents(model))
+    assert results[0] == results[1]
+
+
+def test_a_batch_whose_arguments_are_made_in_the_loop_is_not_mapped_ahead(
+    converted_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = converted_model()
+    batches = [columns(step) for step in range(6)]
+    with caplog.at_level(logging.INFO, "hotbed"):
+        for batch in hb.Ahead(batches, model):
+            assert not num_ahead(model)
+            scores, y = call_columns(model, {**batch, "item": batch["item"] + 1})
+            learn(model, optimizer, scores, y)
+    assert "argument 'item' of the model is not a tensor of the batch" in caplog.text
+
+
+def test_a_model_that_is_called_twice_a_step_maps_in_its_forward_passes(
+    converted_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = []
+    for depth in (0, 2):
+        model, optimizer = converted_model()
+        batches = [columns(step) for step in range(8)]
+        with caplog.at_level(logging.INFO, "hotbed"):
+            for batch in hb.Ahead(batches, model, depth, torch_threads=1):
+                call_columns(model, batch)
+                learn(model, optimizer, *call_columns(model, batch))
+        results.append(contents(model))
+    assert results[0] == results[1]
+    assert "it was looked up 2 times in the step of the first batch" in caplog.text
+
+
+def test_tables_whose_rows_move_when_idle_are_mapped_in_the_forward_pass(
+    converted_model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = []
+    for depth in (0, 2):
+        model, optimizer = converted_model(optimizer=torch.optim.Adam, tables={})
+        with caplog.at_level(logging.INFO, "hotbed"):
+            for batch in hb.Ahead([columns(step) for step in range(8)], model, depth):
+                learn(model, optimizer, *call_columns(model, batch))
+        results.append(contents(model))
+    assert results[0] == results[1]
+    assert "no batch is mapped ahead: the rule of table 'user' moves idle rows" in caplog.text
+
+
+# --- in RecModel ----------------------------------------------------------------------------------
+
+
+class Watches:
+    """Declares no barrier, and records how many batches are ahead."""
+
+    def __init__(self) -> None:
+        self.ahead: list[int] = []
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        self.ahead.append(run.ahead)
+
+
+class Batched(Ranker):
+    """Takes the columns of a Batch by name."""
+
+    def forward(self, user: Tensor, item: Tensor, price: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(user, item, torch.stack([user, item], 1) % 2999, price)
+
+
+def dataset() -> hb.Dataset:
+    random = np.random.default_rng(1)
+    rows = SAMPLES * STEPS
+    schema = hb.Schema(
+        [hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item"), hb.Dense("price")]
+    )
+    data = {
+        "user": np.minimum(*random.integers(0, 400, (2, rows))),
+        "item": np.minimum(*random.integers(0, 500, (2, rows))),
+        "price": random.random(rows).astype(np.float32),
+        "y": (random.random(rows) < 0.4).astype(np.float32),
+        "t": np.arange(rows) + 10**9,
+    }
+    return hb.Dataset(hb.sources.Memory(data), schema, SAMPLES)
+
+
+@pytest.mark.parametrize("ways", ["Ahead", "Insert"])
+def test_a_stream_of_a_dataset_gives_the_same_bits(
+    ways: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.training.model.History", lambda: History(every_steps=10))
+    results = []
+    for depth in (0, 3):
+        torch.manual_seed(3)
+        network: Any = Batched()
+        optimizer: Any = torch.optim.Adagrad(network.parameters(), lr=0.05)
+        tables = {"user": {"evict": hb.Ttl(seconds=200)}, **{k: TABLES[k] for k in ("item", "bag")}}
+        network, optimizer, _ = hb.auto(network, optimizer, tables=tables)
+        model = hb.RecModel(network, "bce", optimizer)
+        data: Any = hb.Ahead(dataset(), depth=depth, torch_threads=1)
+        if ways == "Insert":
+            data = dataset().map(hb.Insert(network, depth))
+        watch = Watches()
+        callbacks = [watch, hb.callbacks.Evict(seconds_interval=300)]
+        model.online_train(data, callbacks, progressive=False, progress=False)
+        assert any(watch.ahead) == bool(depth)
+        results.append(contents(network))
+    assert results[0] == results[1]
