@@ -216,24 +216,34 @@ def test_evictions_are_barriers_in_a_plain_loop_by_the_times_of_the_batch(
     assert results[0] == results[1]
 
 
+def loop(model: nn.Module, optimizer: Any, change: Callable[[int, Any], None]) -> None:
+    """Learn all batches ahead; `change` may do something with a batch before its step."""
+    batches = [columns(step) for step in range(STEPS)]
+    for step, batch in enumerate(hb.Ahead(batches, model)):
+        change(step, batch)
+        learn(model, optimizer, *call_columns(model, batch))
+
+
 def test_other_ids_than_those_of_the_batch_are_an_error(converted_model: Any) -> None:
     model, optimizer = converted_model()
-    batches = [columns(step) for step in range(STEPS)]
+
+    def change(step: int, batch: Any) -> None:
+        if step == 7:
+            batch["user"] = batch["user"] + 1
+
     with pytest.raises(hb.errors.ConfigError, match="user: the forward pass looks up other ids"):
-        for step, batch in enumerate(hb.Ahead(batches, model)):
-            if step == 7:
-                batch["user"] = batch["user"] + 1
-            learn(model, optimizer, *call_columns(model, batch))
+        loop(model, optimizer, change)
 
 
 def test_a_second_pass_over_a_batch_is_an_error(converted_model: Any) -> None:
     model, optimizer = converted_model()
-    batches = [columns(step) for step in range(STEPS)]
-    with pytest.raises(hb.errors.ConfigError, match=r"user: .* got 2 lookups in one step"):
-        for step, batch in enumerate(hb.Ahead(batches, model)):
+
+    def change(step: int, batch: Any) -> None:
+        if step == 7:
             learn(model, optimizer, *call_columns(model, batch))
-            if step == 7:
-                learn(model, optimizer, *call_columns(model, batch))
+
+    with pytest.raises(hb.errors.ConfigError, match=r"user: .* got 2 lookups in one step"):
+        loop(model, optimizer, change)
 
 
 def test_an_evaluation_between_two_steps_leaves_the_plans_to_the_step(

@@ -287,7 +287,7 @@ class ModelMapper:
             if place is None:
                 leaves.append(torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
             elif place in own:
-                leaves.append(own[place])
+                leaves.append(own[place].cpu())
             else:
                 raise ConfigError(
                     f"Ahead: argument {leaf.name!r} of the model must lie in the batch where it "
