@@ -21,19 +21,24 @@ _LEAST_WIDTH = 96.0
 _LANE = 14.0  # width of a line that passes a rank
 _GAP = 26.0  # between neighbours of a rank
 _RANK_GAP = 46.0
+_TITLE = 40.0  # height of the title of a panel
 _SWEEPS = 12
 _STYLE = """
-.graph { --box: #fff; --edge: #98a2b3; --text: #1d2430; --faint: #667085; --rim: #cfd4dc;
+.graph { --page: #fff;
+  --box: #fff; --edge: #98a2b3; --text: #1d2430; --faint: #667085; --rim: #cfd4dc;
   --input: #2f6fed; --layer: #0c9a6d; --plain: #98a2b3; --output: #e8590c;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif }
-@media (prefers-color-scheme: dark) { .graph { --box: #181e28; --edge: #667085; --text: #e6e9ef;
+@media (prefers-color-scheme: dark) { .graph { --page: #10151d;
+  --box: #181e28; --edge: #667085; --text: #e6e9ef;
   --faint: #98a2b3; --rim: #2c3442; --input: #6ea0ff; --layer: #3ecf9b; --output: #ff8f4d } }
 .graph rect { fill: var(--box); stroke: var(--rim) }
+.graph rect.page { fill: var(--page); stroke: none }
 .graph rect.bar { stroke: none }
 .graph rect.input { fill: var(--input) } .graph rect.layer { fill: var(--layer) }
 .graph rect.plain { fill: var(--plain) } .graph rect.output { fill: var(--output) }
 .graph path { fill: none; stroke: var(--edge); stroke-width: 1.4 }
 .graph path.head { fill: var(--edge); stroke: none }
+.graph text.title { fill: var(--text); font-size: 16px; font-weight: 600 }
 .graph text.name { fill: var(--text); font-size: 13px; font-weight: 600 }
 .graph text.kind { fill: var(--text); font-size: 12px }
 .graph text.text { fill: var(--faint); font-size: 11px }
@@ -67,6 +72,35 @@ def draw(boxes: Sequence[Box], label: str) -> str:
         boxes: in an order that is kept where it does not matter.
         label: what the picture shows, for readers who cannot see it.
     """
+    shapes, width, height = _shapes(boxes)
+    return _svg(shapes, width, height, label)
+
+
+def draw_panels(panels: Sequence[tuple[str, Sequence[Box]]], label: str) -> str:
+    """Return an SVG of several pictures, each below its title, on a page of its own.
+
+    Args:
+        panels: titles and boxes, from top to bottom.
+        label: what the pictures show, for readers who cannot see them.
+    """
+    parts = []
+    width = 0.0
+    height = 0.0
+    for title, boxes in panels:
+        shapes, own_width, own_height = _shapes(boxes)
+        top = height + _TITLE
+        parts.append(
+            f"<text class='title' x='{_MARGIN}' y='{top - 10:.0f}'>{html.escape(title)}</text>"
+            f"<g transform='translate(0 {top:.0f})'>{shapes}</g>"
+        )
+        width = max(width, own_width)
+        height = top + own_height
+    page = "<rect class='page' width='100%' height='100%'/>"
+    return _svg(page + "".join(parts), width, height, label)
+
+
+def _shapes(boxes: Sequence[Box]) -> tuple[str, float, float]:
+    """Return the shapes of the boxes and their lines, and the width and height that they take."""
     places = placed(boxes)
     width = max(place.x + place.width / 2 for place in places) + _MARGIN
     height = max(place.y + place.height for place in places) + _MARGIN
@@ -77,11 +111,20 @@ def draw(boxes: Sequence[Box], label: str) -> str:
     for place in places:
         if place.box is not None:
             shapes.append(_box(place, place.box))
+    return "".join(shapes), width, height
+
+
+def _svg(
+    shapes: str,
+    width: float,
+    height: float,
+    label: str,
+) -> str:
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' class='graph' role='img' "
         f"aria-label='{html.escape(label, quote=True)}' viewBox='0 0 {width:.0f} {height:.0f}' "
         f"style='width: 100%; max-width: {width:.0f}px; height: auto'>"
-        f"<style>{_STYLE}</style>{''.join(shapes)}</svg>\n"
+        f"<style>{_STYLE}</style>{shapes}</svg>\n"
     )
 
 

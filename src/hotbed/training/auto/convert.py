@@ -101,7 +101,14 @@ def auto(
     movable = [weight for weight in weights if not reasons[weight.name]]
     _check_unbounded(unbounded, movable, findings)
     moves = _moves(movable, options, optimizers, findings)
-    report = _report(weights, reasons, moves)
+    report = _report(
+        model,
+        weights,
+        reasons,
+        moves,
+        findings,
+        unbounded,
+    )
     if not moves:
         return model, optimizer, report
     state = Converted(
@@ -337,26 +344,49 @@ def _fill(weight: Weight, table: Table, optimizers: Sequence[Optimizer]) -> None
 
 
 def _report(
+    model: nn.Module,
     weights: Sequence[Weight],
     reasons: Mapping[str, str],
     moves: Sequence[Move],
+    findings: trace.Findings,
+    unbounded: Sequence[str],
 ) -> Report:
     tables = {move.weight.name: move.table for move in moves}
     entries = []
     for weight in weights:
+        reason = reasons[weight.name]
         for site in weight.sites:
-            others = tuple(path for path in weight.paths if path != site.path)
             entries.append(
                 Entry(
                     site.path,
                     type(site.module).__name__,
-                    "kept" if reasons[weight.name] else "moved",
-                    reasons[weight.name],
+                    "kept" if reason else "moved",
+                    reason,
                     tables.get(weight.name),
-                    others,
+                    tuple(path for path in weight.paths if path != site.path),
+                    site.module.num_embeddings,
+                    site.module.embedding_dim,
+                    findings.sources.get(site.path),
+                    findings.obstacles.get(site.path, ""),
+                    site.path in unbounded,
                 )
             )
-    return Report(tuple(entries))
+    notes = []
+    if findings.problem:
+        notes.append(
+            f"The code of the model could not be traced ({findings.problem}). Its lookups work as "
+            "they are, and map their ids in the forward pass; hb.Ahead, unbounded and serving need "
+            "a trace, which the first batch may give."
+        )
+    moved = {id(move.weight.parameter) for move in moves}
+    dense = [own for own in model.parameters() if id(own) not in moved]
+    return Report(
+        tuple(entries),
+        tuple(notes),
+        type(model).__name__,
+        sum(own.numel() for own in dense),
+        findings.inputs,
+    )
 
 
 def _combined(

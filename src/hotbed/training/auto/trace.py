@@ -139,6 +139,7 @@ class Findings:
         obstacles: of each module path whose ids depend on more than the batch, the reason.
         graph: the id graph; None without a signature, or if the model could not be traced.
         problem: why the model could not be traced; "" if it could.
+        inputs: the names of the leaves; empty without a signature.
     """
 
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class Findings:
     obstacles: Mapping[str, str] = field(default_factory=dict)
     graph: IdGraph | None = None
     problem: str = ""
+    inputs: tuple[str, ...] = ()
 
 
 def inspect(
@@ -180,9 +182,11 @@ def inspect(
         try:
             exported = export(model, compute, signature, _names(model))
         except Exception as error:  # of any type: torch.export cannot follow the code
-            return _by_walks(model, modules, signature, _reason(error))
+            findings = _by_walks(model, modules, signature, _reason(error))
+            return replace(findings, inputs=signature.names)
     graph = _id_graph(exported, signature)
     return Findings(
+        inputs=signature.names,
         kept=recorder.reads,
         sources=graph.sources,
         obstacles=graph.obstacles,

@@ -92,10 +92,12 @@ class Source:
     Attributes:
         text: for readers, such as "'user'" or "(31 * 'user' + 'item') % 1000".
         bins: the ids end with `% bins`, which `unbounded` can drop; None = they do not.
+        leaves: the names of the arguments that they are computed from.
     """
 
     text: str
     bins: int | None = None
+    leaves: tuple[str, ...] = ()
 
 
 def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
@@ -106,11 +108,15 @@ def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
         names: of the nodes that are leaves, or buffers.
     """
     texts = dict.fromkeys(_words(node, names) for node in nodes)
+    origins: dict[str, None] = {}
+    for node in nodes:
+        _gather(node, names, origins, {})
+    leaves = tuple(name.strip("'") for name in origins if name.startswith("'"))
     bins = [last_bins(node) for node in nodes]
     most = None
     if None not in bins:
         most = max(own for own in bins if own is not None)
-    return Source(" and ".join(texts), most)
+    return Source(" and ".join(texts), most, leaves)
 
 
 def name_of(node: fx.Node) -> str:
