@@ -460,3 +460,25 @@ def test_a_batch_is_bound_by_name_and_brings_its_times() -> None:
     assert torch.equal(scores, model(torch.arange(4), torch.arange(3, -1, -1)))
     state = converted(model)
     assert state.signature.names == ("user", "item", "time")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_scripted_parts_stay_and_are_reported() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.Embedding(5, 2)
+            self.part = torch.jit.script(nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2)))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.item(ids) + self.part(ids)
+
+    model = Mixed()
+    expected = model(torch.arange(5))
+    model, _, report = hb.auto(model, torch.optim.Adam(model.parameters()))
+    assert [(entry.path, entry.kind, entry.outcome) for entry in report.entries] == [
+        ("item", "Embedding", "moved"),
+        ("part.0", "Embedding", "kept"),
+    ]
+    assert report.kept[0].reason == "it is compiled by TorchScript"
+    assert torch.equal(model(torch.arange(5)), expected)

@@ -95,7 +95,9 @@ def auto(
         args, kwargs = arguments_of(model, batch)
         signature = Signature.of(model, args, kwargs)
     findings = trace.inspect(
-        model, [site.path for weight in weights for site in weight.sites], signature
+        model,
+        [site.path for weight in weights for site in weight.sites if not site.is_scripted],
+        signature,
     )
     reasons = {weight.name: _kept(weight, options, findings) for weight in weights}
     movable = [weight for weight in weights if not reasons[weight.name]]
@@ -359,7 +361,7 @@ def _report(
             entries.append(
                 Entry(
                     site.path,
-                    type(site.module).__name__,
+                    site.kind,
                     "kept" if reason else "moved",
                     reason,
                     tables.get(weight.name),

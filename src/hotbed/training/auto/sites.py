@@ -15,6 +15,7 @@ from hotbed.errors import ConfigError
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
+SCRIPTED = tuple(kind.__name__ for kind in KINDS)
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,21 @@ class Site:
             return self.module.mode
         return "none"
 
+    @property
+    def is_scripted(self) -> bool:
+        """Return whether the module is compiled by TorchScript, which no trace can follow."""
+        return isinstance(self.module, torch.jit.ScriptModule)
+
+    @property
+    def kind(self) -> str:
+        """Return "Embedding" or "EmbeddingBag", or the name of a class derived from one."""
+        return str(getattr(self.module, "original_name", type(self.module).__name__))
+
     def kept(self) -> str:
         """Return why this module stays an embedding; "" if it can become a lookup in a table."""
         module = self.module
+        if self.is_scripted:
+            return "it is compiled by TorchScript"
         if parametrize.is_parametrized(module) or "weight" not in module._parameters:
             return "its weight is parametrized"
         own = _overridden(type(module))
@@ -100,6 +113,13 @@ class Weight:
         return tuple(path for site in self.sites for path in (site.path, *site.others))
 
 
+def is_embedding(module: nn.Module) -> bool:
+    """Return whether a module is an nn.Embedding or nn.EmbeddingBag, scripted or not."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return module.original_name in SCRIPTED
+    return isinstance(module, KINDS)
+
+
 def weights_of(model: nn.Module) -> list[Weight]:
     """Return the weights of all nn.Embedding and nn.EmbeddingBag modules inside `model`.
 
@@ -109,7 +129,7 @@ def weights_of(model: nn.Module) -> list[Weight]:
     _check_plain(model)
     paths: dict[Embedding, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, KINDS):
+        if is_embedding(module):
             paths.setdefault(module, []).append(path)
     if not paths:
         raise ConfigError(
@@ -130,7 +150,7 @@ def weights_of(model: nn.Module) -> list[Weight]:
 def _other_place(model: nn.Module, parameter: Tensor) -> str:
     """Return the name of a parameter of another kind of module that is this one; "" for none."""
     for path, module in model.named_modules():
-        if isinstance(module, KINDS):
+        if is_embedding(module):
             continue
         for name, own in module._parameters.items():
             if own is parameter:

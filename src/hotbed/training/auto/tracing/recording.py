@@ -273,7 +273,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     contents: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
         tensors = (module._parameters, module._buffers, module._modules)
-        contents += [(own, dict(own)) for own in (module.__dict__, *tensors)]
+        for own in (module.__dict__, *tensors):
+            if isinstance(own, dict):  # a scripted module keeps its own elsewhere
+                contents.append((own, dict(own)))
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     states = (random.getstate(), np.random.get_state())
     try:
