@@ -65,6 +65,7 @@ TORCH = (
     "persist/checkpoint",
     "persist/network",
     "persist/publish/export",
+    "persist/publish/plain/",
     "persist/publish/rejection",
     "compat/",
 )
@@ -102,7 +103,10 @@ ALLOWED: dict[str, str] = {
     "models/": "a model's hyper-parameters are its constructor's keywords, as its paper names them",
 }
 # Functions that only pass on the keywords of what they wrap.
-WRAPPERS = {"config.py:described.remembering.__init__"}
+WRAPPERS = {
+    "config.py:described.remembering.__init__",
+    "persist/publish/plain/integers.py:_for_integers.decomposed",
+}
 BAD_NAMES = re.compile(
     r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|(Util|Utils|Helper|Manager|Common)$"
 )
@@ -289,7 +293,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish|serving/(protocol|server|stores|workers)|training/(ahead|auto(/tracing)?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/\w+",
+            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/tracing)?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/\w+",
             f,
         )
         for f in deep

@@ -256,9 +256,11 @@ def _check_files(manifest: Manifest, place: str) -> None:
         names += [part.file for part in entry.all_parts]
         if entry.candidates is not None:
             names.append(entry.candidates.file)
-    for member in (manifest.dense, manifest.progress, manifest.graph):
+    for member in (manifest.dense, manifest.progress):
         if member is not None and member.file is not None:
             names.append(member.file)
+    if manifest.graph is not None:
+        names += manifest.graph.files
     for name in names:
         if name not in manifest.files:
             problem = f"files: a part refers to a file not listed in {MANIFEST_FILE}"

@@ -211,6 +211,19 @@ class GraphEntry(Entry):
     weights: list[str]
     dense: list[str]
     outputs: list[str]
+    ids: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values, with `ids` only where there is an id graph."""
+        plain = super().to_json()
+        if self.ids is None:
+            del plain["ids"]
+        return plain
+
+    @property
+    def files(self) -> list[str]:
+        """Names of its files."""
+        return [self.file] if self.ids is None else [self.file, str(self.ids["file"])]
 
 
 @dataclass(frozen=True, kw_only=True)

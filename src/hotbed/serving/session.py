@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, Miss
 from hotbed.frozen import RowArray
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST_FILE, split
+from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
 from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall
-from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.base import ModelVersion, Weight
 from hotbed.serving.stores.mapped import MappedVersion
 
 if TYPE_CHECKING:
@@ -86,15 +87,31 @@ class InferenceSession:
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
-        self._session = _onnx_session(model, num_threads)
+        self._session = _onnx_session(
+            model,
+            model.graph_bytes(),
+            model.weights(),
+            num_threads,
+        )
+        self._plain: PlainInputs | None = None
+        if "ids" in graph:
+            ids_session = _onnx_session(
+                model,
+                model.ids_bytes(),
+                (),
+                num_threads,
+            )
+            self._plain = PlainInputs(graph["ids"], ids_session)
         # inputs that the network does not use are not in its graph
         self._inputs = {argument.name for argument in self._session.get_inputs()}
+        self._features = dict[str, list[str]]()
         self._sequences = dict[str, list[str]]()
         self._lookups = dict[str, LookupCall]()
         for spec in graph["lookups"]:
             name = spec["name"]
             features = [tuple(feature) for feature in spec["features"]]
             sequences = [feature for feature, _, pooling in features if pooling == "none"]
+            self._features[name] = [feature for feature, _, _ in features]
             self._sequences[name] = sequences
             # After all else that may fail: a cache advances to this version here, and requests of
             # the version before bypass it from then on.
@@ -142,6 +159,8 @@ class InferenceSession:
 
     def _feeds(self, request: ScoreRequest) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph by name, and the number of late rows."""
+        if self._plain is not None:
+            return self._plain_feeds(self._plain, request)
         num_late = 0
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
@@ -157,6 +176,31 @@ class InferenceSession:
             for name in feeds.keys() - self._inputs:
                 del feeds[name]
         return feeds, num_late
+
+    def _plain_feeds(
+        self, inputs: PlainInputs, request: ScoreRequest
+    ) -> tuple[dict[str, Any], int]:
+        """Return the inputs of the graph of a model that takes tensors, and the late rows."""
+        num_late = 0
+        feeds: dict[str, Any] = inputs.tensors(request)
+        looked_up = inputs.lookups(feeds)
+        for name, lookup in self._lookups.items():
+            sequences = self._sequences[name]
+            ids = {}
+            num_bags = 1
+            for feature in self._features[name]:
+                if feature in sequences:
+                    ids[feature] = looked_up[feature].rows()
+                else:
+                    ids[feature] = looked_up[feature].bags()
+                    num_bags = len(ids[feature])
+            flat, rows, late = lookup(ids, num_bags)
+            num_late += late
+            feeds[name] = flat
+            for feature, values in zip(sequences, rows, strict=True):
+                shape = looked_up[feature].shape
+                feeds[f"{name}/{feature}"] = values.reshape(*shape, values.shape[1])
+        return {name: feeds[name] for name in self._inputs}, num_late
 
     def _feed_sequence(
         self,
@@ -235,6 +279,7 @@ def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersio
     if (
         graph is None
         or schema != served.schema
+        or graph.ids != served.graph.get("ids")
         or bytes(link.read(graph.file)) != served.graph_bytes()
     ):
         raise ConfigError(
@@ -274,8 +319,13 @@ def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> R
     return matrix
 
 
-def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
-    """Open the graph with the weights of this version, which ONNX Runtime may then fold."""
+def _onnx_session(
+    model: ModelVersion,
+    graph: bytes,
+    weights: Iterable[Weight],
+    num_threads: int,
+) -> Any:
+    """Open a graph of a version with weights, which ONNX Runtime may then fold."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -288,14 +338,12 @@ def _onnx_session(model: ModelVersion, num_threads: int) -> Any:
     options.log_severity_level = 3
     names = list[str]()
     values = list[Any]()
-    for name, value in model.weights():
+    for name, value in weights:
         names.append(name)
         values.append(onnxruntime.OrtValue.ortvalue_from_numpy(value))
     options.add_external_initializers(names, values)
     try:
-        return onnxruntime.InferenceSession(
-            model.graph_bytes(), options, providers=["CPUExecutionProvider"]
-        )
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has error types of its own
         reason = str(error).splitlines()[0][:300]
         raise FormatError(

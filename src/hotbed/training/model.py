@@ -32,10 +32,13 @@ from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
+from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import new_file, open_store
 from hotbed.persist.tables import warm_start
 from hotbed.training.ahead import depth_for, unwrap
+from hotbed.training.auto.network import converted
+from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.criterion import Criterion
 from hotbed.training.described import (
@@ -424,12 +427,12 @@ class RecModel:
         with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
             if state is None:
                 checkpoint.save(now, self.state())
-            of_requests = self.schema.raw or self.schema
+            schema = self._request_schema()
             return export(
                 state or now,
                 path,
                 graph,
-                of_requests.maps,
+                () if schema is None else schema.maps,
             ).folder
 
     def graph(self) -> OnnxGraph:
@@ -437,10 +440,20 @@ class RecModel:
 
         Raises the errors of `hotbed.persist.publish.export.export_graph`.
         """
+        activate = None if self._criterion is None else self._criterion.activate
+        state = converted(self.network)
+        if state is not None:
+            return export_plain(plain_model(state, self._request_schema()), activate)
         if self.schema is None:
             raise ConfigError("export: the model has no schema, got none. Train it on a Dataset.")
-        activate = None if self._criterion is None else self._criterion.activate
         return export_graph(self.network, self.schema, activate)
+
+    def _request_schema(self) -> Schema | None:
+        """Return the schema of a server's requests, with the types that were learned from."""
+        if self.schema is None:
+            return None
+        typed: Schema = _typed(self.schema, self.schema, self._encoder)
+        return typed.raw or typed
 
     def warm_start(
         self,

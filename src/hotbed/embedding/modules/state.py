@@ -116,12 +116,12 @@ class Carrier(nn.Module, ABC):
         destination[prefix + EXTRA] = {"tables": tables}
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        with self._rows_aside():
+        with self.rows_aside():
             super()._load_from_state_dict(*args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Carrier:
         dtype = self._device.dtype
-        with self._rows_aside():
+        with self.rows_aside():
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._device.dtype != dtype:
             warnings.warn(
@@ -133,8 +133,8 @@ class Carrier(nn.Module, ABC):
         return self
 
     @contextmanager
-    def _rows_aside(self) -> Iterator[None]:
-        """Hide the parameters of tables, which lie on the host and are not moved or converted."""
+    def rows_aside(self) -> Iterator[None]:
+        """Hide the parameters of tables: they are not moved, converted or exported."""
         own = self._parameters
         rows = {}
         for name, value in list(own.items()):

@@ -7,7 +7,7 @@ import contextlib
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,10 +88,10 @@ def export_graph(
             features, or torch.export rejects it.
         MissingExtra: onnx is not installed.
     """
-    _check_installed()
+    check_installed()
     half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
     try:
-        with torch.no_grad(), in_eval_mode(network), _quiet(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), in_eval_mode(network), quiet(), torch.random.fork_rng(devices=[]):
             return _traced_graph(half, schema)
     except (ConfigError, PersistError):
         raise
@@ -140,7 +140,7 @@ def _check_version(
     weights = {name: state[name] * factor for name in graph.weights}
     request = half.first(num_rows, inputs)
     expected = torch.func.functional_call(half, weights, tuple(request.values()))
-    _check(
+    check_outputs(
         graph,
         request,
         weights,
@@ -371,18 +371,36 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
         verbose=False,
     )
     assert program is not None
-    model = program.model_proto
-    for node in model.graph.node:  # traces with paths of this machine, most of the bytes
-        node.ClearField("metadata_props")
-    inner = {name: f"inner/{name}" for name in half.outputs if name not in inputs}
-    _rename(model.graph, inner | outputs)
     names = {f"network.{name}" for name in dense_state(half.network)}
-    weights = [tensor for tensor in model.graph.initializer if tensor.name in names]
+    model = program.model_proto  # made anew at each access
+    weights = finish_graph(model, names, outputs)
+    return model.SerializeToString(), weights
+
+
+def finish_graph(
+    model: Any,
+    names: Collection[str],
+    outputs: Mapping[str, str],
+) -> list[str]:
+    """Take the weights out of an ONNX model, rename its outputs, and return the weights' names.
+
+    Args:
+        model: As torch made it.
+        names: Of the parameters of the network.
+        outputs: New names of the outputs by their names.
+    """
+    graph = model.graph
+    for node in graph.node:  # traces with paths of this machine, most of the bytes
+        node.ClearField("metadata_props")
+    inputs = {value.name for value in graph.input}
+    inner = {name: f"inner/{name}" for name in outputs.values() if name not in inputs}
+    _rename(graph, {**inner, **outputs})
+    weights = [tensor for tensor in graph.initializer if tensor.name in names]
     for tensor in weights:  # a server brings them, before anything is derived from them
         tensor.ClearField("raw_data")
         tensor.data_location = tensor.EXTERNAL
         tensor.external_data.add(key="location", value="weights")
-    return model.SerializeToString(), [tensor.name for tensor in weights]
+    return [tensor.name for tensor in weights]
 
 
 def _rename(graph: Any, names: Mapping[str, str]) -> None:
@@ -397,21 +415,14 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
                 _rename(attribute.g, names)
 
 
-def _check(
+def check_outputs(
     graph: OnnxGraph,
     inputs: Mapping[str, Tensor],
     weights: Mapping[str, Tensor],
     expected: Sequence[Tensor],
 ) -> None:
     """Raise PersistError unless the graph's outputs are those of the network."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    make = onnxruntime.OrtValue.ortvalue_from_numpy
-    values = [make(value.detach().numpy()) for value in weights.values()]
-    options.add_external_initializers(list(weights), values)
-    session = onnxruntime.InferenceSession(graph.onnx, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(graph.onnx, weights)
     arguments = {}
     for argument in session.get_inputs():
         arguments[argument.name] = inputs[argument.name].numpy()
@@ -422,7 +433,8 @@ def _check(
         outputs,
         strict=True,
     ):
-        difference = float(np.abs(ours.numpy() - theirs).max())
+        scale = np.maximum(1, np.abs(ours.numpy()))
+        difference = float((np.abs(ours.numpy() - theirs) / scale).max())
         if not difference <= TOLERANCE:
             raise PersistError(
                 f"export: output {name!r} of the graph is not the network's, got a difference of "
@@ -430,7 +442,21 @@ def _check(
             )
 
 
-def _check_installed() -> None:
+def onnx_session(onnx: bytes, weights: Mapping[str, Tensor] | None = None) -> Any:
+    """Open a graph with these weights in ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
+    by_name = weights or {}
+    values = [make(value.detach().numpy()) for value in by_name.values()]
+    options.add_external_initializers(list(by_name), values)
+    return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+
+
+def check_installed() -> None:
+    """Raise MissingExtra unless what an export needs is installed."""
     try:
         import onnx
         import onnxruntime
@@ -444,7 +470,7 @@ def _check_installed() -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence torch, which logs its own deprecations and every library that it misses.
 
     It also prints the whole trace of a network that cannot be exported; the error names the place.

@@ -33,6 +33,41 @@ _NEVER = -(2**63)  # the watermark of a table that was given no time
 
 
 @dataclass(frozen=True)
+class IdsOnnx:
+    """The id graph of a network that takes tensors: what computes the ids of its lookups.
+
+    Both graphs have an input `argument/<name>` for each tensor that they use.
+
+    Attributes:
+        onnx: The graph.
+        arguments: The tensors: `name`, `dtype`, `shape` without the first axis, and the `column` of
+            the schema that feeds it with a `part` of its values: "values", "starts" (where the ids
+            of each sample begin), "ends" (these, and where the last ones end), or "weights".
+        lookups: Of each lookup its `feature`, and the outputs with its `ids`, `offsets` and
+            `weights`, where it has them. `ends`: the offsets include the last one. `padding`: the
+            id that its bags leave out.
+        widths: Shape of each output without the first axis, where it has more than that.
+    """
+
+    file: ClassVar[str] = "ids.onnx"
+    onnx: bytes
+    arguments: Sequence[Mapping[str, Any]]
+    lookups: Sequence[Mapping[str, Any]]
+    widths: Mapping[str, Sequence[int]]
+
+    def entry(self) -> dict[str, Any]:
+        """Return everything but the graph itself, for the manifest."""
+        entry: dict[str, Any] = {
+            "file": self.file,
+            "arguments": [dict(argument) for argument in self.arguments],
+            "lookups": [dict(lookup) for lookup in self.lookups],
+        }
+        if self.widths:
+            entry["widths"] = {name: list(width) for name, width in self.widths.items()}
+        return entry
+
+
+@dataclass(frozen=True)
 class OnnxGraph:
     """An ONNX graph and its inputs.
 
@@ -47,6 +82,8 @@ class OnnxGraph:
             int64 [n + 1]; else m is n.
         dense: Columns that the input `dense` takes side by side, float32 [n, sum of widths].
         outputs: Names of the predictions, one for each label.
+        schema: Of the requests, as `Schema.to_json` returns it; None: that of the state.
+        ids: What computes the ids of the lookups, if the network takes tensors instead of features.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -55,6 +92,8 @@ class OnnxGraph:
     lookups: Mapping[str, Sequence[tuple[str, str, str]]]
     dense: Sequence[str]
     outputs: Sequence[str]
+    schema: dict[str, Any] | None = None
+    ids: IdsOnnx | None = None
 
     def entry(self) -> GraphEntry:
         """Return everything but the graph itself, for the manifest."""
@@ -67,6 +106,7 @@ class OnnxGraph:
             weights=list(self.weights),
             dense=list(self.dense),
             outputs=list(self.outputs),
+            ids=None if self.ids is None else self.ids.entry(),
         )
 
 
@@ -112,6 +152,8 @@ def write_published(
     dense = _write_network(writer, reader)
     graph_entry = None
     schema = request_schema(manifest)
+    if graph is not None and graph.schema is not None:
+        schema = graph.schema
     if schema is not None:
         schema = _write_maps(
             writer,
@@ -121,6 +163,8 @@ def write_published(
         )
     if graph is not None and delta_on is None:
         writer.write(graph.file, graph.onnx)
+        if graph.ids is not None:
+            writer.write(graph.ids.file, graph.ids.onnx)
         graph_entry = graph.entry()
     return writer.commit(
         Manifest(

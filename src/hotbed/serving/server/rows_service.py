@@ -145,6 +145,8 @@ class RowsService:
     def _graph(self, request: Any) -> Iterator[NamedBytes]:
         version = self._version(request.model, request.digest)
         yield "", version.blobs["graph"]
+        if "ids" in version.blobs:
+            yield "ids", version.blobs["ids"]
 
     def _weights(self, request: Any) -> Iterator[NamedBytes]:
         version = self._version(request.model, request.digest)

@@ -58,6 +58,10 @@ class ModelVersion(ABC):
     def graph_bytes(self) -> bytes:
         """Return the ONNX graph."""
 
+    def ids_bytes(self) -> bytes:
+        """Return the ONNX graph that computes ids; empty where ids are features of requests."""
+        return b""
+
     @abstractmethod
     def weights(self) -> Iterator[Weight]:
         """Yield the parameters of the graph by name, with the values of this version."""

@@ -43,7 +43,7 @@ class MappedVersion(ModelVersion):
         key: SHA-256 of the version's own file in the served folder.
         spec: Content of that file.
         folder: The folder of the model.
-        blobs: The bytes of the graph and the weights.
+        blobs: The bytes of the graph, the weights, and the id graph if there is one.
     """
 
     tables: Mapping[str, ServedTable]
@@ -54,6 +54,9 @@ class MappedVersion(ModelVersion):
 
     def graph_bytes(self) -> bytes:
         return bytes(self.blobs["graph"])
+
+    def ids_bytes(self) -> bytes:
+        return bytes(self.blobs.get("ids", b""))
 
     def weights(self) -> Iterator[Weight]:
         place = f"{self.folder}: weights of version {self.version}"
@@ -216,8 +219,9 @@ class ModelFolder:
         """Return the version of a file with this content; it raises many errors for a bad one."""
         fields = version_fields(spec, str(place), self.path)
         blobs = {}
-        for name in ("graph", "weights"):
-            blobs[name] = _read(self.path, spec["files"][name])
+        for name in ("graph", "ids", "weights"):
+            if name != "ids" or "ids" in spec["graph"]:
+                blobs[name] = _read(self.path, spec["files"][name])
         tables = {}
         for name, config in fields["configs"].items():
             tables[name] = self._table(config, spec["tables"][name])

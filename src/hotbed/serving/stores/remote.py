@@ -118,7 +118,8 @@ class RemoteParameterServer(RowStore):
             ) from error
         fields = version_fields(spec, self._place)
         request = {"model": name, "digest": fields["digest"]}
-        blobs = {call: self._read_all(call, request) for call in ("Graph", "Weights")}
+        blobs = {"Weights": self._read_all("Weights", request)}
+        blobs.update(self._read_graphs(request))
         fields["schema"] = self._maps.local(
             name, fields["schema"], lambda digest: self._map(request, digest)
         )
@@ -177,6 +178,13 @@ class RemoteParameterServer(RowStore):
         """Return the joined data of a streamed answer."""
         return b"".join(part.data for part in self.stream(call, request))
 
+    def _read_graphs(self, request: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the graph, and the id graph if the version has one."""
+        data: dict[str, list[bytes]] = {"": [], "ids": []}
+        for part in self.stream("Graph", request):
+            data[part.name].append(part.data)
+        return {"Graph": b"".join(data[""]), "Ids": b"".join(data["ids"])}
+
     def _call(self, name: str, types: CallTypes) -> Callable[..., Any]:
         make = self._channel.unary_unary
         if types.is_streamed:
@@ -218,6 +226,9 @@ class RemoteVersion(ModelVersion):
 
     def graph_bytes(self) -> bytes:
         return self.blobs["Graph"]
+
+    def ids_bytes(self) -> bytes:
+        return self.blobs["Ids"]
 
     def weights(self) -> Iterator[Weight]:
         place = f"weights of version {self.version}"

@@ -142,16 +142,21 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
     if full.graph is not None:
         graph = full.graph.to_json()
         onnx = reader.links[0].read(full.graph.file)
-        graph_file = write_small(folder.path / f"{full.digest[:32]}.onnx", onnx)
+        files = {"graph": write_small(folder.path / f"{full.digest[:32]}.onnx", onnx)}
+        if full.graph.ids is not None:
+            ids = reader.links[0].read(full.graph.ids["file"])
+            files["ids"] = write_small(folder.path / f"{full.digest[:32]}.ids.onnx", ids)
         schema = _write_maps(folder, reader.links[0], before)
     else:
         before = _with_same_tables(reader, before)
         graph = dict(before.graph)
-        graph_file = before.spec["files"]["graph"]
+        files = {
+            name: before.spec["files"][name] for name in ("graph", "ids") if name in before.blobs
+        }
         schema = before.spec["schema"]
     weights = _weights(folder, reader, graph)
     weights_path = folder.path / f"{reader.manifest.digest[:32]}.safetensors"
-    files = {"graph": graph_file, "weights": write_small(weights_path, save(weights))}
+    files["weights"] = write_small(weights_path, save(weights))
     return {"schema": _newest_schema(schema, reader), "graph": graph, "files": files}
 
 

@@ -45,6 +45,7 @@ class Leaf:
             last one), "values" (the ids of all bags), or "fixed" (the same for every batch; a
             tensor of one number has no axis).
         size: Of the first axis in the first batch; None: the tensor is one number.
+        bag: The name of the ids that these offsets or weights belong to, or None.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Leaf:
     shape: tuple[int, ...]
     axis: str
     size: int | None
+    bag: str | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -112,8 +114,9 @@ class Signature:
             skeleton[name] = _mapped(value, (name,), keep)
         names = _names(list(found))
         tensors = dict(zip(names, found.values(), strict=True))
+        bags = _bags(dict(zip(names, found, strict=True)), tensors)
         if num_samples is None:
-            num_samples = _num_samples(model, tensors)
+            num_samples = _num_samples(model, tensors, bags)
         leaves = []
         for name, (path, tensor) in zip(names, found.items(), strict=True):
             leaves.append(
@@ -122,8 +125,9 @@ class Signature:
                     path,
                     str(tensor.dtype).removeprefix("torch."),
                     tuple(tensor.shape[1:]),
-                    _axis(name, tensors, num_samples),
+                    _axis(name, tensor, bags, num_samples),
                     tensor.shape[0] if tensor.dim() else None,
+                    bags.get(name),
                 )
             )
         return Signature(tuple(leaves), num_samples, parameters, skeleton)
@@ -204,9 +208,9 @@ class Signature:
         """
         columns: list[Column] = []
         shapes: dict[str, Shape] = {}
-        parts = self._parts()
+        weights_of = {leaf.bag: leaf for leaf in self.tensors if leaf.axis == VALUES and leaf.bag}
         for leaf in self.tensors:
-            if leaf.name in parts or (names is not None and leaf.name not in names):
+            if leaf.bag is not None or (names is not None and leaf.name not in names):
                 continue
             if leaf.axis not in (SAMPLES, VALUES):
                 raise ConfigError(
@@ -220,20 +224,12 @@ class Signature:
                 columns.append(Dense(leaf.name, width=math.prod(leaf.shape)))
                 continue
             weights = None
-            if leaf.name + WEIGHTS in parts:
-                weights = leaf.name + WEIGHTS
+            if leaf.name in weights_of:
+                weights = weights_of[leaf.name].name
                 shapes[weights] = shapes[leaf.name]
             pooling = "none" if is_list else "sum"
             columns.append(Id(leaf.name, pooling=pooling, weights=weights))
         return Schema(columns, shapes=shapes)
-
-    def _parts(self) -> set[str]:
-        """Return the names of the tensors that are offsets or weights of bags."""
-        parts = set[str]()
-        for leaf in self.tensors:
-            if leaf.axis == VALUES:
-                parts |= {leaf.name + OFFSETS, leaf.name + WEIGHTS}
-        return parts.intersection(self.names)
 
 
 def includes_last_offset(model: nn.Module) -> bool:
@@ -341,39 +337,70 @@ def _ending(path: Path, length: int) -> int:
     return min(length, len(path))
 
 
-def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor]) -> int:
+def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return, of each tensor of offsets or weights of bags, the name of the ids.
+
+    Offsets are `<name>_offsets` beside `<name>`, or `offsets` beside the only other integers [m];
+    weights are `<name>_weights`, or `weights` and the like beside them.
+    """
+    bags = {}
+    for name, path in paths.items():
+        key = str(path[-1])
+        if tensors[name].dim() != 1 or not key.endswith(OFFSETS.lstrip("_")):
+            continue
+        beside = [other for other in paths if paths[other][:-1] == path[:-1] and other != name]
+        beside = [other for other in beside if tensors[other].dim() == 1]
+        own = [other for other in beside if f"{paths[other][-1]}{OFFSETS}" == key]
+        if key == OFFSETS.lstrip("_"):
+            own = [other for other in beside if _is_integer(tensors[other])]
+        if len(own) != 1:
+            continue
+        values = own[0]
+        bags[name] = values
+        weights = {f"{paths[values][-1]}{WEIGHTS}", WEIGHTS.lstrip("_"), "per_sample_weights"}
+        for other in beside:
+            is_same_size = len(tensors[other]) == len(tensors[values])
+            if str(paths[other][-1]) in weights and is_same_size:
+                bags[other] = values
+    return bags
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+
+
+def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor], bags: Mapping[str, str]) -> int:
     """Return the number of samples, as most tensors have it in their first axis."""
-    parts = set()
-    for name in tensors:
-        if name + OFFSETS in tensors:
-            parts |= {name, name + OFFSETS, name + WEIGHTS}
-    sizes = [
-        tensor.shape[0] for name, tensor in tensors.items() if tensor.dim() and name not in parts
-    ]
+    parts = {*bags, *bags.values()}
+    sizes = []
+    for name, tensor in tensors.items():
+        if tensor.dim() and name not in parts:
+            sizes.append(tensor.shape[0])
     if sizes:
         return Counter(sizes).most_common(1)[0][0]
-    offsets = [tensor for name, tensor in tensors.items() if name.endswith(OFFSETS)]
+    offsets = {len(tensors[name]) for name in bags if _is_integer(tensors[name])}
     if not offsets:
         return 1
-    return len(offsets[0]) - int(includes_last_offset(model))
+    if len(offsets) > 1:
+        return min(offsets)
+    return offsets.pop() - int(includes_last_offset(model))
 
 
-def _axis(name: str, tensors: Mapping[str, Tensor], num_samples: int) -> str:
-    """Return which size the first axis of a tensor has."""
-    tensor = tensors[name]
+def _axis(
+    name: str,
+    tensor: Tensor,
+    bags: Mapping[str, str],
+    num_samples: int,
+) -> str:
+    """Return what the first axis of a tensor counts."""
     if not tensor.dim():
         return FIXED
     size = tensor.shape[0]
-    is_flat = tensor.dim() == 1
-    if is_flat and name + OFFSETS in tensors:
+    if name in bags and _is_integer(tensor):
+        return ENDS if size == num_samples + 1 else SAMPLES
+    if name in bags or name in bags.values():
         return VALUES
-    if is_flat and name.endswith(WEIGHTS) and name.removesuffix(WEIGHTS) + OFFSETS in tensors:
-        return VALUES
-    if size == num_samples:
-        return SAMPLES
-    if size == num_samples + 1 and name.endswith(OFFSETS):
-        return ENDS
-    return FIXED
+    return SAMPLES if size == num_samples else FIXED
 
 
 def _check(leaf: Leaf, value: Any) -> None:

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense graph of a model that takes tensors, over these tensors and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import ConfigError
+from hotbed.persist.publish.export import check_outputs, finish_graph
+from hotbed.persist.publish.version import OnnxGraph
+
+from .ids import IdStage
+from .integers import exact
+from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
+from .places import Place, answered
+from .tracing import traced
+
+
+class PlainHalf(nn.Module):
+    """The model with its lookups replaced by inputs."""
+
+    def __init__(
+        self,
+        model: PlainModel,
+        activate: Callable[[Any], Any],
+        stage: IdStage,
+    ) -> None:
+        super().__init__()
+        self.network = model.network
+        self.outputs: list[str] = []
+        self.widths: dict[str, list[int]] = {}
+        self.num_rows = num_rows_of(model.tensors)
+        self._model = model
+        self._activate = activate
+        self._stage = [stage]  # in a list: it is no part of this module
+        self.places = self._placed()
+        self._names: list[str] = []
+
+    @property
+    def lookups(self) -> dict[str, list[tuple[str, str, str]]]:
+        """The features of each group of lookups."""
+        lookups: dict[str, list[tuple[str, str, str]]] = {}
+        for place in self.places:
+            lookups.setdefault(place.group, []).append(place.spec)
+        return lookups
+
+    def _placed(self) -> list[Place]:
+        """Return the places of all lookups: those with a bag or row for each sample share one."""
+        few = self._bags(FEW_ROWS)
+        many = self._bags(self.num_rows)
+        width = 0
+        num_groups = 1
+        places = []
+        features: list[str] = []
+        for number, lookup in enumerate(self._model.lookups):
+            feature = lookup.path
+            if feature in features:
+                feature = f"{feature}:{number}"
+            features.append(feature)
+            group = "lookup/0"
+            start = 0
+            if lookup.is_pooled:
+                if (few[number], many[number]) == (FEW_ROWS, self.num_rows):
+                    start = width
+                    width += lookup.dim
+                else:
+                    group = f"lookup/{num_groups}"
+                    num_groups += 1
+            places.append(
+                Place(
+                    lookup,
+                    number,
+                    group,
+                    feature,
+                    start,
+                )
+            )
+        return places
+
+    def _bags(self, num_rows: int) -> list[int]:
+        """Return how many bags each lookup has for so many samples."""
+        outputs = self._stage[0].named(examples(self._model.tensors, num_rows))
+        counts = []
+        for number, lookup in enumerate(self._model.lookups):
+            count = len(outputs[f"ids/{number}"])
+            if lookup.offsets is not None:
+                count = len(outputs[f"offsets/{number}"]) - int(lookup.ends)
+            counts.append(count)
+        return counts
+
+    def inputs(self, num_rows: int) -> dict[str, Tensor]:
+        """Return made-up inputs of the dense graph by name."""
+        tensors = examples(self._model.tensors, num_rows)
+        ids = self._stage[0].named(tensors)
+        bags = self._bags(num_rows)
+        generator = torch.Generator().manual_seed(num_rows)
+        inputs = {}
+        for spec, tensor in zip(self._model.tensors, tensors, strict=True):
+            inputs[argument(spec.name)] = tensor
+        pooled: dict[str, list[int]] = {}
+        for place in self.places:
+            dim = place.lookup.dim
+            if place.lookup.is_pooled:
+                size = pooled.setdefault(place.group, [bags[place.number], 0])
+                size[1] += dim
+            else:
+                shape = ids[f"ids/{place.number}"].shape
+                inputs[place.input] = torch.rand(*shape, dim, generator=generator)
+        for group, size in pooled.items():
+            inputs[group] = torch.rand(*size, generator=generator)
+        return inputs
+
+    def export(self) -> tuple[bytes, list[str]]:
+        """Return the dense graph without its weights, and their names."""
+        many = self.inputs(self.num_rows)
+        few = self.inputs(FEW_ROWS)
+        self._names = list(many)
+        self(*few.values())
+        widths = self.widths
+        self(*many.values())
+        if widths != self.widths:
+            raise ConfigError(
+                "export: a prediction must not depend on how many samples a request has, got "
+                f"outputs of {widths} for {FEW_ROWS} samples and {self.widths} for "
+                f"{self.num_rows}. Return scores of each sample alone."
+            )
+        program = exact(traced(self, list(many.values()), list(few.values())))
+        outputs = [f"output/{name}" for name in self.outputs]
+        translated = torch.onnx.export(
+            program,
+            (),
+            input_names=self._names,
+            output_names=outputs,  # no value of torch has such a name
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+        assert translated is not None
+        model = translated.model_proto
+        renamed = dict(zip(outputs, self.outputs, strict=True))
+        weights = []
+        for name, value in dense_state(self).items():
+            if value.dtype == torch.float32:
+                weights.append(name)
+            elif value.is_floating_point():
+                kind = str(value.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"export: servers take float32, got {name.removeprefix('network.')!r} of "
+                    f"{kind}. Convert the model with model.float()."
+                )
+        names = finish_graph(model, weights, renamed)
+        return model.SerializeToString(), names
+
+    def check(self, graph: OnnxGraph, num_rows: int, factor: float) -> None:
+        """Check a request of `num_rows` samples, with all weights times `factor`."""
+        request = self.inputs(num_rows)
+        state = dense_state(self)
+        weights = {name: state[name] * factor for name in graph.weights}
+        expected = torch.func.functional_call(self, weights, tuple(request.values()))
+        check_outputs(
+            graph,
+            request,
+            weights,
+            expected,
+        )
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        by_name = dict(zip(self._names, inputs, strict=True))
+        tensors = [by_name[argument(spec.name)] for spec in self._model.tensors]
+        with answered(self.places, by_name):
+            outputs = _activated(self._model.call(tensors), self._activate)
+        self.outputs = list(outputs)
+        self.widths = {}
+        for name, output in outputs.items():
+            if output.shape[1:]:
+                self.widths[name] = [int(size) for size in output.shape[1:]]
+        return tuple(outputs.values())
+
+
+def _activated(outputs: Any, activate: Callable[[Any], Any]) -> dict[str, Tensor]:
+    """Return the activated outputs of a model by name, [n] instead of [n, 1].
+
+    Raises:
+        ConfigError: They are something else than tensors with a row for each sample.
+    """
+    if torch.is_tensor(outputs):
+        return {"prediction": activate(_column(outputs))}
+    if dataclasses.is_dataclass(outputs):
+        fields = dataclasses.fields(outputs)
+        outputs = {field.name: getattr(outputs, field.name) for field in fields}
+    elif hasattr(outputs, "_asdict"):
+        outputs = outputs._asdict()
+    elif isinstance(outputs, (tuple, list)):
+        outputs = {f"prediction_{number}": output for number, output in enumerate(outputs)}
+    elif not isinstance(outputs, Mapping):
+        raise _not_served(outputs)
+    named: dict[str, Tensor] = activate({name: _column(part) for name, part in outputs.items()})
+    return named
+
+
+def _column(output: Any) -> Any:
+    if not torch.is_tensor(output) or not output.dim():
+        raise _not_served(output)
+    if output.dim() == 2 and output.shape[1] == 1:
+        output = output.squeeze(1)
+    return output.float()
+
+
+def _not_served(output: Any) -> ConfigError:
+    received = "one number" if torch.is_tensor(output) else type(output).__name__
+    return ConfigError(
+        "export: a model must return tensors with a row for each sample, alone, in a dict or in a "
+        f"tuple, got {received}. Return what a server answers."
+    )

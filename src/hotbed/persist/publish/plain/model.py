@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model that takes tensors, as the exporter needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.data.schema import Schema
+
+Part = tuple[str, str]
+"""A column of the schema, and what of it feeds a tensor: "values" (ids or numbers), "starts" (where
+the ids of each sample begin), "ends" (these, and where the last ones end), or "weights"."""
+
+_ROWS = (5, 7, 11, 13, 17, 19, 23)  # samples to trace with: a number that no other size is
+FEW_ROWS = 3
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a model takes.
+
+    Attributes:
+        name: Its name.
+        dtype: As torch names it, such as "int64".
+        shape: Without the first axis.
+        axis: What the first axis counts: "samples", "ends" (one more), "values" (the ids of all
+            bags), or "fixed".
+        size: Of the first axis, where it is fixed; None: a number without an axis.
+        bag: The tensor of ids that these offsets or weights belong to, or None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    axis: str
+    size: int | None
+    bag: str | None = None
+
+
+@dataclass(frozen=True)
+class ServedLookup:
+    """A lookup of a model in its forward pass.
+
+    Attributes:
+        path: Path of the module.
+        module: The module.
+        table: Name of its table.
+        pooling: Of its bags, or "none" for rows.
+        dim: Lanes of a row.
+        ids: Number of the output of the id graph that holds its ids.
+        offsets: Of the output that holds its offsets, or None.
+        weights: Of the output that holds its weights, or None.
+        weighted: Whether it takes weights; if they are no output, they depend on what is learned.
+        ends: Whether its offsets include the last one.
+        padding: The id that its bags leave out, or None.
+    """
+
+    path: str
+    module: nn.Module
+    table: str
+    pooling: str
+    dim: int
+    ids: int
+    offsets: int | None
+    weights: int | None
+    weighted: bool
+    ends: bool
+    padding: int | None
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a server pools its bags before the dense graph."""
+        return self.pooling != "none" and (self.weights is not None or not self.weighted)
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """A model that takes tensors, as the exporter needs it.
+
+    Attributes:
+        network: The model.
+        tensors: That it takes.
+        call: Runs the model with these tensors, in their order.
+        ids: Returns the ids, offsets and weights of the lookups for these tensors.
+        lookups: In the order of the forward pass.
+        schema: Returns the schema of requests for tensors of these names, and by tensor the column
+            that feeds it.
+    """
+
+    network: nn.Module
+    tensors: Sequence[TensorSpec]
+    call: Callable[[Sequence[Tensor]], Any]
+    ids: nn.Module
+    lookups: Sequence[ServedLookup]
+    schema: Callable[[Collection[str]], tuple[Schema, Mapping[str, Part]]]
+
+
+def argument(name: str) -> str:
+    """Return the name that the input for a tensor of the model has in a graph."""
+    return f"argument/{name}"
+
+
+def num_rows_of(specs: Sequence[TensorSpec]) -> int:
+    """Return a number of samples that no other size of the tensors is."""
+    sizes = {size for spec in specs for size in (spec.size, *spec.shape)}
+    return next(number for number in (*_ROWS, 29) if number not in sizes or number == 29)
+
+
+def examples(
+    specs: Sequence[TensorSpec],
+    num_rows: int,
+    integers: Sequence[int] = (0, 1),
+) -> list[Tensor]:
+    """Return made-up tensors for so many samples, with ids out of `integers`."""
+    generator = torch.Generator().manual_seed(num_rows)
+    num_values = 2 * num_rows + 1
+    sizes = {"samples": num_rows, "ends": num_rows + 1, "values": num_values}
+    tensors = []
+    for spec in specs:
+        dtype = getattr(torch, spec.dtype)
+        size = sizes.get(spec.axis, spec.size)
+        shape = spec.shape if size is None else (size, *spec.shape)
+        if spec.bag is not None and spec.axis in ("samples", "ends"):
+            offsets = 2 * torch.arange(size or 0)
+            offsets[num_rows:] = num_values
+            tensors.append(offsets.to(dtype))
+        elif dtype.is_floating_point:
+            tensors.append(torch.rand(shape, generator=generator).to(dtype))
+        else:
+            places = torch.randint(0, len(integers), shape, generator=generator)
+            tensors.append(torch.tensor(integers)[places].to(dtype))
+    return tensors
