@@ -482,3 +482,116 @@ def test_scripted_parts_stay_and_are_reported() -> None:
     ]
     assert report.kept[0].reason == "it is compiled by TorchScript"
     assert torch.equal(model(torch.arange(5)), expected)
+
+
+# --- ids without `% bins`
+
+
+class Hashed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(NUM_IDS, DIM, padding_idx=0)
+        self.tags = nn.EmbeddingBag(NUM_IDS, DIM, mode="sum", padding_idx=0)
+        self.item = nn.Embedding(NUM_IDS, DIM)
+
+    def forward(self, user: Tensor, tags: Tensor, weights: Tensor) -> Tensor:
+        bags = self.tags(tags % NUM_IDS, per_sample_weights=weights)
+        return self.user((31 * user + 1) % NUM_IDS) + bags + self.item(user % NUM_IDS)
+
+
+def hashed_batch() -> tuple[Tensor, Tensor, Tensor]:
+    user = torch.tensor([5, 10**12, -3, 5])
+    tags = torch.tensor([[0, 7], [NUM_IDS, 0], [-1, 2], [10**12, 3]])
+    return user, tags, torch.rand(4, 2)
+
+
+@pytest.mark.parametrize("has_batch", [False, True])
+def test_unbounded_tables_take_ids_before_the_remainder(has_batch: bool) -> None:
+    torch.manual_seed(0)
+    model = Hashed()
+    batch = hashed_batch()
+    given = batch if has_batch else None
+    model, optimizer, _ = hb.auto(model, adam(model), unbounded=["user", "tags"], batch=given)
+    model(*batch).square().sum().backward()
+    optimizer.step()
+    user, tags, weights = batch
+    for path, ids in (("user", 31 * user + 1), ("tags", tags.flatten()[1:])):
+        table = table_of(model, path)
+        assert (table.find(ids.unique().numpy()) >= 0).all()
+        assert len(table) == NUM_IDS + (ids.unique() >= NUM_IDS).sum() + (ids.unique() < 0).sum()
+    assert len(table_of(model, "item")) == NUM_IDS
+    model.eval()
+    rows = [
+        torch.from_numpy(table_of(model, path).lookup(ids))
+        for path, ids in (
+            ("user", (31 * user + 1).numpy()),
+            ("tags", tags.flatten().numpy()),
+            ("item", (user % NUM_IDS).numpy()),
+        )
+    ]
+    is_tag = (tags != 0) * weights  # 0 is padding, and a multiple of the bins is not
+    bags = (rows[1].view(4, 2, DIM) * is_tag[..., None]).sum(1)
+    torch.testing.assert_close(model(*batch), rows[0] + bags + rows[2])
+
+
+def test_unbounded_lookups_need_the_model_around_them() -> None:
+    model = Hashed()
+    model, _, _ = hb.auto(model, adam(model), unbounded=["user"])
+    with pytest.raises(ConfigError, match=r"user: its ids are computed .* outside of its forward"):
+        model.user(torch.tensor([1]))
+
+
+def test_unbounded_is_refused_where_ids_do_not_end_with_a_remainder() -> None:
+    model = Towers()
+    optimizer = adam(model)
+    for batch in (None, (IDS, IDS)):
+        with pytest.raises(ConfigError, match=r"do not end with '% bins', got 'user'"):
+            hb.auto(model, optimizer, unbounded=["user"], batch=batch)
+        assert_unchanged(model, optimizer)
+
+
+def test_a_model_that_cannot_be_traced_converts_and_says_so_when_ids_are_needed() -> None:
+    class Opaque(Hashed):
+        def forward(self, user: Tensor, tags: Tensor, weights: Tensor) -> Tensor:
+            ids = torch.from_numpy(user.numpy() % NUM_IDS)
+            return self.user(ids)
+
+    model = Opaque()
+    model, optimizer, _ = hb.auto(model, adam(model))
+    learn(model, optimizer, *hashed_batch())
+    model = Opaque()
+    model, _, _ = hb.auto(model, adam(model), unbounded=["user"])
+    with pytest.raises(ConfigError, match=r"code of Opaque cannot be traced.*without unbounded"):
+        model(*hashed_batch())
+
+
+# --- what the code of a model shows
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(NUM_IDS, DIM)
+        self.item = nn.Embedding(NUM_IDS, DIM)
+        self.score = nn.Embedding(NUM_IDS, DIM)
+
+    def forward(self, user: Tensor) -> Tensor:
+        rows = self.user(user)
+        if user.sum() > 5:
+            rows = rows + self.item(user)
+        return rows @ self.score.weight.T
+
+
+@pytest.mark.parametrize("batch", [None, (IDS,)])
+def test_branches_are_refused_and_reads_are_kept(batch: Any) -> None:
+    model = Branching()
+    optimizer = adam(model)
+    with pytest.raises(
+        ConfigError, match=r"(?s)these embeddings cannot.*item: .*depends on the data"
+    ):
+        hb.auto(model, optimizer, batch=batch)
+    assert_unchanged(model, optimizer)
+    model, optimizer, report = hb.auto(model, optimizer, tables={"item": None}, batch=batch)
+    assert [entry.path for entry in report.moved] == ["user"]
+    assert "outside a lookup" in {entry.path: entry.reason for entry in report.kept}["score"]
+    learn(model, optimizer, IDS)

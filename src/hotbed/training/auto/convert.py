@@ -216,8 +216,14 @@ def _check_unbounded(
             raise ConfigError(
                 f"hb.auto.unbounded: this embedding is kept as it is, got {path!r}. Leave it out."
             )
+        source = findings.sources.get(path)
+        if source is not None and source.bins is None:
+            raise ConfigError(
+                f"hb.auto.unbounded: the ids of this lookup do not end with '% bins', got {path!r} "
+                f"with ids {source.text}. Leave it out."
+            )
     if paths and findings.graph is not None:
-        findings.graph.unbounded(paths)  # raises for ids without `% bins`
+        findings.graph.unbounded(paths)  # raises where the batch alone does not give the ids
 
 
 def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
@@ -271,7 +277,7 @@ def _moves(
         lines = "".join(f"\n  {path}: {reason}" for path, reason in refused.items())
         keep = ", ".join(f"{path!r}: None" for path in refused)
         raise ConfigError(
-            f"hb.auto: {len(refused)} embeddings cannot become tables, got:{lines}\nNothing was "
+            f"hb.auto: these embeddings cannot become tables, got:{lines}\nNothing was "
             f"changed. Change them, or keep them as they are: tables={{{keep}}}."
         )
     for weight, table, _ in moves:

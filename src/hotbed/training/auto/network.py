@@ -137,6 +137,12 @@ class Converted:
             lookup.foreseen.clear()
         if self.unbounded:
             leaves = self._known_signature().leaves(args, kwargs)
+            misfit = self.id_graph().misfit(leaves)
+            if misfit:
+                raise ConfigError(
+                    f"hb.auto: ids without '% bins' cannot be computed for this batch, got: "
+                    f"{misfit}. Bring batches of such sizes, or leave unbounded out."
+                )
             expected = _with_ids(self.foresee(leaves), expected)
         for path, own in expected:
             self.lookups[path].foreseen.append(own)
@@ -177,10 +183,12 @@ def _with_ids(
     Plans of other lookups come behind; a lookup compares its ids with those of its plan.
     """
     own = {path for path, _ in ids}
-    waiting = deque(planned for path, planned in plans if path in own)
+    waiting: dict[str, deque[Foreseen]] = {}
+    for path, planned in plans:
+        waiting.setdefault(path, deque()).append(planned)
     merged = []
     for path, foreseen in ids:
-        plan = waiting.popleft().plan if waiting else None
+        plan = waiting[path].popleft().plan if waiting.get(path) else None
         merged.append((path, Foreseen(foreseen.ids, plan)))
     return merged + [(path, planned) for path, planned in plans if path not in own]
 
