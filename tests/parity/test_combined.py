@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 from torch.optim import lr_scheduler as schedulers
@@ -533,3 +535,67 @@ def test_an_optimizer_over_embeddings_alone_has_a_dense_part_without_parameters(
         ]
 
     check(learn, make)
+
+
+# --- any order of uses ---------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from([sgd, momentum, adam]),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("learn"), st.integers(0, STEPS - 1)),
+            st.tuples(st.just("step"), st.none()),
+            st.tuples(st.just("zero"), st.booleans()),
+            st.tuples(st.just("clip"), st.floats(0.01, 1.0)),
+            st.tuples(st.just("rate"), st.floats(0.0, 0.05)),
+            st.tuples(st.just("freeze"), st.booleans()),
+        ),
+        min_size=4,
+        max_size=24,
+    ),
+)
+def test_any_order_of_uses_does_what_it_does_in_torch(
+    make: Make, uses: list[tuple[str, Any]]
+) -> None:
+    data = list(batches())
+
+    def train(model: Any, optimizers: list[Optimizer]) -> list[float]:
+        (optimizer,) = optimizers
+        losses = []
+        for use, value in [("rate", 0.02), *uses]:
+            if use == "learn":
+                loss = loss_of(model, *data[value])
+                loss.backward()
+                losses.append(loss.item())
+            elif use == "step":
+                optimizer.step()
+            elif use == "zero":
+                optimizer.zero_grad(set_to_none=value)
+            elif use == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), value)
+            elif use == "rate":
+                optimizer.param_groups[0]["lr"] = value
+            else:  # torch moves a frozen weight whose gradient waits; tables do not
+                optimizer.zero_grad()
+                for parameter in model.item.parameters():
+                    parameter.requires_grad_(not value)
+        return [0.0, *losses]
+
+    check(train, make)
+
+
+def test_a_lookup_of_no_ids_counts_as_a_step() -> None:
+    def train(model: Any, optimizers: list[Optimizer]) -> list[float]:
+        losses = []
+        for number, (users, items, label) in enumerate(batches()):
+            optimizers[0].zero_grad()
+            rows = model.user(users) + model.item(items[: number % 2]).sum(dim=0)
+            loss = nn.functional.mse_loss(model.tower(rows).squeeze(1), label)
+            loss.backward()
+            optimizers[0].step()
+            losses.append(loss.item())
+        return losses
+
+    check(train, adam)

@@ -36,7 +36,7 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
     place of the weights. Schedulers, `clip_grad_norm_`, GradScaler, closures, accumulation and
     hooks work as before. Tables follow the `lr` of their group. A change of another setting that
     the rule of a table cannot follow, such as the betas that OneCycleLR cycles, is refused by
-    `step()`.
+    `step()`. A frozen table stays as it is; torch would still apply a gradient that waits.
 
     Its `state_dict()` holds what torch keeps for the dense parameters. The optimizer state of rows
     lies in the tables, so `model.state_dict()` holds it.
