@@ -90,6 +90,8 @@ class Case:
             if isinstance(column, hb.Id):
                 size, length = SIZES[column.name]
                 ids = random.integers(0, size, (NUM_ROWS, length)) + moves_on[:, None]
+                if column.name == "seconds":
+                    ids = raw["t"][:, None] + size
                 raw[column.name] = list(ids) if length > 1 else ids[:, 0]
             elif isinstance(column, hb.Dense):
                 raw[column.name] = random.normal(size=NUM_ROWS).astype(np.float32)
@@ -249,6 +251,22 @@ def test_ids_are_admitted_and_evicted_by_table(case: Case) -> None:
         assert stats["evicted"] >= first[name] // 2  # rows that the weight had, too
     others = set(model.tables) - set(case.grows)
     assert all(model.tables[name].stats["evicted"] == 0 for name in others)
+
+
+def test_times_are_a_column_of_a_dataset_or_an_argument_of_the_model() -> None:
+    case = CASES[0]
+    models = []
+    for times, data in ((None, case.dataset()), ("t", case.dataset()), ("seconds", case.items())):
+        network, optimizer = case.network()
+        policies = dict.fromkeys(case.grows, {"evict": hb.Ttl(seconds=150)})
+        network, optimizer, _ = hb.auto(network, optimizer, policies, times=times)
+        model = hb.RecModel(network, case.loss, optimizer)
+        evict = hb.callbacks.Evict(seconds_interval=100)
+        model.online_train(data, evict, progress=False)
+        models.append(model)
+    assert models[0].tables["crossed"].stats["evicted"] > 0
+    assert_same_bits(models[1], models[0])
+    assert sizes_of(models[2]) == sizes_of(models[0])
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

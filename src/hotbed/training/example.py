@@ -32,8 +32,16 @@ class Example:
     batch: Batch | None  # the Batch that this was made from; None for tuple data
     device: torch.device = CPU
     keywords: Mapping[str, Any] = field(default_factory=dict)  # only of converted networks
+    time: Any = None  # int64 microseconds of the samples
     foreseen: Any = None  # what the lookups of a converted model take, if ids were mapped ahead
     error: Exception | None = None  # why the ids could not be mapped ahead
+
+    @property
+    def latest(self) -> int | None:
+        """Return the newest event time in microseconds; None without times."""
+        if self.time is None or not len(self.time):
+            return None
+        return int(self.time.max())
 
     @property
     def everything(self) -> tuple[Any, ...]:
@@ -73,6 +81,7 @@ def prepare(
             item.num_samples,
             batch,
             device,
+            time=batch.time,
         )
     if not isinstance(item, (tuple, list)):
         item = (item,)
@@ -90,9 +99,12 @@ def prepare(
         if len(items) == 2:
             labels = items[1]
     keywords: Mapping[str, Any] = {}
-    if network is not None and converted(network) is not None:
+    time = None
+    state = None if network is None else converted(network)
+    if state is not None:
         data = arguments[0] if len(arguments) == 1 else arguments
-        arguments, keywords = arguments_of(network, data)
+        arguments, keywords = arguments_of(state.model, data)
+        time = state.times_of(arguments, keywords)
     return Example(
         arguments,
         labels,
@@ -101,6 +113,7 @@ def prepare(
         None,
         device,
         keywords,
+        time,
     )
 
 

@@ -275,8 +275,8 @@ class Run:
         self.counts.step += 1
         self.counts.samples += example.num_samples
         self.position = None if batch is None else batch.position
-        if batch is not None and batch.time is not None and len(batch.time):
-            latest = int(batch.time.max())
+        latest = example.latest
+        if latest is not None:
             self.counts.now = latest if self.now is None else max(self.now, latest)
 
 

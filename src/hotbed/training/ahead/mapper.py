@@ -103,7 +103,7 @@ class BatchMapper:
         )
 
     def latest(self, example: Example) -> int | None:
-        return _latest(None if example.batch is None else example.batch.time)
+        return example.latest
 
 
 class ModelMapper:
@@ -176,10 +176,10 @@ class ModelMapper:
         return replace(example, foreseen=foreseen)
 
     def latest(self, example: Example) -> int | None:
-        if example.batch is not None:
-            return _latest(example.batch.time)
         name = self._state.times
-        if name is None or not self._ready or self._state.signature is None:
+        if example.time is not None or name is None:
+            return example.latest
+        if not self._ready or self._state.signature is None:
             return None
         place = self._places[self._state.signature.names.index(name)]
         return _latest(dict(_tensors((example.arguments, example.keywords))).get(place or ()))

@@ -101,7 +101,7 @@ class Converted:
             maps: paths of the lookups whose ids are mapped to rows now, as in train mode.
             times: int64 microseconds of the samples, where no argument holds them.
         """
-        if self.times is not None and self.signature is not None:
+        if self.times is not None and self.signature is not None and self._takes_times():
             times = leaves[self.signature.names.index(self.times)]
         foreseen = []
         for path, ids in self.id_graph()(leaves):
@@ -130,8 +130,7 @@ class Converted:
         if self.model.training and self._expected is not None:
             expected = self._expected
             self._expected = None
-        if self.times is not None:
-            times = self._known_signature().find(self.times, args, kwargs)
+        times = self.times_of(args, kwargs, times)
         for lookup in self.lookups.values():
             lookup.times = times
             lookup.foreseen.clear()
@@ -147,6 +146,27 @@ class Converted:
         for path, own in expected:
             self.lookups[path].foreseen.append(own)
         return args, kwargs
+
+    def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Any = None) -> Any:
+        """Return the times of the samples among the arguments of a call; None if there are none.
+
+        Args:
+            args: positional arguments of the model.
+            kwargs: its keyword arguments.
+            others: times of the batch, for a model that does not take them.
+
+        Raises:
+            ConfigError: the arguments have no tensor of the name `times`.
+        """
+        signature = self.signature
+        if self.times is None or (others is not None and not self._takes_times()):
+            return others
+        if signature is None:
+            signature = Signature.of(self.model, args, kwargs)
+        return signature.find(self.times, args, kwargs)
+
+    def _takes_times(self) -> bool:
+        return self.signature is not None and self.times in self.signature.names
 
     def leave(self) -> None:
         """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""

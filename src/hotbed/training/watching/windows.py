@@ -109,10 +109,7 @@ class Windows:
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take the scores of a batch; the observer that made them calls this."""
-        batch = example.batch
-        times = None
-        if batch is not None and batch.time is not None:
-            times = np.asarray(batch.time)
+        times = None if example.time is None else np.asarray(example.time)
         if self._baseline is not None:
             self._baseline.score(example)
         for number, rows in self._cuts.pieces(times, example.num_samples):
