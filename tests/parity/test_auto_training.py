@@ -258,7 +258,7 @@ def test_times_are_a_column_of_a_dataset_or_an_argument_of_the_model() -> None:
     models = []
     for times, data in ((None, case.dataset()), ("t", case.dataset()), ("seconds", case.items())):
         network, optimizer = case.network()
-        policies = dict.fromkeys(case.grows, {"evict": hb.Ttl(seconds=150)})
+        policies = {path: {"evict": hb.Ttl(seconds=150)} for path in case.grows}
         network, optimizer, _ = hb.auto(network, optimizer, policies, times=times)
         model = hb.RecModel(network, case.loss, optimizer)
         evict = hb.callbacks.Evict(seconds_interval=100)
