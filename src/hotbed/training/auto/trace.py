@@ -318,7 +318,7 @@ def _exported_walk(
         lookups = []
         for lookup in layout:
             numbers = (lookup.ids, lookup.offsets, lookup.weights)
-            parts = [None if number is None else results[number].clone() for number in numbers]
+            parts = [None if number is None else results[number] for number in numbers]
             lookups.append(Lookup(lookup.path, *parts))
         return lookups
 

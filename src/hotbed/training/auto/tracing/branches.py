@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from .recording import Lookup, symbolic_len, takes_bags
 from .sources import name_of
-from .subgraph import Subgraph, ancestors
+from .subgraph import ancestors
 from .tracer import Arguments, Condition, Entry, Known, RandomNumbers, Tracer, asks_shape, key_of
 
 MOST_PATHS = 64
@@ -31,6 +31,7 @@ class Walk:
         entry: the root of the graph's modules and buffers.
         leaves: the node of each leaf.
         lookups: with nodes of the graph in the place of tensors.
+        places: the node of each lookup.
         conditions: in their order.
         reads: of each path whose weight is read outside a lookup, by what.
     """
@@ -39,6 +40,7 @@ class Walk:
     entry: nn.Module
     leaves: list[fx.Node]
     lookups: list[Lookup]
+    places: list[fx.Node]
     conditions: list[Condition]
     reads: dict[str, str]
 
@@ -55,22 +57,42 @@ class Walk:
         """Return the module that computes the arguments of all lookups from the leaves.
 
         The arguments of the lookups that come with it are the numbers of its outputs.
-
-        Raises:
-            ValueError: the code changes a tensor in place that ids are computed from, and torch.fx
-                does not show what that changes.
         """
-        parts = [part for lookup in self.lookups for part in lookup.parts()]
-        sources = ancestors(parts)
-        for node in self.graph.nodes:
-            if _is_in_place(node) and sources & _changed_by(node):
-                raise ValueError(f"{name_of(node)}_() changes a tensor in place")
-        subgraph = Subgraph(self.entry)
+        wanted = self._wanted()
+        made: dict[fx.Node, Lookup] = dict(zip(self.places, self.lookups, strict=True))
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        outputs: list[fx.Node] = []
         lookups = []
-        for lookup in self.lookups:
-            numbers = map(subgraph.output, (lookup.ids, lookup.offsets, lookup.weights))
-            lookups.append(Lookup(lookup.path, *numbers))
-        return subgraph.module(), lookups
+        for node in self.graph.nodes:
+            if node in made:
+                numbers: list[int | None] = []
+                for part in (made[node].ids, made[node].offsets, made[node].weights):
+                    numbers.append(None if part is None else len(outputs))
+                    if part is not None:  # a copy: the code may change its tensors afterwards
+                        outputs.append(graph.call_method("clone", (copies[part],)))
+                lookups.append(Lookup(made[node].path, *numbers))
+            if node in wanted:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(outputs))
+        return fx.GraphModule(self.entry, graph), lookups
+
+    def _wanted(self) -> set[fx.Node]:
+        """Return the nodes that ids are computed from, and those that change them in place."""
+        wanted = ancestors([part for lookup in self.lookups for part in lookup.parts()])
+        changes = []
+        for node in self.graph.nodes:
+            if node in self.places[-1:]:
+                break
+            if _is_in_place(node):
+                changes.append(node)
+        size = -1
+        while size != len(wanted):
+            size = len(wanted)
+            for node in changes:
+                if wanted & _changed_by(node):
+                    wanted |= ancestors([node])
+        return wanted
 
 
 @dataclass
@@ -184,6 +206,7 @@ def _walk(graph: fx.Graph, entry: Entry, tracer: Tracer) -> Walk:
         entry,
         [leaves[number] for number in range(len(entry.known))],
         lookups,
+        [node for _, _, node in tracer.lookups],
         tracer.conditions,
         _reads(graph, tracer),
     )
