@@ -388,3 +388,30 @@ class TestHalfRows:
             for table in (eager, lazy):
                 table.update(table.find_or_insert(ids), grads[:5])
         assert rows_of(lazy)["value"].equals(rows_of(eager)["value"])
+
+
+@pytest.mark.parametrize("scope", ["all", "catch_up"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        hb.Sgd(0.1),
+        hb.Sgd(0.1, l2=0.1),
+        hb.Momentum(0.1),
+        hb.Momentum(0.1, l1=0.1),
+        hb.Nesterov(0.1),
+        hb.Adagrad(0.1, initial_accumulator=0.1),
+        hb.RowwiseAdagrad(0.1),
+        hb.RmsProp(0.1),
+        hb.Adam(0.1),
+        hb.Adam(0.1, decay=0.1),
+        hb.Adam(0.1, eps_hat=True, l2=0.1),
+    ],
+    ids=repr,
+)
+def test_a_rule_says_whether_a_step_without_gradient_moves_a_new_row(rule: Any, scope: Any) -> None:
+    rule = dataclasses.replace(rule, scope=scope)
+    values = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    state = np.tile(rule.initial_state(4), (5, 1))
+    moved, _ = rule.reference(values, state, np.zeros_like(values), step=3)
+    assert rule.moves_new_rows == (not np.array_equal(moved, values))
+    assert not dataclasses.replace(rule, scope="touched").moves_new_rows

@@ -90,8 +90,19 @@ class Rule(ABC):
 
         A delta cannot record the changes of such a table.
         """
-        decays = self.l1 > 0 or self.l2 > 0
-        return self.scope != "touched" and (decays or self._moves_without_gradient)
+        return self.scope != "touched" and (self._decays() or self._moves_without_gradient)
+
+    @property
+    def moves_new_rows(self) -> bool:
+        """Return True when an update changes a row that has not had a gradient yet.
+
+        Such a row must not miss or repeat a step. Rules of moments alone leave it: these are zero.
+        """
+        return self.scope != "touched" and (self._decays() or self._proximal)
+
+    def _decays(self) -> bool:
+        """Return whether values shrink without a gradient."""
+        return self.l1 > 0 or self.l2 > 0
 
     def state_width(self, dim: int) -> int:
         """Return the floats of optimizer state a row, laid out [slot 0: dim][slot 1: dim]…"""
@@ -367,6 +378,9 @@ class Adam(Rule):
         )
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.decay", self.decay, least=0)
+
+    def _decays(self) -> bool:
+        return self.decay > 0 or super()._decays()
 
     def _step(
         self,

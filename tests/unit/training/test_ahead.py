@@ -92,6 +92,18 @@ POLICIES: dict[str, dict[str, Any]] = {
             hb.Ftrl,
         )
     },
+    "Adam, all rows": {"rule": hb.Adam(lr=0.05, scope="all")},
+    "Adam, caught up": {"rule": hb.Adam(lr=0.05, scope="catch_up")},
+    "Nesterov, caught up, bfloat16": {
+        "rule": hb.Nesterov(lr=0.05, scope="catch_up"),
+        "dtype": "bfloat16",
+    },
+    "RmsProp, all rows, age, admission": {
+        "rule": hb.RmsProp(lr=0.05, scope="all"),
+        "evict": hb.Ttl(seconds=64 * 5),
+        "admit": hb.MinCount(2),
+    },
+    "Adagrad, caught up": {"rule": hb.Adagrad(lr=0.05, scope="catch_up")},
     "bfloat16": {"dtype": "bfloat16"},
     "admission by count": {"admit": hb.MinCount(3)},
     "admission by chance": {"admit": hb.Probability(0.3)},
@@ -159,8 +171,13 @@ def test_threads_of_the_core_change_no_bit(learned: Any) -> None:
 @pytest.mark.parametrize(
     ("policies", "reason"),
     [
-        ({"rule": hb.Adam(scope="catch_up")}, "the rule of table 'user' moves idle rows"),
-        ({"rule": hb.Adam(scope="all")}, "the rule of table 'user' moves idle rows"),
+        ({"rule": hb.Adam(l2=0.1, scope="catch_up")}, "the rule of table 'user' decays rows"),
+        ({"rule": hb.Adam(decay=0.1, scope="all")}, "the rule of table 'user' decays rows"),
+        ({"rule": hb.Ftrl(scope="catch_up")}, "the rule of table 'user' decays rows"),
+        (
+            {"rule": hb.Momentum(scope="catch_up"), "evict": hb.Lru(1024)},
+            "the rule of table 'user' has the scope 'catch_up'",
+        ),
         ({"evict": hb.Ttl(steps=3)}, "the policies of table 'user' count its steps"),
         ({"admit": hb.MinCount(2, expire_steps=3)}, "the policies of table 'user' count its steps"),
     ],

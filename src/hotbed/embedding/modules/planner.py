@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import Table
 
 from .base import table_modules
@@ -117,9 +118,15 @@ def obstacle_of(tables: Iterable[Table]) -> str:
     for table in tables:
         if table.clock == "steps":
             return f"the policies of table {table.name!r} count its steps"
-        if table.rule.scope != "touched":
+        if table.rule.moves_new_rows:
             return (
-                f"the rule of table {table.name!r} moves idle rows (scope "
+                f"the rule of table {table.name!r} decays rows without a gradient (scope "
                 f"{table.rule.scope!r}), and a new row must not miss or repeat a step"
+            )
+        is_bounded = any(isinstance(policy, (Lfu, Lru)) for policy in table.evictions)
+        if is_bounded and table.rule.scope != "touched":
+            return (
+                f"the rule of table {table.name!r} has the scope {table.rule.scope!r}, and a row "
+                "that the full table removes must not miss a step"
             )
     return ""
