@@ -285,3 +285,30 @@ def test_clipping_sees_one_gradient_of_a_weight_that_two_modules_share() -> None
     torch.manual_seed(0)
     other = assert_twins(Shared(), DENSE["sgd"], warm_up=0, clip=0.05)
     assert len([p for p in other.parameters() if not p.numel()]) == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "bags"])
+def test_the_default_type_and_device_of_torch_do_not_matter(kind: str) -> None:
+    """Rows are float32 on the host, whatever new tensors are."""
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    expected = copy.deepcopy(model)
+    make = DENSE["adam"]
+    model, optimizers, _ = hb.auto(model, make(model))
+    others = make(expected)
+    for batch, labels in batches(model, 3):
+        learn(expected, others, batch, labels)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        try:
+            scores = model(*batch)
+            loss = nn.functional.binary_cross_entropy_with_logits(scores, labels)
+            loss.backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device("cpu")
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_equal_weights(expected, model)

@@ -424,6 +424,8 @@ def test_missing_times_are_named() -> None:
     model, _, _ = hb.auto(model, adam(model), tables=tables, times="tiem")
     with pytest.raises(ConfigError, match=r"'tiem'.*Did you mean 'time'"):
         model(IDS, IDS, torch.arange(6))
+    with pytest.raises(ConfigError, match=r"'tiem'.*Did you mean 'time'"):
+        hb.auto(Towers(), adam(Towers()), times="tiem", batch=(IDS, IDS, torch.arange(6)))
 
 
 def test_carried_rows_count_from_the_first_batch() -> None:

@@ -342,7 +342,7 @@ class _Results:
 
     def __init__(self, module: TableModule, host: HostIds) -> None:
         width = module.output_dim
-        self.flat = torch.empty(host.num_samples, width)
+        self.flat = torch.empty(host.num_samples, width, dtype=torch.float32, device="cpu")
         self.sequences: list[Tensor] = []
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()
@@ -362,7 +362,7 @@ class _Results:
                 if offsets is not None:
                     rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
                     size = module.buckets.size_for(num_ids, rows_of)
-                rows = torch.empty(size, dim)
+                rows = torch.empty(size, dim, dtype=torch.float32, device="cpu")
                 rows[num_ids:] = 0.0
                 self.sequences.append(rows)
                 self.addresses.append((rows.data_ptr(), dim))

@@ -84,9 +84,9 @@ class EmbeddingBag(TableModule):
             return self.pool([ids], time)[0]
         if ids.dim() == 2 and offsets is None:
             if ids.shape[1]:
-                offsets = torch.arange(0, ids.numel() + 1, ids.shape[1])
+                offsets = torch.arange(0, ids.numel() + 1, ids.shape[1], device=ids.device)
             else:
-                offsets = torch.zeros(len(ids) + 1, dtype=torch.int64)
+                offsets = torch.zeros(len(ids) + 1, dtype=torch.int64, device=ids.device)
             if weights is not None:
                 weights = weights.reshape(-1)
             ids = ids.reshape(-1)

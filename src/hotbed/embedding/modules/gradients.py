@@ -132,7 +132,9 @@ class RowGradients:
         grads = []
         for group in self._groups:
             num_uniques = sum(uniques[table] for table in group.tables)
-            grad = torch.empty(self._num_rows(group, num_uniques), group.dim)
+            grad = torch.empty(
+                self._num_rows(group, num_uniques), group.dim, dtype=torch.float32, device="cpu"
+            )
             grad[num_uniques:] = 0.0
             grads.append(grad)
         addresses = self._addresses(uniques, grads)
@@ -211,7 +213,10 @@ class RowGradients:
             return
         step = Step([table.native for table in self._tables], [])
         step.map([], 0, training=False)
-        grads = [torch.zeros(self._num_rows(group, 0), group.dim) for group in self._groups]
+        grads = [
+            torch.zeros(self._num_rows(group, 0), group.dim, dtype=torch.float32, device="cpu")
+            for group in self._groups
+        ]
         self._wait(step, grads, self._addresses(step.num_uniques(), grads), finite=True)
 
     def _wait(
@@ -283,7 +288,7 @@ class RowGradients:
             num_uniques = sum(len(part) for part in parts)
             num_zeros = self._num_rows(group, num_uniques) - num_uniques
             if num_zeros:
-                parts.append(torch.zeros(num_zeros, group.dim))
+                parts.append(torch.zeros(num_zeros, group.dim, dtype=torch.float32, device="cpu"))
             if len(parts) > 1:
                 parts = [torch.cat(parts)]
             merged_grads.append(parts[0])
@@ -316,11 +321,11 @@ class Weighted:
         ids: Ids,
     ) -> Weighted:
         rows = torch.from_numpy(table.lookup(int64(ids.values, feature).numpy()))
-        results = torch.arange(len(rows))
-        shares = torch.ones(len(rows))
+        results = torch.arange(len(rows), device="cpu")
+        shares = torch.ones(len(rows), dtype=torch.float32, device="cpu")
         if pooling != "none" and ids.offsets is not None:
             lengths = int64(ids.offsets, feature).diff()
-            results = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+            results = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
             if pooling == "mean":
                 shares = 1.0 / lengths[results].float()
         return Weighted(

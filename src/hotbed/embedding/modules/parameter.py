@@ -34,7 +34,9 @@ class TableRows(nn.Parameter):
     _sums: Tensor | None
 
     def __new__(cls, tables: Sequence[Table]) -> TableRows:
-        rows: TableRows = super().__new__(cls, torch.empty(0, tables[0].dim))
+        rows: TableRows = super().__new__(
+            cls, torch.empty(0, tables[0].dim, dtype=torch.float32, device="cpu")
+        )
         rows.tables = tuple(tables)
         rows._sums = None
         return rows

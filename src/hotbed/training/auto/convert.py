@@ -94,6 +94,8 @@ def auto(
     if batch is not None:
         args, kwargs = arguments_of(model, batch)
         signature = Signature.of(model, args, kwargs)
+        if times is not None and getattr(batch, "time", None) is None:
+            signature[times]  # raises for an unknown name
     findings = trace.inspect(
         model,
         [site.path for weight in weights for site in weight.sites if not site.is_scripted],
@@ -366,17 +368,17 @@ def _report(
         for site in weight.sites:
             entries.append(
                 Entry(
-                    site.path,
-                    site.kind,
-                    "kept" if reason else "moved",
-                    reason,
-                    tables.get(weight.name),
-                    tuple(path for path in weight.paths if path != site.path),
-                    site.module.num_embeddings,
-                    site.module.embedding_dim,
-                    findings.sources.get(site.path),
-                    findings.obstacles.get(site.path, ""),
-                    site.path in unbounded,
+                    path=site.path,
+                    kind=site.kind,
+                    outcome="kept" if reason else "moved",
+                    reason=reason,
+                    table=tables.get(weight.name),
+                    others=tuple(path for path in weight.paths if path != site.path),
+                    num_rows=site.module.num_embeddings,
+                    dim=site.module.embedding_dim,
+                    source=findings.sources.get(site.path),
+                    obstacle=findings.obstacles.get(site.path, ""),
+                    is_unbounded=site.path in unbounded,
                 )
             )
     notes = []
