@@ -146,7 +146,9 @@ def _(
     learns: bool,
 ) -> list[Tensor]:
     module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
-    num_samples = offsets[0].shape[0] - 1 if offsets[0].shape[0] else values[0].shape[0]
+    num_samples = values[0].shape[0]
+    if offsets[0].shape[0]:
+        num_samples = offsets[0].shape[0] - 1
     sequences = [
         anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)
     ]

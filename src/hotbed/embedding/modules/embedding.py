@@ -35,8 +35,11 @@ class Embedding(TableModule):
         needs it.
         """
         if isinstance(ids, Ids):
-            return self.pool([ids], time)[1][0]
-        return self.pool([Ids(ids.reshape(-1))], time)[1][0].view(*ids.shape, self.tables[0].dim)
+            _, (rows,) = self.pool([ids], time)
+            return rows
+        flat = Ids(ids.reshape(-1))
+        _, (rows,) = self.pool([flat], time)
+        return rows.view(*ids.shape, self.dims[0])
 
 
 class EmbeddingBag(TableModule):

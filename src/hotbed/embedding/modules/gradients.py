@@ -354,6 +354,8 @@ def dense_rows(grad: Tensor) -> Tensor:
     """Return a gradient as float32 rows on the host; rows may lie apart, lanes may not."""
     if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
         grad = grad.detach().to("cpu", torch.float32)
-    if grad.dim() == 2 and grad.stride(1) == 1 and grad.stride(0) >= grad.shape[1]:
-        return grad
+    if grad.dim() == 2:
+        between_rows, between_lanes = grad.stride()
+        if between_lanes == 1 and between_rows >= grad.shape[1]:
+            return grad
     return grad.contiguous()

@@ -47,9 +47,10 @@ class TableRows(nn.Parameter):
 
     @grad.setter
     def grad(self, sums: Tensor | None) -> None:
-        if sums is not None and (sums.dim() != 2 or sums.shape[1] != self.tables[0].dim):
+        dim = self.tables[0].dim
+        if sums is not None and (sums.dim() != 2 or sums.shape[1] != dim):
             raise RowShapeError(
-                f"{self!r}: expected a gradient of shape [unique ids, {self.tables[0].dim}], "
+                f"{self!r}: expected a gradient of shape [unique ids, {dim}], "
                 f"got {list(sums.shape)}. Keep the shape that backward left."
             )
         self._sums = sums
@@ -114,8 +115,13 @@ class TableRows(nn.Parameter):
         return copied
 
     def __repr__(self) -> str:  # type: ignore[override]
-        tables = ", ".join(f"{table.name!r}: {table.stats['rows']:,} rows" for table in self.tables)
-        return f"TableRows({tables}, dim={self.tables[0].dim}, requires_grad={self.requires_grad})"
+        sizes = []
+        for table in self.tables:
+            num_rows = table.stats["rows"]
+            sizes.append(f"{table.name!r}: {num_rows:,} rows")
+        tables = ", ".join(sizes)
+        dim = self.tables[0].dim
+        return f"TableRows({tables}, dim={dim}, requires_grad={self.requires_grad})"
 
 
 def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -181,7 +181,8 @@ def dense_state(module: nn.Module) -> dict[str, Tensor]:
 def state_bytes(table: Table) -> int:
     """Return about how many bytes `table_state` takes."""
     stats = table.stats
-    return int(stats["rows"]) * (8 + int(table.native.row_bytes)) + int(stats["candidate_bytes"])
+    row_bytes = 8 + int(table.native.row_bytes)
+    return int(stats["rows"]) * row_bytes + int(stats["candidate_bytes"])
 
 
 def table_state(table: Table) -> dict[str, Any]:

@@ -35,13 +35,18 @@ def fill(
     table.load_scalars({**table.scalars(), "step": step, "rates": rates})
     has_state = bool(state) and table.state_width > 0
     for start in range(0, len(weight), CHUNK):
-        part = slice(start, start + CHUNK)
-        ids = np.arange(start, min(start + CHUNK, len(weight)))
-        columns = {"id": pa.array(ids), "value": _lists(weight[part])}
+        stop = min(start + CHUNK, len(weight))
+        ids = np.arange(start, stop)
+        columns = {
+            "id": pa.array(ids),
+            "value": _lists(weight[start:stop]),
+        }
         if has_state:
-            columns["state"] = _lists(torch.cat([slot[part] for slot in state], 1))
+            slots = [slot[start:stop] for slot in state]
+            columns["state"] = _lists(torch.cat(slots, 1))
         if table.clock == "steps":
-            columns["last_seen"] = pa.array(np.full(len(ids), step, np.int64))
+            times = np.full(len(ids), step, np.int64)
+            columns["last_seen"] = pa.array(times)
         table.load([pa.record_batch(columns)])
 
 
@@ -49,9 +54,12 @@ def load_weight(table: Table, weight: Tensor) -> None:
     """Replace the values of the rows 0, 1, … by those of a weight; their state stays."""
     table.native.catch_up()
     for start in range(0, len(weight), CHUNK):
-        ids = np.arange(start, min(start + CHUNK, len(weight)))
-        values = _lists(weight[start : start + CHUNK])
-        table.load([pa.record_batch({"id": pa.array(ids), "value": values})])
+        stop = min(start + CHUNK, len(weight))
+        columns = {
+            "id": pa.array(np.arange(start, stop)),
+            "value": _lists(weight[start:stop]),
+        }
+        table.load([pa.record_batch(columns)])
 
 
 def date_rows(table: Table, now: int) -> None:
@@ -69,5 +77,6 @@ def date_rows(table: Table, now: int) -> None:
 
 
 def _lists(rows: Tensor) -> pa.Array:
-    values = rows.detach().to("cpu", torch.float32).contiguous().numpy()
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    values = rows.detach().to("cpu", torch.float32)
+    flat = values.contiguous().view(-1).numpy()
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), rows.shape[1])

@@ -138,7 +138,9 @@ def weights_of(model: nn.Module) -> list[Weight]:
         )
     sites: dict[int, list[Site]] = {}
     for module, own in paths.items():
-        sites.setdefault(id(module.weight), []).append(Site(own[0], tuple(own[1:]), module))
+        first, *others = own
+        site = Site(first, tuple(others), module)
+        sites.setdefault(id(module.weight), []).append(site)
     weights = []
     for of_weight in sites.values():
         parameter = of_weight[0].module.weight
