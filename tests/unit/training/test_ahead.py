@@ -27,16 +27,9 @@ from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate
 from hotbed.training.evict import EvictionSchedule
 from hotbed.training.learner import Learner
 from hotbed.training.run import Callbacks, Goal, Run
-from hotbed.training.watching.history import History
 
 STEPS = 60
 ROWS = 64 * STEPS
-
-
-@pytest.fixture(autouse=True)
-def rare_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each point of a history is a barrier, and short runs have one a step."""
-    monkeypatch.setattr("hotbed.training.model.History", lambda: History(every_steps=25))
 
 
 class Declared:
@@ -155,7 +148,7 @@ def test_mapping_ahead_gives_the_bits_of_mapping_in_the_step(
     assert alone == ahead
     assert not any(none.ahead.values())
     assert sum(some.ahead.values()) > STEPS / 2
-    for step in (17, 25, 34, 2 * STEPS):
+    for step in (17, 34, 2 * STEPS):
         assert some.ahead[step] == 0, "a barrier was passed"
 
 

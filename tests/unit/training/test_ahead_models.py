@@ -21,7 +21,6 @@ from hotbed.embedding.modules import table_modules
 from hotbed.training.auto import converted
 from hotbed.training.evict import EvictionSchedule
 from hotbed.training.run import Run
-from hotbed.training.watching.history import History
 
 STEPS = 30
 SAMPLES = 64
@@ -356,10 +355,7 @@ def dataset() -> hb.Dataset:
 
 
 @pytest.mark.parametrize("ways", ["Ahead", "Insert"])
-def test_a_stream_of_a_dataset_gives_the_same_bits(
-    ways: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hotbed.training.model.History", lambda: History(every_steps=10))
+def test_a_stream_of_a_dataset_gives_the_same_bits(ways: str) -> None:
     results = []
     for depth in (0, 3):
         torch.manual_seed(3)
@@ -373,7 +369,12 @@ def test_a_stream_of_a_dataset_gives_the_same_bits(
             data = dataset().map(hb.Insert(network, depth))
         watch = Watches()
         callbacks = [watch, hb.callbacks.Evict(seconds_interval=300)]
-        model.online_train(data, callbacks, progressive=False, progress=False)
+        history = model.online_train(data, callbacks, progressive=False, progress=False)
         assert any(watch.ahead) == bool(depth)
-        results.append(contents(network))
+        points = [
+            {name: (stats["rows"], stats["admitted"]) for name, stats in point.tables.items()}
+            for point in history.points
+        ]
+        assert len(points) == STEPS
+        results.append((contents(network), points))
     assert results[0] == results[1]

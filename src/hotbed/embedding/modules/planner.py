@@ -85,6 +85,11 @@ class Planner:
         """
         return self._foresees
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return the statistics of the tables of the collections that are mapped here, by name."""
+        tables = (table for collection in self._collections for table in collection.tables)
+        return {table.name: table.stats for table in tables}
+
     def plan(self, batch: Batch) -> Batch:
         """Map the ids of a later batch, on any thread, in the order of the batches.
 

@@ -58,6 +58,9 @@ class Mapper(Protocol):
         is returned as it is cannot be mapped before its forward pass.
         """
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return the statistics of the tables whose ids are mapped ahead, by name."""
+
     def latest(self, example: Example) -> int | None:
         """Return the newest event time of an example in microseconds; None without times."""
 
@@ -101,6 +104,9 @@ class BatchMapper:
             batch=batch,
             error=batch.plans.error,
         )
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        return self._planner.statistics()
 
     def latest(self, example: Example) -> int | None:
         return example.latest
@@ -174,6 +180,10 @@ class ModelMapper:
         except Exception as error:
             return replace(example, error=error)
         return replace(example, foreseen=foreseen)
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        tables = (self._state.lookups[path].tables[0] for path in self._maps)
+        return {table.name: table.stats for table in tables}
 
     def latest(self, example: Example) -> int | None:
         name = self._state.times

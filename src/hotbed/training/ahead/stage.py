@@ -38,6 +38,7 @@ class _Waiting:
 
     example: Example | None
     step: int
+    statistics: dict[str, dict[str, int]] | None = None  # of tables, once it was mapped
     state: _State = _State.READ
 
 
@@ -119,6 +120,11 @@ class MapStage:
         self._current = first
         return first.example
 
+    @property
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Statistics of the tables that are mapped ahead, as they are without later examples."""
+        return self._current.statistics or {}
+
     def advance(self) -> None:
         """Allow the next examples to be mapped, up to the next barrier.
 
@@ -129,6 +135,8 @@ class MapStage:
         with self._changed:
             waiting = list(self._waiting)
         before = self._current
+        if before.statistics is None:
+            before.statistics = self._planner.statistics()
         now = _later(self._now, before, self._planner)
         for following in waiting:
             if following.example is None:
@@ -215,8 +223,10 @@ class MapStage:
         assert self._planner is not None
         assert example is not None
         planned = self._planner.plan(example)
+        statistics = self._planner.statistics()
         with self._changed:
             waiting.example = planned
+            waiting.statistics = statistics
             waiting.state = _State.DECLINED if planned is example else _State.MAPPED
             self._failed = planned.error is not None
             self._changed.notify_all()

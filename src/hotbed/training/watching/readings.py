@@ -35,10 +35,14 @@ def statistics(run: Run) -> Tables:
     """Return the statistics of each table.
 
     While an eviction is under way they are those of its begin: how far a sweep has come at a moment
-    may depend on checkpoints.
+    may depend on checkpoints. Ids of batches that are mapped ahead do not count.
     """
     schedule = sweeping(run)
-    before = {} if schedule is None else schedule.statistics
+    before: Tables = {}
+    if schedule is not None:
+        before = schedule.statistics
+    elif run.stage is not None and run.ahead:
+        before = run.stage.statistics
     tables = {}
     for name, table in run.tables.items():
         tables[name] = dict(before.get(name) or table.stats)
