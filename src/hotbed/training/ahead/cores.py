@@ -203,7 +203,11 @@ class Cores:
             threads = self._fastest() if self._decided else planned[0]
         self._left = [other for other in planned if other != threads]
         if journal is not None and entry is None:
-            decision = {"torch": threads.torch, "core": threads.core, "decided": self._decided}
+            decision = {
+                "torch": threads.torch,
+                "core": threads.core,
+                "decided": self._decided,
+            }
             journal.append(TOPIC, step, decision)
         self._now = threads
         self._began = step

@@ -240,11 +240,12 @@ class ModelMapper:
             if reason:
                 reasons[path] = reason
         blocked = {id(self._state.lookups[path].tables[0]) for path in reasons}
-        lookups = self._state.lookups.items()
-        self._maps = tuple(
-            path for path, lookup in lookups if seen[path] and id(lookup.tables[0]) not in blocked
-        )
-        self._calls = Counter({path: seen[path] for path in self._maps})
+        maps = []
+        for path, lookup in self._state.lookups.items():
+            if seen[path] and id(lookup.tables[0]) not in blocked:
+                maps.append(path)
+                self._calls[path] = seen[path]
+        self._maps = tuple(maps)
         for path, reason in reasons.items():
             log.info("the ids of %s are mapped in the forward pass: %s", path, reason)
         if not self._maps:
@@ -262,13 +263,16 @@ class ModelMapper:
         self._binds = len(args) == 1 and not kwargs and isinstance(args[0], Batch)
         if self._binds:
             return
-        own = list(_tensors((first.example.arguments, first.example.keywords)))
+        example = first.example
+        own = list(_tensors((example.arguments, example.keywords)))
         needed = self._needed()
+        leaves = signature.leaves(args, kwargs, needed)
         self._places = []
-        for name, leaf in zip(signature.names, signature.leaves(args, kwargs, needed), strict=True):
+        for name, leaf in zip(signature.names, leaves, strict=True):
             place = None
             if name in needed:
-                place = next((path for path, tensor in own if _is_same(tensor, leaf)), None)
+                places = [path for path, tensor in own if _is_same(tensor, leaf)]
+                place = next(iter(places), None)
                 if place is None:
                     raise ConfigError(
                         f"argument {name!r} of the model is not a tensor of the batch"
@@ -316,13 +320,10 @@ class ModelMapper:
 
     def _reason_of_tables(self, path: str) -> str:
         lookup = self._state.lookups[path]
-        others = [
-            module
-            for module in table_modules(self._state.model)
-            if module not in self._state.lookups.values() and lookup.tables[0] in module.tables
-        ]
-        if others:
-            return "another module looks up in its table"
+        own = list(self._state.lookups.values())
+        for module in table_modules(self._state.model):
+            if module not in own and lookup.tables[0] in module.tables:
+                return "another module looks up in its table"
         return obstacle_of(lookup.tables)
 
     def _num_performed(self) -> dict[str, int]:
@@ -335,10 +336,12 @@ class ModelMapper:
         if before is None:
             return
         for path, number in self._num_performed().items():
-            if number - before[path] > self._calls[path]:
+            lookups = number - before[path]
+            expected = self._calls[path]
+            if lookups > expected:
                 raise ConfigError(
                     f"{path}: the ids of a batch that were mapped ahead are looked up once, got "
-                    f"{number - before[path]} lookups in one step instead of {self._calls[path]}. "
+                    f"{lookups} lookups in one step instead of {expected}. "
                     "Call the model once a batch, or train without hb.Ahead."
                 )
 
@@ -395,9 +398,11 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are the same values in the same memory."""
     if tensor is other:
         return True
-    looks = (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.data_ptr())
-    others = (other.dtype, other.device, other.shape, other.stride(), other.data_ptr())
-    return looks == others and tensor.numel() > 0
+    if tensor.data_ptr() != other.data_ptr() or tensor.device != other.device:
+        return False
+    if tensor.shape != other.shape or tensor.stride() != other.stride():
+        return False
+    return tensor.dtype == other.dtype and tensor.numel() > 0
 
 
 def _latest(times: Any) -> int | None:
