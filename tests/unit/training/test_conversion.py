@@ -562,7 +562,11 @@ def test_a_model_that_cannot_be_traced_converts_and_says_so_when_ids_are_needed(
     model, optimizer, _ = hb.auto(model, adam(model))
     learn(model, optimizer, *hashed_batch())
     model = Opaque()
-    model, _, _ = hb.auto(model, adam(model), unbounded=["user"])
+    optimizer = adam(model)
+    with pytest.raises(ConfigError, match=r"code of Opaque cannot be traced.*Leave unbounded out"):
+        hb.auto(model, optimizer, unbounded=["user"], batch=hashed_batch())
+    assert_unchanged(model, optimizer)
+    model, _, _ = hb.auto(model, optimizer, unbounded=["user"])
     with pytest.raises(ConfigError, match=r"code of Opaque cannot be traced.*without unbounded"):
         model(*hashed_batch())
 

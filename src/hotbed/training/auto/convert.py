@@ -104,6 +104,8 @@ def auto(
     reasons = {weight.name: _kept(weight, options, findings) for weight in weights}
     movable = [weight for weight in weights if not reasons[weight.name]]
     _check_unbounded(unbounded, movable, findings)
+    if unbounded and signature is not None:
+        _check_traced(model, unbounded, findings)
     moves = _moves(movable, options, optimizers, findings)
     report = _report(
         model,
@@ -224,8 +226,16 @@ def _check_unbounded(
                 f"hb.auto.unbounded: the ids of this lookup do not end with '% bins', got {path!r} "
                 f"with ids {source.text}. Leave it out."
             )
-    if paths and findings.graph is not None:
-        findings.graph.unbounded(paths)  # raises where the batch alone does not give the ids
+
+
+def _check_traced(model: nn.Module, paths: Sequence[str], findings: trace.Findings) -> None:
+    """Raise ConfigError unless the id graph gives the ids at `paths` without `% bins`."""
+    if findings.graph is None:
+        raise ConfigError(
+            f"hb.auto.unbounded: the code of {type(model).__name__} cannot be traced, got: "
+            f"{findings.problem}. Leave unbounded out."
+        )
+    findings.graph.unbounded(paths)
 
 
 def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
