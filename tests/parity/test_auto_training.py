@@ -309,6 +309,47 @@ def test_a_saved_model_is_restored_and_loaded(case: Case, tmp_path: Path) -> Non
     assert_same_bits(loaded, model)
 
 
+@pytest.mark.parametrize(
+    ("case", "is_delta"),
+    [
+        (CASES[0], False),
+        (CASES[1], True),
+        (CASES[3], True),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_published_versions_have_the_scores_of_the_model(
+    case: Case, is_delta: bool, tmp_path: Path
+) -> None:
+    def build() -> hb.RecModel:
+        network, optimizer = case.network()
+        if is_delta:  # idle rows do not move, so that changes alone are published
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+        network, optimizer, _ = hb.auto(network, optimizer)
+        return hb.RecModel(network, case.loss, optimizer)
+
+    out = tmp_path / "published"
+    publish = hb.PublishDirectory(out, keep=9)
+    save = hb.callbacks.Checkpoint(
+        tmp_path / "state", every_steps=4, publish=publish, wait=True, full_every=9
+    )
+    model = build()
+    model.online_train(case.dataset(), save, progress=False)
+    versions = [version.manifest for version in hb.Follower(out).poll()]
+    if is_delta:
+        assert [version.version for version in versions] == [4, 8, 10]
+        assert [version.kind for version in versions] == ["full", "delta", "delta"]
+    else:  # the newest full is all that a server needs
+        assert [version.version for version in versions] == [10]
+    raw = case.raw(grows=True)
+    columns = {column.name: raw[column.name] for column in case.columns[:-1]}
+    scores = hb.InferenceSession(out).predict(columns)
+    np.testing.assert_allclose(scores, model.predict(case.dataset()), rtol=1e-5, atol=1e-6)
+    alone = build()
+    alone.online_train(case.dataset(), progress=False)
+    assert_same_bits(model, alone)
+
+
 # --- the optimizer -------------------------------------------------------------------------------
 
 

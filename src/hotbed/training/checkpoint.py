@@ -25,6 +25,7 @@ from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.ahead import cores
+from hotbed.training.auto.network import converted
 from hotbed.training.evict import TOPIC, sweeping
 from hotbed.training.loop import passed
 from hotbed.training.run import Counts, Run, WallClock
@@ -120,6 +121,7 @@ class Checkpoint:
         self._at = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
+        self._has_graph = False  # whether the network was exported, or cannot be
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._saver: Saver | None = None
         self._ready = False
@@ -153,7 +155,7 @@ class Checkpoint:
         self._saver = Saver(self.path, self._keep)
         if self._publisher is not None:
             self._thread = ThreadPoolExecutor(1, "hotbed-publish")
-            self._publisher.graph = _graph(run)
+            self._has_graph = self._export(run)
         self._saved_at = None
         self._caught = []
         finish_first(self.path)
@@ -310,12 +312,24 @@ class Checkpoint:
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
-            self._publish(saved)
+            self._publish(run, saved)
 
-    def _publish(self, saved: Saved) -> None:
-        if self._publisher is not None and self._thread is not None:
-            self._log_publishing()
+    def _publish(self, run: Run, saved: Saved) -> None:
+        if self._publisher is None or self._thread is None:
+            return
+        self._log_publishing()
+        self._has_graph = self._has_graph or self._export(run)
+        if self._has_graph:
             self._published.append(self._thread.submit(self._publisher.publish, saved))
+
+    def _export(self, run: Run) -> bool:
+        """Give the publisher the graph for servers; return False if it needs a batch first."""
+        assert self._publisher is not None
+        state = converted(run.model.network)
+        if state is not None and state.signature is None:
+            return False  # the state before the first batch is not published
+        self._publisher.graph = _graph(run)
+        return True
 
     def _log_publishing(self) -> None:
         """Log the versions that could not be published; readers recover with the next full."""

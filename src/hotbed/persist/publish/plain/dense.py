@@ -19,7 +19,7 @@ from .ids import IdStage
 from .integers import exact
 from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
 from .places import Place, answered
-from .tracing import traced
+from .tracing import drop_unused_inputs, traced
 
 
 class PlainHalf(nn.Module):
@@ -154,6 +154,7 @@ class PlainHalf(nn.Module):
                     f"export: servers take float32, got {name.removeprefix('network.')!r} of "
                     f"{kind}. Convert the model with model.float()."
                 )
+        drop_unused_inputs(model)
         names = finish_graph(model, weights, renamed)
         return model.SerializeToString(), names
 

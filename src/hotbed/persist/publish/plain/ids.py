@@ -13,7 +13,7 @@ from hotbed.persist.publish.export import finish_graph, onnx_session
 
 from .integers import check_exact, exact
 from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
-from .tracing import inputs_of, traced
+from .tracing import drop_unused_inputs, inputs_of, traced
 
 _EDGES = (0, 1, -1, 2, -3, 63, 2**31, -(2**31), 2**53 + 1, 2**62, -(2**63) + 1, 2**63 - 1)
 
@@ -81,6 +81,7 @@ class IdStage(nn.Module):
         )
         assert translated is not None
         model = translated.model_proto  # made anew at each access
+        drop_unused_inputs(model)
         finish_graph(model, (), {})
         onnx: bytes = model.SerializeToString()
         for edges in (_EDGES, (0, 1)):

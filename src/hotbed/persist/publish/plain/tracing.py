@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,27 @@ def traced(
     )
 
 
+def drop_unused_inputs(model: Any) -> None:
+    """Remove the inputs that an ONNX model does not use, such as labels in a dict of columns."""
+    used = {value.name for value in model.graph.output} | _read_by(model.graph)
+    for value in list(model.graph.input):
+        if value.name not in used:
+            model.graph.input.remove(value)
+
+
+def _read_by(graph: Any) -> set[str]:
+    """Return the values that the nodes of an ONNX graph, and the graphs inside of them, read."""
+    names = set()
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                names |= _read_by(inner) | {value.name for value in inner.output}
+    return names
+
+
 def inputs_of(onnx: bytes) -> set[str]:
-    """Return the inputs of a graph; those that it does not use are not among them."""
+    """Return the inputs of a graph."""
     import onnx as library
 
     model = library.load_from_string(onnx)
