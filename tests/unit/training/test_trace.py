@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from hotbed.errors import ConfigError
 from hotbed.training.auto import Findings, Signature, inspect
 
+pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])
 ITEMS = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]])
 

@@ -67,12 +67,18 @@ def export(
         ValueError: the code holds for one number of samples only.
     """
     layout: list[Lookup] = []
-    root = _Root(model, compute, layout)
-    examples = tuple(example_leaves(signature))
-    axes = tuple(tuple(Dim.AUTO for _ in example.shape) for example in examples)
-    shapes = {"leaves": axes} if examples else None
+
+    def ids(leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        layout[:] = compute(leaves)
+        return tuple(part for lookup in layout for part in lookup.parts())
+
+    root = _Root(model, ids)
+    examples = list(example_leaves(signature))
+    axes = [tuple(Dim.AUTO for _ in example.shape) for example in examples]
     with _quiet(), symbolic_len(), packed_stand_ins(model), torch.no_grad():
-        program = torch.export.export(root, examples, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(
+            root, (examples,), dynamic_shapes={"leaves": axes}, strict=False
+        )
         program = program.run_decompositions({})  # no operator changes a tensor in place from here
     return _read(program, layout, signature, names)
 
@@ -104,18 +110,14 @@ class _Root(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        compute: Compute,
-        layout: list[Lookup],
+        ids: Callable[[Sequence[Tensor]], tuple[Tensor, ...]],
     ) -> None:
         super().__init__()
         self.model = model
-        self.compute = compute
-        self.layout = layout
+        self.ids = ids
 
-    def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        lookups = self.compute(leaves)
-        self.layout[:] = lookups
-        return tuple(part for lookup in lookups for part in lookup.parts())
+    def forward(self, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        return self.ids(leaves)
 
 
 @contextmanager
