@@ -107,7 +107,9 @@ def test_ids_that_are_computed_from_the_batch_are_computed_alike() -> None:
     assert found.graph.misfit(other) == ""
     crossed = (other[1] * 2654435761 ^ (other[0][:, None] << 7)) % 100
     crossed[:, 0] = 7
-    assert torch.equal(found.graph(other)[0][1].values, crossed)
+    computed = [ids.values for _, ids in found.graph(other)]
+    assert torch.equal(computed[0], crossed)
+    assert torch.equal(computed[1], torch.tensor([0, 0]))
 
 
 def test_offsets_and_weights_are_outputs() -> None:
@@ -314,6 +316,12 @@ def test_a_condition_that_checks_data_and_raises_is_not_a_branch() -> None:
     found = findings(run, batch=False)
     assert not found.refused
     assert found.sources["a"].text == "'user'"
+
+
+def test_the_length_of_an_argument_is_followed_without_a_batch() -> None:
+    found = findings(lambda model, user, items: model.a(torch.arange(len(user))), batch=False)
+    assert found.sources["a"].leaves == ("user",)
+    assert not found.problem
 
 
 def test_ids_that_a_condition_on_data_chooses_are_obstacles() -> None:

@@ -59,19 +59,22 @@ class Walk:
         The arguments of the lookups that come with it are the numbers of its outputs.
         """
         wanted = self._wanted()
-        made: dict[fx.Node, Lookup] = dict(zip(self.places, self.lookups, strict=True))
+        made: dict[fx.Node, Lookup] = {}
+        for node, lookup in zip(self.places, self.lookups, strict=True):
+            made[node] = lookup
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         outputs: list[fx.Node] = []
         lookups = []
         for node in self.graph.nodes:
             if node in made:
+                lookup = made[node]
                 numbers: list[int | None] = []
-                for part in (made[node].ids, made[node].offsets, made[node].weights):
+                for part in (lookup.ids, lookup.offsets, lookup.weights):
                     numbers.append(None if part is None else len(outputs))
                     if part is not None:  # a copy: the code may change its tensors afterwards
                         outputs.append(graph.call_method("clone", (copies[part],)))
-                lookups.append(Lookup(made[node].path, *numbers))
+                lookups.append(Lookup(lookup.path, *numbers))
             if node in wanted:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(outputs))
@@ -199,8 +202,10 @@ def _walk(graph: fx.Graph, entry: Entry, tracer: Tracer) -> Walk:
         names = ["input"]
         if takes_bags(module):
             names += ["offsets", "per_sample_weights"]
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        lookups.append(Lookup(path, *(given.get(name) for name in names)))
+        given = dict(zip(names, node.args, strict=False))
+        given.update(node.kwargs)
+        parts = [given.get(name) for name in names]
+        lookups.append(Lookup(path, *parts))
     return Walk(
         graph,
         entry,
@@ -228,7 +233,8 @@ def _reads(graph: fx.Graph, tracer: Tracer) -> dict[str, str]:
             path = weights[id(parameters[target])]
             for user in node.users:
                 if not asks_shape(user):
-                    reads.setdefault(path, f"by {name_of(user)}() {tracer.sites[user]}".strip())
+                    where = f"by {name_of(user)}() {tracer.sites[user]}"
+                    reads.setdefault(path, where.strip())
         if node.op != "call_module" or id(tracer.root.get_submodule(target)) in tracer.paths:
             continue
         for parameter in tracer.root.get_submodule(target).parameters():

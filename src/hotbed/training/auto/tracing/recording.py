@@ -104,10 +104,9 @@ class Recorder:
             per_sample_weights: Tensor | None = None,
         ) -> Tensor:
             # copies: the code may change its tensors afterwards
-            parts = [
-                None if part is None else part.clone()
-                for part in (input, offsets, per_sample_weights)
-            ]
+            parts: list[Tensor | None] = []
+            for part in (input, offsets, per_sample_weights):
+                parts.append(None if part is None else part.clone())
             self.lookups.append(Lookup(path, *parts))
             shape = [*input.shape, dim]
             if is_bag:
@@ -210,8 +209,20 @@ def _padded(
     num_samples: Any = batch_sizes[0].long().item()  # torch.export takes it for a float
     axes = (num_samples, length) if batch_first else (length, num_samples)
     what = "a packed sequence"
-    padded = stand_in(data, [*axes, *data.shape[1:]], data.dtype, what)
-    return padded, stand_in(batch_sizes, [num_samples], torch.int64, what)
+    shape = [*axes, *data.shape[1:]]
+    padded = stand_in(
+        data,
+        shape,
+        data.dtype,
+        what,
+    )
+    lengths = stand_in(
+        batch_sizes,
+        [num_samples],
+        torch.int64,
+        what,
+    )
+    return padded, lengths
 
 
 def _name_of(func: Any) -> str:

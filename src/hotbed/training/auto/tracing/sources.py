@@ -107,16 +107,23 @@ def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
         nodes: of the ids of each lookup of a module.
         names: of the nodes that are leaves, or buffers.
     """
-    texts = dict.fromkeys(_words(node, names) for node in nodes)
+    texts: dict[str, None] = {}
     origins: dict[str, None] = {}
+    bins = []
     for node in nodes:
-        _gather(node, names, origins, {})
-    leaves = tuple(name.strip("'") for name in origins if name.startswith("'"))
-    bins = [last_bins(node) for node in nodes]
+        texts.setdefault(_words(node, names))
+        bins.append(last_bins(node))
+        _gather(
+            node,
+            names,
+            origins,
+            {},
+        )
+    leaves = [name.strip("'") for name in origins if name.startswith("'")]
     most = None
     if None not in bins:
         most = max(own for own in bins if own is not None)
-    return Source(" and ".join(texts), most, leaves)
+    return Source(" and ".join(texts), most, tuple(leaves))
 
 
 def name_of(node: fx.Node) -> str:
@@ -185,7 +192,12 @@ def _words(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
         return formula
     leaves: dict[str, None] = {}
     functions: dict[str, None] = {}
-    _gather(node, names, leaves, functions)
+    _gather(
+        node,
+        names,
+        leaves,
+        functions,
+    )
     origin = ", ".join(leaves) or "constants"
     if not functions:
         return origin
