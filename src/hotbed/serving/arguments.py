@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.data.batch import Ids
@@ -16,6 +17,20 @@ from hotbed.serving.request import ScoreRequest
 
 Tensors = dict[str, NDArray[Any]]
 """Inputs of a graph by name."""
+
+
+def column_shapes(graph: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Return, by column, the shape of a candidate's values, where the model of a graph fixes it.
+
+    `graph`: as a manifest describes it.
+    """
+    arguments = graph.get("ids", {}).get("arguments", ())
+    bags = {entry["column"] for entry in arguments if entry["part"] in ("starts", "ends")}
+    shapes = {}
+    for entry in arguments:
+        if entry["part"] == "values" and entry["column"] not in bags:
+            shapes[entry["column"]] = list(entry["shape"])
+    return shapes
 
 
 class PlainInputs:
@@ -31,10 +46,36 @@ class PlainInputs:
         self._lookups: Sequence[Mapping[str, Any]] = entry["lookups"]
         self._session = session
         self._inputs = [argument.name for argument in session.get_inputs()]
+        self._shapes = column_shapes({"ids": entry})
         self._bags = set[str]()
         for argument in self._arguments:
             if argument["part"] in ("starts", "ends"):
                 self._bags.add(argument["column"])
+
+    def flat(self, columns: Any, *, is_context: bool = False) -> Any:
+        """Return columns in which a candidate's values are one list, whatever their shape.
+
+        Args:
+            columns: Of a request: a mapping, or a table, which is returned as it is.
+            is_context: Whether each column holds the values of one candidate.
+        """
+        if not isinstance(columns, Mapping):
+            return columns
+        changed = dict(columns)
+        for name, shape in self._shapes.items():
+            values = changed.get(name)
+            is_nested = isinstance(values, np.ndarray) or len(shape) > 1
+            if not shape or values is None or not is_nested or isinstance(values, pa.Array):
+                continue
+            array = np.asarray(values)
+            if is_context:
+                changed[name] = array.reshape(-1).tolist()
+            elif array.ndim > 1:
+                rows = len(array)
+                offsets = np.arange(rows + 1) * (array.size // max(rows, 1))
+                flat = pa.array(array.reshape(-1))
+                changed[name] = pa.LargeListArray.from_arrays(pa.array(offsets), flat)
+        return changed
 
     def tensors(self, request: ScoreRequest) -> Tensors:
         """Return the tensors that the graphs take.

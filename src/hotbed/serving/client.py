@@ -194,7 +194,7 @@ def _scores(body: bytes, head_bytes: int) -> Scores:
     start = head_bytes
     for output in head["outputs"]:
         end = start + output["parameters"]["binary_data_size"]
-        outputs[output["name"]] = np.frombuffer(body[start:end], "<f4")
+        outputs[output["name"]] = np.frombuffer(body[start:end], "<f4").reshape(output["shape"])
         start = end
     parameters = head.get("parameters", {})
     late = int(parameters.get("late_rows", 0))

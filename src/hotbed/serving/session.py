@@ -148,14 +148,25 @@ class InferenceSession:
 
         Without candidates the outputs have shape [0].
         """
+        if self._plain is not None:
+            columns = self._plain.flat(columns)
+            context = self._plain.flat(context, is_context=True)
         request = self._encode(columns, context)
         version = self.model.version
         if request.num_samples == 0:
-            return Scores(version, {name: np.empty(0, np.float32) for name in self._outputs})
+            return Scores(version, self._no_scores())
         feeds, late = self._feeds(request)
         values = self._session.run(self._outputs, feeds)
         outputs = dict(zip(self._outputs, values, strict=True))
         return Scores(version, outputs, late)
+
+    def _no_scores(self) -> dict[str, RowArray]:
+        """Return the outputs for no candidates."""
+        widths = self.model.graph.get("ids", {}).get("widths", {})
+        outputs = {}
+        for name in self._outputs:
+            outputs[name] = np.empty((0, *widths.get(name, ())), np.float32)
+        return outputs
 
     def _feeds(self, request: ScoreRequest) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph by name, and the number of late rows."""

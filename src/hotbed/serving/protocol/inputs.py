@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,9 +115,15 @@ class Candidates(NamedTuple):
 
 
 class ModelInputs:
-    """The tensors that a model takes: one for each raw column of its schema that serving reads."""
+    """The tensors that a model takes: one for each raw column of its schema that serving reads.
 
-    def __init__(self, schema: Schema) -> None:
+    Args:
+        schema: The schema.
+        shapes: By column, the shape of its values for each candidate, where the model fixes it.
+    """
+
+    def __init__(self, schema: Schema, shapes: Mapping[str, Sequence[int]] | None = None) -> None:
+        self._shapes = shapes or {}
         self.names = schema.raw_columns(labels=False)
         self.allowed = set(self.names)
         if schema.time is not None:
@@ -146,7 +153,9 @@ class ModelInputs:
             elif name in numbers or types.get(name) == "number":
                 datatype = "FP32"
             shape = [-1]
-            if name in dense and dense[name].width > 1:
+            if name in self._shapes:
+                shape = [-1, *self._shapes[name]]
+            elif name in dense and dense[name].width > 1:
                 shape = [-1, dense[name].width]
             elif name in lists:
                 shape = [-1, -1]
@@ -215,6 +224,10 @@ class ModelInputs:
 
     def _check_and_decode(self, tensors: Sequence[Tensor], bounds: Bounds) -> Candidates:
         self._check_names(tensors)
+        for tensor in tensors:
+            shape = self._shapes.get(tensor.name, ())
+            if len(shape) > 1 and list(tensor.shape[1:]) == list(shape):
+                tensor.shape = [tensor.shape[0], math.prod(shape)]
         lengths = {tensor.check(bounds) for tensor in tensors}
         if len(lengths - {1}) > 1:
             raise DataError(

@@ -221,7 +221,7 @@ def write_answer(
     described = []
     tail = []
     for name, values in choose_outputs(scores.outputs, list(is_binary)).items():
-        output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": [len(values)]}
+        output: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(values.shape)}
         if is_binary[name]:
             data = np.ascontiguousarray(values, "<f4").tobytes()
             output["parameters"] = {"binary_data_size": len(data)}
@@ -246,4 +246,4 @@ def write_answer(
 
 def _json_numbers(values: NDArray[np.float32]) -> list[float | None]:
     """Return numbers for JSON, which has no infinity and no NaN: they become None."""
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    return [value if math.isfinite(value) else None for value in values.reshape(-1).tolist()]

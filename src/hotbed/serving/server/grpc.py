@@ -228,7 +228,7 @@ def _write_answer(request: Any, scores: Scores) -> Any:
         model_name=request.model_name, model_version=version, id=request.id
     )
     for output, values in choose_outputs(scores.outputs, names).items():
-        response.outputs.add(name=output, datatype="FP32", shape=[len(values)])
+        response.outputs.add(name=output, datatype="FP32", shape=values.shape)
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
     if scores.late:
         response.parameters["late_rows"].int64_param = scores.late

@@ -17,6 +17,7 @@ from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten
 from hotbed.files import Where
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
+from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
@@ -165,7 +166,7 @@ class Model:
         A batch under way ends with the version that it began with. `problem`: why this is not the
         version that was requested.
         """
-        inputs = ModelInputs(loaded.schema)
+        inputs = ModelInputs(loaded.schema, column_shapes(loaded.graph))
         bounds = self._limits.bounds(len(inputs.allowed))
         served = ServedVersion(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
@@ -409,8 +410,9 @@ class Models:
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return the model metadata of the protocol."""
         current = self.named(name, version).current
+        widths = current.version.graph.get("ids", {}).get("widths", {})
         outputs = [
-            {"name": output, "datatype": "FP32", "shape": [-1]}
+            {"name": output, "datatype": "FP32", "shape": [-1, *widths.get(output, ())]}
             for output in current.version.graph["outputs"]
         ]
         return {
