@@ -290,10 +290,24 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         print_line(f"rests on  {link['folder']} {link['digest']}")
     dense = facts["dense"]
     console.print(f"dense     {dense['parameters']:,} parameters in {dense['tensors']} tensors")
+    if "ids" in facts:
+        _print_id_graph(facts["ids"])
     if facts["maps"]:
         print_line(f"maps      {facts['maps']} files of what transforms learned")
     _print_derived(facts["derived"])
     console.print(_grid_of(facts["tables"]))
+
+
+def _print_id_graph(graph: Mapping[str, Any]) -> None:
+    """Print the tensors that a model takes, and the lookups whose ids a server computes."""
+    for tensor in graph["arguments"]:
+        shape = ", ".join(["n", *map(str, tensor["shape"])])
+        source = f"{tensor['part']} of column {tensor['column']}"
+        print_line(
+            f"input     {tensor['name']}: {tensor['dtype']} {escape(f'[{shape}]')}, {source}"
+        )
+    lookups = ", ".join(map(escape, graph["lookups"]))
+    print_line(f"ids       {graph['file']} computes those of {lookups}")
 
 
 def _print_derived(derived: Mapping[str, str]) -> None:

@@ -76,8 +76,9 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
     """Describe a checkpoint by plain values: tables, sizes, histograms, positions, digests, chain.
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
-    the number of fitted maps of its schema. Histograms are lists of `{"from", "to", "rows"}`: of
-    the Euclidean norms of rows, and of counts where they are kept.
+    the number of fitted maps of its schema. `ids`: of an exported model that takes tensors, the
+    file of its id graph, the tensors, and the lookups whose ids it computes. Histograms are lists
+    of `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts where they are kept.
     """
     return read_newest(where, _description)
 
@@ -106,10 +107,20 @@ def _description(reader: Reader) -> dict[str, Any]:
             "tensors": len(network),
             "parameters": num_parameters,
         },
+        **_id_graph(reader),
         "derived": dict(schema.derived),
         "maps": len(schema.maps),
         "tables": [_table_description(reader, entry) for entry in manifest.tables],
     }
+
+
+def _id_graph(reader: Reader) -> dict[str, Any]:
+    """Return the id graph of an exported model that takes tensors; nothing for other states."""
+    graph = reader.links[0].manifest.graph
+    if graph is None or graph.ids is None:
+        return {}
+    lookups = [lookup["feature"] for lookup in graph.ids["lookups"]]
+    return {"ids": {**graph.ids, "lookups": lookups}}
 
 
 def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:

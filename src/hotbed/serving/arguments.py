@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.data.arrays import offsets_of
 from hotbed.data.batch import Ids
 from hotbed.errors import DataError
 from hotbed.serving.request import ScoreRequest
@@ -24,13 +25,24 @@ def column_shapes(graph: Mapping[str, Any]) -> dict[str, list[int]]:
 
     `graph`: as a manifest describes it.
     """
-    arguments = graph.get("ids", {}).get("arguments", ())
-    bags = {entry["column"] for entry in arguments if entry["part"] in ("starts", "ends")}
+    entry = graph.get("ids", {})
+    arguments = entry.get("arguments", ())
+    bags = _bag_columns(arguments)
     shapes = {}
-    for entry in arguments:
-        if entry["part"] == "values" and entry["column"] not in bags:
-            shapes[entry["column"]] = list(entry["shape"])
+    for argument in arguments:
+        column = argument["column"]
+        if argument["part"] == "values" and column not in bags:
+            shapes[column] = list(argument["shape"])
     return shapes
+
+
+def _bag_columns(arguments: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the columns whose values the model takes as bags, with offsets."""
+    columns = set[str]()
+    for argument in arguments:
+        if argument["part"] in ("starts", "ends"):
+            columns.add(argument["column"])
+    return columns
 
 
 class PlainInputs:
@@ -46,11 +58,9 @@ class PlainInputs:
         self._lookups: Sequence[Mapping[str, Any]] = entry["lookups"]
         self._session = session
         self._inputs = [argument.name for argument in session.get_inputs()]
+        self._outputs = [output.name for output in session.get_outputs()]
         self._shapes = column_shapes({"ids": entry})
-        self._bags = set[str]()
-        for argument in self._arguments:
-            if argument["part"] in ("starts", "ends"):
-                self._bags.add(argument["column"])
+        self._bags = _bag_columns(self._arguments)
 
     def flat(self, columns: Any, *, is_context: bool = False) -> Any:
         """Return columns in which a candidate's values are one list, whatever their shape.
@@ -64,17 +74,16 @@ class PlainInputs:
         changed = dict(columns)
         for name, shape in self._shapes.items():
             values = changed.get(name)
-            is_nested = isinstance(values, np.ndarray) or len(shape) > 1
-            if not shape or values is None or not is_nested or isinstance(values, pa.Array):
+            if not shape or values is None or isinstance(values, pa.Array):
                 continue
+            if len(shape) == 1 and not isinstance(values, np.ndarray):
+                continue  # lists are what encoding takes
             array = np.asarray(values)
             if is_context:
-                changed[name] = array.reshape(-1).tolist()
+                flat = array.reshape(-1)
+                changed[name] = flat.tolist()
             elif array.ndim > 1:
-                rows = len(array)
-                offsets = np.arange(rows + 1) * (array.size // max(rows, 1))
-                flat = pa.array(array.reshape(-1))
-                changed[name] = pa.LargeListArray.from_arrays(pa.array(offsets), flat)
+                changed[name] = _lists(array)
         return changed
 
     def tensors(self, request: ScoreRequest) -> Tensors:
@@ -86,15 +95,18 @@ class PlainInputs:
         tensors: Tensors = {}
         for argument in self._arguments:
             column = argument["column"]
+            name = argument["name"]
+            num_samples = request.num_samples
             if column in request.dense:
-                values = _repeated(request.dense[column], request.num_samples)
+                values = _repeated(request.dense[column], num_samples)
             else:
-                ids = _all_samples(request.ids[column], request.num_samples)
+                ids = _all_samples(request.ids[column], num_samples)
                 values = self._part(argument, ids)
             if column not in self._bags:
-                values = values.reshape(request.num_samples, *argument["shape"])
+                shape = argument["shape"]
+                values = values.reshape(num_samples, *shape)
             dtype = np.dtype(argument["dtype"])
-            tensors[f"argument/{argument['name']}"] = values.astype(dtype, copy=False)
+            tensors[f"argument/{name}"] = values.astype(dtype, copy=False)
         return tensors
 
     def _part(self, argument: Mapping[str, Any], ids: Ids) -> NDArray[Any]:
@@ -108,19 +120,21 @@ class PlainInputs:
             case "ends":
                 return _offsets(ids)
             case "weights":
-                weights = ids.weights
-                return np.ones(len(ids.values), np.float32) if weights is None else weights
+                weights: NDArray[Any] = ids.weights
+                return weights
         values: NDArray[Any] = ids.values
         return values
 
     def lookups(self, tensors: Tensors) -> dict[str, LookedUp]:
         """Return what each lookup takes, by feature."""
-        names = []
-        for lookup in self._lookups:
-            names += [lookup[part] for part in ("ids", "offsets", "weights") if part in lookup]
         own = {name: tensors[name] for name in self._inputs}
-        outputs = dict(zip(names, self._session.run(names, own), strict=True))
-        return {lookup["feature"]: LookedUp(lookup, outputs) for lookup in self._lookups}
+        values = self._session.run(self._outputs, own)
+        outputs = dict(zip(self._outputs, values, strict=True))
+        looked_up = {}
+        for lookup in self._lookups:
+            feature = lookup["feature"]
+            looked_up[feature] = LookedUp(lookup, outputs)
+        return looked_up
 
 
 class LookedUp:
@@ -137,16 +151,21 @@ class LookedUp:
         self._padding = lookup.get("padding")
         self._weights: Any = None
         if "weights" in lookup:
-            self._weights = outputs[lookup["weights"]].reshape(-1)
+            weights = outputs[lookup["weights"]]
+            self._weights = weights.reshape(-1)
         self._offsets = None
         if "offsets" in lookup:
-            self._offsets = outputs[lookup["offsets"]]
+            offsets = outputs[lookup["offsets"]]
             if not lookup["ends"]:
-                self._offsets = np.append(self._offsets, len(self._values))
+                end = len(self._values)
+                offsets = np.append(offsets, end)
+            self._offsets = offsets
 
     def rows(self) -> Ids:
         """Return all ids as those of one sample."""
-        return Ids(self._values, np.array([0, len(self._values)]))
+        end = len(self._values)
+        offsets = np.array([0, end])
+        return Ids(self._values, offsets)
 
     def bags(self) -> Ids:
         """Return the ids by bag, without padding."""
@@ -154,24 +173,39 @@ class LookedUp:
         if offsets is None:
             num_bags, length = self.shape
             offsets = length * np.arange(num_bags + 1)
-        values = self._values[: offsets[-1]]
+        end = offsets[-1]
+        values = self._values[:end]
         weights = self._weights
+        if weights is not None:
+            weights = weights[:end]
         if self._padding is None:
             return Ids(values, offsets, weights)
         stays = values != self._padding
-        before = np.zeros(len(values) + 1, np.int64)
-        np.cumsum(stays, out=before[1:])
+        before = offsets_of(stays)
         if weights is not None:
-            weights = weights[: len(values)][stays]
+            weights = weights[stays]
         return Ids(values[stays], before[offsets], weights)
+
+
+def _lists(array: NDArray[Any]) -> pa.Array:
+    """Return the rows of an array of any number of axes as lists."""
+    num_rows = len(array)
+    flat = array.reshape(-1)
+    length = flat.size // max(num_rows, 1)
+    offsets = length * np.arange(num_rows + 1)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat))
 
 
 def _all_samples(ids: Any, num_samples: int) -> Ids:
     """Return ids with one entry for each sample; those of one sample hold for all."""
-    own: Ids = ids if isinstance(ids, Ids) else Ids(ids)
+    own = ids
+    if not isinstance(ids, Ids):
+        own = Ids(ids)
+    assert isinstance(own, Ids)
     if len(own) == num_samples:
         return own
-    return own.take(np.zeros(num_samples, np.int64))
+    first = np.zeros(num_samples, np.int64)
+    return own.take(first)
 
 
 def _repeated(values: NDArray[Any], num_samples: int) -> NDArray[Any]:

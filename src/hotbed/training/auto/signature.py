@@ -112,25 +112,41 @@ class Signature:
         skeleton = {}
         for name, value in _by_parameter(model, parameters, args, kwargs).items():
             skeleton[name] = _mapped(value, (name,), keep)
-        names = _names(list(found))
-        tensors = dict(zip(names, found.values(), strict=True))
-        bags = _bags(dict(zip(names, found, strict=True)), tensors)
+        paths: dict[str, Path] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, path in zip(_names(list(found)), found, strict=True):
+            paths[name] = path
+            tensors[name] = found[path]
+        bags = _bags(paths, tensors)
         if num_samples is None:
             num_samples = _num_samples(model, tensors, bags)
         leaves = []
-        for name, (path, tensor) in zip(names, found.items(), strict=True):
-            leaves.append(
-                Leaf(
-                    name,
-                    path,
-                    str(tensor.dtype).removeprefix("torch."),
-                    tuple(tensor.shape[1:]),
-                    _axis(name, tensor, bags, num_samples),
-                    tensor.shape[0] if tensor.dim() else None,
-                    bags.get(name),
-                )
+        for name, tensor in tensors.items():
+            size = None
+            if tensor.dim():
+                size = tensor.shape[0]
+            axis = _axis(
+                name,
+                tensor,
+                bags,
+                num_samples,
             )
-        return Signature(tuple(leaves), num_samples, parameters, skeleton)
+            leaf = Leaf(
+                name,
+                paths[name],
+                _dtype_of(tensor),
+                tuple(tensor.shape[1:]),
+                axis,
+                size,
+                bags.get(name),
+            )
+            leaves.append(leaf)
+        return Signature(
+            tuple(leaves),
+            num_samples,
+            parameters,
+            skeleton,
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,11 +202,17 @@ class Signature:
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments that hold `leaves`, one for each tensor."""
-        by_path = {leaf.path: value for leaf, value in zip(self.tensors, leaves, strict=True)}
-        values = {}
+        by_path: dict[Path, Any] = {}
+        for leaf, value in zip(self.tensors, leaves, strict=True):
+            by_path[leaf.path] = value
+
+        def fill(path: Path, kept: Any) -> Any:
+            return by_path.get(path, kept)
+
+        values = OrderedDict[str, Any]()
         for name, value in self._skeleton.items():
-            values[name] = _mapped(value, (name,), lambda path, kept: by_path.get(path, kept))
-        bound = inspect.BoundArguments(self._parameters, OrderedDict(values))
+            values[name] = _mapped(value, (name,), fill)
+        bound = inspect.BoundArguments(self._parameters, values)
         return bound.args, bound.kwargs
 
     def schema(self, names: Collection[str] | None = None) -> Schema:
@@ -208,7 +230,10 @@ class Signature:
         """
         columns: list[Column] = []
         shapes: dict[str, Shape] = {}
-        weights_of = {leaf.bag: leaf for leaf in self.tensors if leaf.axis == VALUES and leaf.bag}
+        weights_of: dict[str, str] = {}
+        for leaf in self.tensors:
+            if leaf.bag is not None and leaf.axis == VALUES:
+                weights_of[leaf.bag] = leaf.name
         for leaf in self.tensors:
             if leaf.bag is not None or (names is not None and leaf.name not in names):
                 continue
@@ -218,16 +243,19 @@ class Signature:
                     f"batch, got size {leaf.size} for {self.num_samples} samples. Let the model "
                     "take a tensor with one row a sample."
                 )
-            is_list = bool(leaf.shape) or leaf.axis == VALUES
-            shapes[leaf.name] = "list" if is_list else "value"
+            shape: Shape = "value"
+            pooling = "sum"
+            if leaf.shape or leaf.axis == VALUES:
+                shape = "list"
+                pooling = "none"
+            shapes[leaf.name] = shape
             if not leaf.is_integer:
-                columns.append(Dense(leaf.name, width=math.prod(leaf.shape)))
+                width = math.prod(leaf.shape)
+                columns.append(Dense(leaf.name, width=width))
                 continue
-            weights = None
-            if leaf.name in weights_of:
-                weights = weights_of[leaf.name].name
-                shapes[weights] = shapes[leaf.name]
-            pooling = "none" if is_list else "sum"
+            weights = weights_of.get(leaf.name)
+            if weights is not None:
+                shapes[weights] = shape
             columns.append(Id(leaf.name, pooling=pooling, weights=weights))
         return Schema(columns, shapes=shapes)
 
@@ -278,12 +306,19 @@ def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
         return mapping
     if isinstance(value, (tuple, list)):
         keys = getattr(value, "_fields", range(len(value)))
-        parts = [_mapped(item, (*path, key), change) for key, item in zip(keys, value, strict=True)]
-        return type(value)(parts) if isinstance(keys, range) else type(value)(*parts)
+        parts = []
+        for key, item in zip(keys, value, strict=True):
+            part = _mapped(item, (*path, key), change)
+            parts.append(part)
+        kind = type(value)
+        if isinstance(keys, range):
+            return kind(parts)
+        return kind(*parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
-            part = _mapped(getattr(value, field.name), (*path, field.name), change)
+            item = getattr(value, field.name)
+            part = _mapped(item, (*path, field.name), change)
             object.__setattr__(changed, field.name, part)  # a frozen one also
         return changed
     return change(path, value)
@@ -294,8 +329,10 @@ def _at(arguments: Mapping[str, Any], path: Path) -> Any:
     value: Any = arguments
     for key in path:
         try:
-            is_field = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
-            value = getattr(value, key) if is_field else value[key]
+            if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
+                value = getattr(value, key)
+            else:
+                value = value[key]
         except (AttributeError, LookupError, TypeError):
             return None
     return value
@@ -324,10 +361,10 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if longer == lengths:
             break
         lengths = longer
-    return [
-        name if counts[name] == 1 else "/".join(map(str, path))
-        for path, name in zip(paths, names, strict=True)
-    ]
+    for number, path in enumerate(paths):
+        if counts[names[number]] > 1:
+            names[number] = "/".join(map(str, path))
+    return names
 
 
 def _ending(path: Path, length: int) -> int:
@@ -346,21 +383,26 @@ def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str,
     bags = {}
     for name, path in paths.items():
         key = str(path[-1])
-        if tensors[name].dim() != 1 or not key.endswith(OFFSETS.lstrip("_")):
+        if tensors[name].dim() != 1 or not key.endswith("offsets"):
             continue
-        beside = [other for other in paths if paths[other][:-1] == path[:-1] and other != name]
-        beside = [other for other in beside if tensors[other].dim() == 1]
-        own = [other for other in beside if f"{paths[other][-1]}{OFFSETS}" == key]
-        if key == OFFSETS.lstrip("_"):
-            own = [other for other in beside if _is_integer(tensors[other])]
-        if len(own) != 1:
+        beside: dict[str, str] = {}  # flat tensors by their own keys
+        for other, place in paths.items():
+            is_beside = place[:-1] == path[:-1] and other != name
+            if is_beside and tensors[other].dim() == 1:
+                beside[str(place[-1])] = other
+        own = key.removesuffix(OFFSETS)
+        if own == key:
+            integers = [item for item, other in beside.items() if _is_integer(tensors[other])]
+            if len(integers) != 1:
+                continue
+            own = integers[0]
+        if own not in beside:
             continue
-        values = own[0]
+        values = beside[own]
         bags[name] = values
-        weights = {f"{paths[values][-1]}{WEIGHTS}", WEIGHTS.lstrip("_"), "per_sample_weights"}
-        for other in beside:
-            is_same_size = len(tensors[other]) == len(tensors[values])
-            if str(paths[other][-1]) in weights and is_same_size:
+        for weights in (own + WEIGHTS, "weights", "per_sample_weights"):
+            other = beside.get(weights, name)
+            if other != name and len(tensors[other]) == len(tensors[values]):
                 bags[other] = values
     return bags
 
@@ -406,10 +448,9 @@ def _axis(
 def _check(leaf: Leaf, value: Any) -> None:
     """Raise RowShapeError unless the tensor of a later batch has type and axes of the first."""
     expected = f"{leaf.dtype} with {_num_axes(leaf)} axes"
-    if not torch.is_tensor(value):
-        received = type(value).__name__
-    else:
-        received = f"{str(value.dtype).removeprefix('torch.')} with {value.dim()} axes"
+    received = type(value).__name__
+    if torch.is_tensor(value):
+        received = f"{_dtype_of(value)} with {value.dim()} axes"
     if received != expected:
         raise RowShapeError(
             f"tensor {leaf.name!r}: expected {expected}, as in the first batch, got {received}. "
@@ -417,5 +458,11 @@ def _check(leaf: Leaf, value: Any) -> None:
         )
 
 
+def _dtype_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _num_axes(leaf: Leaf) -> int:
-    return len(leaf.shape) + (leaf.size is not None)
+    if leaf.size is None:
+        return 0
+    return 1 + len(leaf.shape)
