@@ -273,23 +273,30 @@ def test_times_are_a_column_of_a_dataset_or_an_argument_of_the_model() -> None:
 
 
 @every_case
-def test_a_resumed_stream_has_the_bits_of_one_that_was_not_stopped(
+def test_a_resumed_stream_that_is_mapped_ahead_has_the_bits_of_one_that_is_neither(
     case: Case, tmp_path: Path
 ) -> None:
-    def life(root: Path, max_steps: int | None = None) -> hb.RecModel:
+    def life(root: Path, data: Any, max_steps: int | None = None) -> hb.RecModel:
         model = case.with_policies()
         callbacks = [
             hb.callbacks.Checkpoint(root, every_steps=2),
             hb.callbacks.Evict(step_interval=2),
             hb.callbacks.LearningRate(hb.schedules.Cosine(10)),
         ]
-        model.online_train(case.dataset(), callbacks, max_steps=max_steps, progress=False)
+        model.online_train(
+            data,
+            callbacks,
+            max_steps=max_steps,
+            progressive="training",
+            progress=False,
+        )
         return model
 
-    whole = life(tmp_path / "whole")
-    for max_steps in (3, 7):
-        life(tmp_path / "parts", max_steps)
-    assert_same_bits(life(tmp_path / "parts"), whole)
+    whole = life(tmp_path / "whole", case.dataset())
+    for max_steps in (3, 7, None):
+        ahead = hb.Ahead(case.dataset(), torch_threads=1)
+        parts = life(tmp_path / "parts", ahead, max_steps)
+    assert_same_bits(parts, whole)
 
 
 @every_case
