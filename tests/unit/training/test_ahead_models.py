@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.connectors import Journal
 from hotbed.embedding.modules import table_modules
 from hotbed.training.auto import converted
 from hotbed.training.evict import EvictionSchedule
@@ -354,16 +356,21 @@ def dataset() -> hb.Dataset:
     return hb.Dataset(hb.sources.Memory(data), schema, SAMPLES)
 
 
+def make_model() -> hb.RecModel:
+    torch.manual_seed(3)
+    network: Any = Batched()
+    optimizer: Any = torch.optim.Adagrad(network.parameters(), lr=0.05)
+    tables = {**TABLES, "user": {"evict": hb.Ttl(seconds=200)}}
+    network, optimizer, _ = hb.auto(network, optimizer, tables=tables)
+    return hb.RecModel(network, "bce", optimizer)
+
+
 @pytest.mark.parametrize("ways", ["Ahead", "Insert"])
 def test_a_stream_of_a_dataset_gives_the_same_bits(ways: str) -> None:
     results = []
     for depth in (0, 3):
-        torch.manual_seed(3)
-        network: Any = Batched()
-        optimizer: Any = torch.optim.Adagrad(network.parameters(), lr=0.05)
-        tables = {"user": {"evict": hb.Ttl(seconds=200)}, **{k: TABLES[k] for k in ("item", "bag")}}
-        network, optimizer, _ = hb.auto(network, optimizer, tables=tables)
-        model = hb.RecModel(network, "bce", optimizer)
+        model = make_model()
+        network = model.network
         data: Any = hb.Ahead(dataset(), depth=depth, torch_threads=1)
         if ways == "Insert":
             data = dataset().map(hb.Insert(network, depth))
@@ -378,3 +385,86 @@ def test_a_stream_of_a_dataset_gives_the_same_bits(ways: str) -> None:
         assert len(points) == STEPS
         results.append((contents(network), points))
     assert results[0] == results[1]
+
+
+class Clock:
+    """A clock that runs while a run looks at it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 0.3
+        return self.seconds
+
+
+class UsesClock:
+    """Gives a run its clock and journal before other callbacks look at them."""
+
+    def __init__(self, clock: Callable[[], float], journal: Journal) -> None:
+        self.clock = clock
+        self.journal = journal
+
+    def on_fit_begin(self, run: Run) -> None:
+        run.clock.read = self.clock
+        run.clock.journal = self.journal
+
+
+def test_evictions_by_the_clock_are_repeated_without_mapping_ahead() -> None:
+    journal = Journal()
+
+    def run(depth: int, clock: Callable[[], float]) -> tuple[Any, list[int]]:
+        model = make_model()
+        watch = Watches()
+        callbacks = [
+            UsesClock(clock, journal),
+            hb.callbacks.Evict(seconds_interval=2, clock="wall"),
+            watch,
+        ]
+        data = hb.Ahead(dataset(), depth=depth, torch_threads=1)
+        model.online_train(data, callbacks, progressive=False, progress=False)
+        return contents(model.network), watch.ahead
+
+    ahead, some = run(3, Clock())
+    decided = list(journal.after("evict", -1))
+    assert decided
+    assert any(some)
+    replayed, none = run(0, lambda: 0.0)
+    assert list(journal.after("evict", -1)) == decided
+    assert not any(none)
+    assert ahead == replayed
+
+
+class Fails(Watches):
+    """Ends a run in a step in which batches are ahead."""
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        super().on_step_end(run)
+        if run.step > 8 and run.ahead:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_a_run_that_failed_while_batches_were_ahead_resumes_to_the_same_bits(
+    tmp_path: Path, depth: int
+) -> None:
+    def run(folder: Path, depth: int, *more: Any) -> hb.RecModel:
+        model = make_model()
+        callbacks = [
+            *more,
+            hb.callbacks.Evict(step_interval=11),
+            hb.callbacks.Checkpoint(folder, every_steps=8, wait=True),
+        ]
+        data = hb.Ahead(dataset(), depth=depth, torch_threads=1)
+        model.online_train(data, callbacks, progressive=False, progress=False)
+        return model
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", 3, Fails())
+    resumed = run(tmp_path / "broken", depth, Watches())
+    whole = run(tmp_path / "whole", 0)
+    assert resumed.counters == whole.counters
+    assert contents(resumed.network) == contents(whole.network)
