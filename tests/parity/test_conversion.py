@@ -172,12 +172,57 @@ class Frozen(nn.Module):
         return (ids(draw, 16),)
 
 
+class Alternating(nn.Module):
+    """An embedding that every other step leaves out: torch takes no step for it then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(NUM_IDS, DIM)
+        self.seldom = nn.Embedding(NUM_IDS, DIM)
+        self.head = nn.Linear(DIM, 1)
+        self.num_calls = 0
+
+    def forward(self, item: Tensor) -> Tensor:
+        rows = self.item(item)
+        self.num_calls += 1
+        if self.num_calls % 2:
+            rows = rows + self.seldom(item)
+        return self.head(rows).squeeze(1)
+
+    @staticmethod
+    def batch(draw: torch.Generator) -> tuple[Any, ...]:
+        return (ids(draw, 16),)
+
+
+class Adversarial(nn.Module):
+    """The gradient of rows within a forward pass, rows without one, and a lookup of no ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(NUM_IDS, DIM)
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, item: Tensor) -> Tensor:
+        rows = self.item(item)
+        (slope,) = torch.autograd.grad(self.head(rows).square().sum(), rows, retain_graph=True)
+        with torch.no_grad():
+            anchor = self.item(item.flip(0))
+        nothing = self.item(item[:0]).sum()
+        return self.head(rows + 0.1 * slope.detach() - anchor).squeeze(1) + nothing
+
+    @staticmethod
+    def batch(draw: torch.Generator) -> tuple[Any, ...]:
+        return (ids(draw, 16),)
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "plain": Plain,
     "padded": Padded,
     "bags": Bags,
     "shared": Shared,
     "frozen": Frozen,
+    "alternating": Alternating,
+    "adversarial": Adversarial,
 }
 
 
