@@ -164,7 +164,7 @@ def inspect(
     Args:
         model: before or after its conversion.
         paths: of its nn.Embedding and nn.EmbeddingBag modules, or of those that took their place.
-        signature: of the model's arguments; None = there is no batch yet.
+        signature: of the model's arguments; None before the first batch.
     """
     modules = {path: model.get_submodule(path) for path in paths}
     with undisturbed(model):

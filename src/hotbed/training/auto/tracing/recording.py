@@ -22,7 +22,7 @@ from hotbed.embedding.modules import TableModule
 
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
-# What code may ask of a weight without reading its numbers.
+# Properties of a weight that are not its numbers.
 _ASKED = {
     "device",
     "dim",
@@ -265,7 +265,7 @@ def length(value: Any) -> Any:
 
 
 def site() -> str:
-    """Return the line of the user's code that runs now: "at model.py:12"; "" if there is none."""
+    """Return the line of the user's code that runs now, such as "at model.py:12", or ""."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
         if not file.startswith(_FOREIGN) and not file.startswith("<"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.fx tracer that keeps lookups as they are, and answers conditions as it is told."""
+"""A torch.fx tracer that keeps lookups whole, and takes the answers to conditions from a list."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KNOWN = "known"
 
 @dataclass(frozen=True)
 class Known:
-    """What all batches have in common in a leaf."""
+    """The number of axes and the type of a leaf: they are the same for all batches."""
 
     num_axes: int
     dtype: torch.dtype
@@ -137,7 +137,7 @@ class _Value(fx.Proxy):
 
 
 class Tracer(fx.Tracer):
-    """Keeps lookups as leaves, and answers conditions as it is told."""
+    """Keeps lookups as leaves, and takes the answers to conditions from a list."""
 
     proxy_buffer_attributes = True
 
