@@ -328,6 +328,8 @@ def test_a_saved_model_is_restored_and_loaded(case: Case, tmp_path: Path) -> Non
 def test_published_versions_have_the_scores_of_the_model(
     case: Case, is_delta: bool, tmp_path: Path
 ) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime absent")
+
     def build() -> hb.RecModel:
         network, optimizer = case.network()
         if is_delta:  # idle rows do not move, so that changes alone are published
