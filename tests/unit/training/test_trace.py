@@ -324,6 +324,14 @@ def test_the_length_of_an_argument_is_followed_without_a_batch() -> None:
     assert not found.problem
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_size_of_an_argument_is_named_as_it_is_written(batch: bool) -> None:
+    def run(model: Any, user: Tensor, items: Tensor) -> Tensor:
+        return model.a(torch.arange(items.shape[1]))
+
+    assert findings(run, batch=batch).sources["a"].text == "arange('items'.shape[1])"
+
+
 def test_ids_that_a_condition_on_data_chooses_are_obstacles() -> None:
     def run(model: Any, user: Tensor, items: Tensor) -> Tensor:
         if items.sum() > 3:

@@ -221,6 +221,10 @@ def _formula(value: Any, names: Mapping[fx.Node, str], depth: int) -> str:
             return f"{name}({', '.join(dict.fromkeys(inner))})"
         return f"{_in_brackets(', '.join(inner))}{_index(value)}"
     parts = [_formula(part, names, depth + 1) for part in _arguments(value)]
+    if name == "getattr":
+        return f"{parts[0]}.{value.args[1]}"
+    if name == "sym_size":
+        return f"{parts[0]}.shape[{parts[1]}]"
     if name in _SIGNS and len(parts) == 2:
         return " ".join([_in_brackets(parts[0]), _SIGNS[name], _in_brackets(parts[1])])
     return f"{name}({', '.join(parts)})"
