@@ -166,10 +166,10 @@ SCHEMA = hb.Schema(
 class Bags(nn.Module):
     """Ids computed in the model, bags with offsets and weights, and padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, padding: int) -> None:
         super().__init__()
         self.user = nn.Embedding(50, 4)
-        self.tags = nn.EmbeddingBag(97, 4, mode="mean", padding_idx=3)
+        self.tags = nn.EmbeddingBag(97, 4, mode="mean", padding_idx=padding)
         self.words = nn.EmbeddingBag(50, 4, mode="sum")
         self.learned = nn.Embedding(50, 1)
         self.out = nn.Linear(13, 1)
@@ -218,7 +218,8 @@ def dataset(columns: dict[str, Any], batch_size: int = 32) -> hb.Dataset:
 @pytest.fixture(scope="module")
 def bags() -> hb.RecModel:
     torch.manual_seed(0)
-    network = Bags()
+    first = next(iter(dataset(rows(200, 0)))).ids["tags"].values[0]
+    network = Bags(padding=int(first % 97))  # an id that is there
     network, optimizer, _ = hb.auto(network, torch.optim.Adagrad(network.parameters(), lr=0.1))
     model = hb.RecModel(network, "bce", optimizer)
     for table in model.tables.values():
@@ -277,12 +278,21 @@ def test_inspect_describes_the_id_graph(exported: Path, capsys: pytest.CaptureFi
     assert "ids.onnx computes those of learned, user, tags, words" in text
 
 
-def test_published_versions_bring_the_id_graph_along(bags: hb.RecModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("brings_graph", [True, False])
+def test_published_versions_are_served_with_the_id_graph(
+    bags: hb.RecModel,
+    exported: Path,
+    tmp_path: Path,
+    brings_graph: bool,
+) -> None:
     publisher = PublishDirectory(tmp_path / "published")
-    publisher.graph = bags.graph()
     saver = Saver(tmp_path / "run")
     follower = Follower(tmp_path / "published")
     server = hb.ParameterServer(tmp_path / "rows")
+    if brings_graph:
+        publisher.graph = bags.graph()
+    else:
+        server.load("m", exported)  # the versions after it have its graphs
     asked = rows(40, 2)
     needed = {name: values for name, values in asked.items() if name != "unused"}
     for number in range(3):
