@@ -70,8 +70,8 @@ def row_state(
         weight: [num rows, dim].
 
     Returns:
-        The slots of the rule in the order of `Rule.state_width`, each [num rows, dim]; none if
-        there is no state yet; and the step.
+        The slots of the rule in the order of `Rule.state_width`, each [num rows, dim]; none
+        before the first step; and the step.
     """
     step = int(state.get("step", 0))
     slots = []

@@ -86,18 +86,7 @@ def prepare(
     if not isinstance(item, (tuple, list)):
         item = (item,)
     items = tuple(_to_tensor(part, device) for part in item)
-    arguments = items
-    labels = None
-    if labelled:
-        if len(items) > 2:
-            raise DataError(
-                "data: a dataset used with a loss function must yield (data, label), got "
-                f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
-                "network."
-            )
-        arguments = items[:1]
-        if len(items) == 2:
-            labels = items[1]
+    arguments, labels = _divided(items) if labelled else (items, None)
     keywords: Mapping[str, Any] = {}
     time = None
     state = None if network is None else converted(network)
@@ -115,6 +104,17 @@ def prepare(
         keywords,
         time,
     )
+
+
+def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+    """Return the data and the label of an item of a dataset; None without a label."""
+    if len(items) > 2:
+        raise DataError(
+            "data: a dataset used with a loss function must yield (data, label), got "
+            f"{len(items)} items. Yield two, or leave loss_fn out and compute the loss in the "
+            "network."
+        )
+    return items[:1], items[1] if len(items) == 2 else None
 
 
 def _labels_of(batch: Batch) -> Any:

@@ -86,16 +86,32 @@ def auto(
         >>> print(report)
     """
     optimizers = _optimizers(model, optimizer)
+    combined, report = _converted(
+        model,
+        optimizers,
+        dict(tables or {}),
+        times,
+        unbounded,
+        batch,
+    )
+    if isinstance(optimizer, Optimizer):
+        return model, combined[0], report
+    return model, combined, report
+
+
+def _converted(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    options: Options,
+    times: str | None,
+    unbounded: Sequence[str],
+    batch: Any,
+) -> tuple[list[Optimizer], Report]:
+    """Convert `model`; return what takes the place of each optimizer, and the report."""
     weights = weights_of(model)
-    options = dict(tables or {})
     _check_paths("tables", options, weights)
     _check_paths("unbounded", unbounded, weights)
-    signature = None
-    if batch is not None:
-        args, kwargs = arguments_of(model, batch)
-        signature = Signature.of(model, args, kwargs)
-        if times is not None and getattr(batch, "time", None) is None:
-            signature[times]  # raises for an unknown name
+    signature = _signature(model, batch, times)
     findings = trace.inspect(
         model,
         [site.path for weight in weights for site in weight.sites if not site.is_scripted],
@@ -116,7 +132,7 @@ def auto(
         unbounded,
     )
     if not moves:
-        return model, optimizer, report
+        return list(optimizers), report
     state = Converted(
         model,
         {},
@@ -133,9 +149,22 @@ def auto(
     combined = [_combined(own, model, rows) for own in optimizers]
     for move in moves:
         MovedWeight.retire(move.weight.parameter, move.weight.name)
-    if isinstance(optimizer, Optimizer):
-        return model, combined[0], report
-    return model, combined, report
+    return combined, report
+
+
+def _signature(model: nn.Module, batch: Any, times: str | None) -> Signature | None:
+    """Return the signature of a call with `batch`; None without a batch.
+
+    Raises:
+        ConfigError: the model does not take the batch, or it has no tensor called `times`.
+    """
+    if batch is None:
+        return None
+    args, kwargs = arguments_of(model, batch)
+    signature = Signature.of(model, args, kwargs)
+    if times is not None and getattr(batch, "time", None) is None:
+        signature[times]  # raises for an unknown name
+    return signature
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class MovedLookup(TableModule):
         path: where it lies in the model.
         num_embeddings: rows of the weight that it was made from; its table may hold more.
         embedding_dim: lanes of a row.
-        padding_idx: the id that takes no gradient, and that bags leave out; None = there is none.
+        padding_idx: the id that takes no gradient, and that bags leave out, or None.
         unbounded: whether the ids come from `foreseen` instead of the argument.
         foreseen: of the next lookups, in the order of the forward pass; each lookup takes one, if
             there are any.

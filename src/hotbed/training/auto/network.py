@@ -34,11 +34,11 @@ class Converted:
         model: the model.
         lookups: by module path, what its embeddings became.
         report: of the conversion.
-        times: the name of the tensor, among the arguments, that holds the times of the samples;
-            None = there is none.
+        times: the name of the tensor, among the arguments, that holds the times of the samples, or
+            None.
         unbounded: paths of the lookups whose ids are computed without the last `% bins`.
         signature: of the model's arguments; None before the first batch.
-        problem: why there is no signature; "" if nothing is known.
+        problem: why the signature is missing; "" if nothing is known.
         is_traced: whether calls of the model are those of a trace, which look nothing up.
     """
 
@@ -60,11 +60,11 @@ class Converted:
         The ids of `unbounded` lookups end without `% bins`.
 
         Raises:
-            ConfigError: there was no batch yet, or the model cannot be traced.
+            ConfigError: the model was not called yet, or cannot be traced.
         """
         if self._graph is None:
             if self.signature is None:
-                reason = self.problem or "there was no batch yet"
+                reason = self.problem or "it was not called yet"
                 raise ConfigError(
                     f"hb.auto: the id graph comes from the arguments of the model, got none: "
                     f"{reason}. Call the model with a batch first."

@@ -28,12 +28,12 @@ def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
         schema: Of the Dataset that it learned from, if there was one.
 
     Raises:
-        ConfigError: There was no batch yet, the model cannot be traced, or ids depend on more than
+        ConfigError: The model was not called yet, cannot be traced, or its ids depend on more than
             the batch.
     """
     signature = state.signature
     if signature is None:
-        reason = state.problem or "there was no batch yet"
+        reason = state.problem or "it was not called yet"
         raise ConfigError(
             f"export: a server needs the arguments of the model, got none: {reason}. Call the "
             "model with a batch first, or give hb.auto a batch."
@@ -147,7 +147,7 @@ def _parts(signature: Signature, schema: Schema, names: Collection[str]) -> dict
 
 
 def _column(leaf: Leaf, columns: Collection[str]) -> str:
-    """Return the column with the name of a tensor; "" if there is none."""
+    """Return the column with the name of a tensor, or ""."""
     for name in (leaf.name, str(leaf.path[-1])):
         if name in columns:
             return name

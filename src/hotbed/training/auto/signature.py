@@ -56,6 +56,34 @@ class Leaf:
     size: int | None
     bag: str | None = None
 
+    @staticmethod
+    def of(
+        name: str,
+        path: Path,
+        tensor: Tensor,
+        bags: Mapping[str, str],
+        num_samples: int,
+    ) -> Leaf:
+        """Return the description of a tensor of a batch of `num_samples`."""
+        size = None
+        if tensor.dim():
+            size = tensor.shape[0]
+        axis = _axis(
+            name,
+            tensor,
+            bags,
+            num_samples,
+        )
+        return Leaf(
+            name,
+            path,
+            _dtype_of(tensor),
+            tuple(tensor.shape[1:]),
+            axis,
+            size,
+            bags.get(name),
+        )
+
     @property
     def is_integer(self) -> bool:
         """Whether the tensor holds integers; booleans are none."""
@@ -122,25 +150,15 @@ class Signature:
             num_samples = _num_samples(model, tensors, bags)
         leaves = []
         for name, tensor in tensors.items():
-            size = None
-            if tensor.dim():
-                size = tensor.shape[0]
-            axis = _axis(
-                name,
-                tensor,
-                bags,
-                num_samples,
+            leaves.append(
+                Leaf.of(
+                    name,
+                    paths[name],
+                    tensor,
+                    bags,
+                    num_samples,
+                )
             )
-            leaf = Leaf(
-                name,
-                paths[name],
-                _dtype_of(tensor),
-                tuple(tensor.shape[1:]),
-                axis,
-                size,
-                bags.get(name),
-            )
-            leaves.append(leaf)
         return Signature(
             tuple(leaves),
             num_samples,
@@ -173,8 +191,8 @@ class Signature:
         Args:
             args: As the model takes them.
             kwargs: As the model takes them.
-            needed: Names of the tensors that must be there; None: all. An empty tensor takes the
-                place of another one that is missing, such as labels that a batch does not have.
+            needed: Names of the tensors that must be there; None: all. Others may be missing, as
+                labels are in a request, and are read as empty tensors.
 
         Raises:
             RowShapeError: A tensor is missing, or has another type or number of axes than in the
@@ -325,7 +343,7 @@ def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
 
 
 def _at(arguments: Mapping[str, Any], path: Path) -> Any:
-    """Return the value at the end of a path; None if there is none."""
+    """Return the value at the end of a path, or None."""
     value: Any = arguments
     for key in path:
         try:

@@ -38,7 +38,7 @@ class PlainHalf(nn.Module):
         self.num_rows = num_rows_of(model.tensors)
         self._model = model
         self._activate = activate
-        self._stage = [stage]  # in a list: it is no part of this module
+        self._stage = [stage]  # in a list, so that torch does not register it
         self.places = self._placed()
         self._names: list[str] = []
 

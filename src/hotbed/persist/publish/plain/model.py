@@ -55,7 +55,7 @@ class ServedLookup:
         ids: Number of the output of the id graph that holds its ids.
         offsets: Of the output that holds its offsets, or None.
         weights: Of the output that holds its weights, or None.
-        weighted: Whether it takes weights; if they are no output, they depend on what is learned.
+        weighted: Whether it takes weights; without an output they depend on what is learned.
         ends: Whether its offsets include the last one.
         padding: The id that its bags leave out, or None.
     """
