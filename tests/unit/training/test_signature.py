@@ -309,3 +309,35 @@ def test_names_of_weight_and_time_are_those_of_the_schema():
     (_, when, importance), _ = bind(Model(), next(iter(dataset)))
     assert when.tolist() == [5_000_000, 6_000_000]
     assert importance.tolist() == [1, 2]
+
+
+def test_offsets_and_weights_belong_to_the_ids_beside_them():
+    class Bags(nn.Module):
+        def forward(self, words, topics):
+            return words
+
+    class Text(nn.Module):
+        def forward(self, text, offsets):
+            return text
+
+    words = {
+        "values": torch.arange(5),
+        "weights": torch.rand(5),
+        "offsets": torch.tensor([0, 2, 2, 5]),
+    }
+    topics = {"values": torch.arange(7), "offsets": torch.tensor([0, 1, 4])}
+    signature = Signature.of(Bags(), (words, topics), {})
+    assert signature.num_samples == 3
+    parts = [(leaf.name, leaf.axis, leaf.bag) for leaf in signature.tensors]
+    assert parts == [
+        ("words_values", "values", None),
+        ("weights", "values", "words_values"),
+        ("words_offsets", "ends", "words_values"),
+        ("topics_values", "values", None),
+        ("topics_offsets", "samples", "topics_values"),
+    ]
+    ids = {column.name: column.weights for column in signature.schema().ids}
+    assert ids == {"words_values": "weights", "topics_values": None}
+    signature = Signature.of(Text(), (torch.arange(7), torch.tensor([0, 1, 4])), {})
+    assert [leaf.axis for leaf in signature.tensors] == ["values", "samples"]
+    assert signature["offsets"].bag == "text"
