@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import ConfigError
 from hotbed.training.auto.lookups import WeightMoved
+from hotbed.training.auto.network import converted
 
 IDS = torch.tensor([3, 1, 3])
 
@@ -43,7 +44,10 @@ def convert() -> tuple[Penalized, torch.optim.Optimizer]:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda model: model.item.weight,
+        lambda model: model.item.weight + 0,
+        lambda model: model.item.weight.requires_grad_(False),
+        lambda model: torch.optim.SGD([model.item.weight]),
+        lambda model: setattr(model.item, "weight", nn.Parameter(torch.zeros(5, 2))),
         lambda model: model.penalty(),
         lambda model: copy.deepcopy(model).penalty(),
         lambda model: torch.stack(model.penalized),
@@ -55,6 +59,30 @@ def test_every_read_of_the_weight_names_its_path_and_the_way_out(read: object) -
     model, _ = convert()
     with pytest.raises(WeightMoved, match=r"^item\.weight: .*tables=\{'item': None\}"):
         read(model)
+
+
+class Asking(nn.Module):
+    """Makes tensors of the type and on the device of its embedding, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(5, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        weight = self.item.weight
+        shift = torch.ones(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        return (self.item(ids.to(weight.device) % weight.size(0)) + shift).sum()
+
+
+def test_shape_type_and_device_of_the_weight_can_be_asked_for() -> None:
+    model = Asking()
+    before = model(IDS)
+    model, _, report = hb.auto(model, torch.optim.Adam(model.parameters()))
+    assert [entry.path for entry in report.moved] == ["item"]
+    assert torch.equal(model(IDS), before)
+    assert [call.path for call in converted(model).id_graph().calls] == ["item"]
+    assert model.item.weight.shape == (5, 2)
+    assert [name for name, _ in model.named_parameters()] == ["item.rows_0"]
 
 
 def test_penalty_over_all_parameters_is_rejected_and_changes_nothing() -> None:

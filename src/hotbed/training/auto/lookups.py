@@ -28,11 +28,15 @@ class WeightMoved(ConfigError, AttributeError):
     """The weight of an embedding was read, but a table holds its rows."""
 
 
+ASKED = ("device", "dim", "dtype", "is_cuda", "layout", "ndim", "numel", "shape", "size")
+"""What code may ask a weight that has moved: nothing of its numbers."""
+
+
 class MovedWeight(nn.Parameter):
-    """What the parameter of a moved embedding becomes: reading it raises WeightMoved.
+    """What the parameter of a moved embedding becomes: reading its numbers raises WeightMoved.
 
     Code may have a reference to the parameter, such as a list of what it penalizes. Its values
-    would never change again.
+    would never change again. Its shape, type and device can still be asked for.
     """
 
     path: str
@@ -41,7 +45,7 @@ class MovedWeight(nn.Parameter):
     def retire(weight: Tensor, path: str) -> None:
         """Turn the weight of the embedding at `path` into one; free its values."""
         weight.grad = None
-        weight.data = weight.data.new_empty(0)
+        weight.data = weight.data.new_zeros(1).expand(weight.shape)
         weight.__class__ = MovedWeight
         weight.__dict__["path"] = path
 
@@ -53,6 +57,9 @@ class MovedWeight(nn.Parameter):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
+        if name_of(func) in ASKED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         every = [*args, *(kwargs or {}).values()]
         flat = [own for value in every for own in (value if isinstance(value, list) else [value])]
         path = next((own.__dict__["path"] for own in flat if type(own) is cls), "embedding")
@@ -60,6 +67,14 @@ class MovedWeight(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MovedWeight:
         return self
+
+
+def name_of(func: Any) -> str:
+    """Return the name of a function of torch, or of the attribute of a tensor that it gets."""
+    name = str(getattr(func, "__name__", func))
+    if name == "__get__":
+        return str(getattr(func.__self__, "__name__", name))
+    return name
 
 
 def weight_moved(path: str) -> WeightMoved:
@@ -251,10 +266,10 @@ class MovedLookup(TableModule):
             return
         load_weight(self.tables[0], weight)
 
-    def __getattr__(self, name: str) -> Any:
+    def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
             raise weight_moved(self.path)
-        return super().__getattr__(name)
+        super().__setattr__(name, value)
 
 
 class MovedEmbedding(MovedLookup):
@@ -377,7 +392,7 @@ def become(source: Any, moved: MovedLookup) -> None:
     The object stays: lists and attributes that refer to it, its hooks, and attributes that were set
     on it.
     """
-    source._parameters.pop("weight", None)
+    source.__dict__["weight"] = source._parameters.pop("weight")
     own = {**moved.__dict__}
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         kept = own.pop(name)

@@ -19,26 +19,19 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from hotbed.embedding.modules import TableModule
+from hotbed.training.auto.lookups import ASKED, name_of
 
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 # Properties of a weight that are not its numbers.
 _ASKED = {
-    "device",
-    "dim",
-    "dtype",
+    *ASKED,
     "element_size",
     "grad",
-    "is_cuda",
     "is_floating_point",
     "is_leaf",
-    "layout",
-    "ndim",
     "nelement",
-    "numel",
     "requires_grad",
-    "shape",
-    "size",
 }
 
 
@@ -187,7 +180,7 @@ class _Reads(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name_of(func)
+        name = name_of(func)
         if name == "_pad_packed_sequence":
             return _padded(*args, **kwargs)
         if name not in _ASKED:
@@ -223,13 +216,6 @@ def _padded(
         what,
     )
     return padded, lengths
-
-
-def _name_of(func: Any) -> str:
-    name = str(getattr(func, "__name__", func))
-    if name == "__get__":  # an attribute, such as `weight.device`
-        return str(getattr(func.__self__, "__name__", name))
-    return name
 
 
 def _flat(values: Sequence[Any]) -> Iterator[Any]:
