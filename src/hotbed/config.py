@@ -120,9 +120,11 @@ def public_kinds(module: str) -> dict[str, type]:
     """
     home = _import(module)
     members = [getattr(home, name) for name in home.__all__]
+    classes = [cls for cls in members if inspect.isclass(cls) and not inspect.isabstract(cls)]
     final: dict[str, type] = {}
-    for cls in members:
-        if inspect.isclass(cls) and not inspect.isabstract(cls) and not _children(cls):
+    for cls in classes:
+        below = [other for other in classes if other is not cls and issubclass(other, cls)]
+        if not below:  # classes of users that derive from it do not count
             final[kind_of(cls)] = cls
     return final
 

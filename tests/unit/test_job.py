@@ -283,6 +283,14 @@ def test_the_json_schema_for_editors_is_up_to_date() -> None:
     assert shipped == json_schema(), "run: hotbed schema > docs/job.schema.json"
 
 
+def test_a_class_of_a_user_takes_no_kind_away() -> None:
+    class Own(hb.callbacks.Checkpoint):
+        """A callback of a user."""
+
+    assert Own in hb.callbacks.Checkpoint.__subclasses__()
+    assert "checkpoint" in json_schema()["$defs"]["job.job"]["properties"]
+
+
 def test_json_schema_has_every_key_and_kind() -> None:
     schema = json_schema()
     job = schema["$defs"]["job.job"]
