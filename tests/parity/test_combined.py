@@ -156,8 +156,8 @@ SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.filterwarnings("error")
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # of torch 2.6's own SequentialLR
+@pytest.mark.filterwarnings("error")
 def test_schedulers_drive_tables_and_dense_parameters(
     schedule: Callable[[Optimizer], Any], make: Make
 ) -> None:
