@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_a_step_that_waited_for_data_is_not_timed(machine: Machine) -> None:
     for step in range(60):
         if Threads.now() == Threads(2, 1):
             machine.now += 1000.0
-            chosen.on_idle(None)  # type: ignore[arg-type]
+            chosen.on_idle(cast(Any, None))
         machine.step()
         chosen.step(step + 1)
     assert machine.used[-1] == Threads(2, 2), "nothing was measured under the fastest setting"

@@ -29,7 +29,7 @@ class WeightMoved(ConfigError, AttributeError):
 
 
 ASKED = ("device", "dim", "dtype", "is_cuda", "layout", "ndim", "numel", "shape", "size")
-"""What code may ask a weight that has moved: nothing of its numbers."""
+"""Attributes of a weight that has moved which can still be read: none depends on its values."""
 
 
 class MovedWeight(nn.Parameter):

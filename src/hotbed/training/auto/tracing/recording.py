@@ -129,7 +129,8 @@ def dim_of(module: nn.Module) -> int:
     """Return the width of the rows of a lookup."""
     if isinstance(module, TableModule):
         return module.dims[0]
-    return int(module.embedding_dim)  # type: ignore[arg-type]
+    assert isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+    return module.embedding_dim
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
