@@ -204,6 +204,23 @@ def test_a_folder_imports_only_folders_before_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_in_the_engine_names_a_front_door() -> None:
+    """Imports are checked above; a name in a string would be an import in disguise."""
+    wrong = []
+    for path in python_files(SOURCE):
+        if path.relative_to(SOURCE).parts[0] == "compat":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and "hotbed.compat" in str(node.value):
+                wrong.append(f"{relative(path)}:{node.lineno} names {node.value!r}")
+        wrong += [
+            f"{relative(path)}:{line} imports {module}"
+            for line, module in imports(path)
+            if module.split(".")[:2] == ["hotbed", "compat"]
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_examples_and_benchmarks_import_names_that_exist() -> None:
     wrong = []
     for path in python_files(ROOT / "benchmarks", ROOT / "examples"):

@@ -67,10 +67,15 @@ def train(
 ) -> None:
     """Train the job's model from the start, then run its stream; write the model and a report.
 
-    A job whose stream has a state is rejected: resume it with `hotbed online`.
+    A job whose stream has a state is rejected: resume it with `hotbed online`. A training file of
+    another system is recognised, and trained as that system does.
     """
+    job = run.read(job_file, _assigned(assignments, "job"))
+    if isinstance(job, run.ForeignJob):
+        job.train(restart=restart)
+        return
     learned = run.train(
-        _read(job_file, assignments),
+        job,
         restart=restart,
         report=show.print_event,
         progress=True,
@@ -408,7 +413,13 @@ def main() -> None:
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:
-    return Job.read(job_file, _assigned(assignments, "job"))
+    job = run.read(job_file, _assigned(assignments, "job"))
+    if isinstance(job, run.ForeignJob):
+        raise ConfigError(
+            f"{job_file}: not a job, got a training file of {job.dialect.name}. Only `hotbed "
+            "train` reads it."
+        )
+    return job
 
 
 def _assigned(assignments: list[str] | None, prefix: str) -> dict[str, Any]:

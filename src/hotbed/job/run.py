@@ -17,9 +17,11 @@ from hotbed import config
 from hotbed.connectors import Live
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
+from hotbed.job.dialect import Dialect, dialect_of
 from hotbed.job.draft import Sample, draft, source_of
 from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
+from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
 from hotbed.job.schema import json_schema
 from hotbed.job.states import has_state, newest, own_states, trained
@@ -29,6 +31,40 @@ if TYPE_CHECKING:
     from hotbed.persist.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.history import History
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForeignJob:
+    """A training file of another system: its `dialect`, its values, and the `path` of it."""
+
+    dialect: Dialect
+    spec: Mapping[str, Any]
+    path: Path
+
+    def train(self, *, restart: bool) -> None:
+        """Train it, as its system does.
+
+        Raises:
+            ConfigError: `restart` is set, or a value of the file is wrong.
+        """
+        if restart:
+            raise ConfigError(
+                f"--restart: moves the states of a stream aside, got {self.path}, a training file "
+                f"of {self.dialect.name}, which has none. Leave --restart out."
+            )
+        self.dialect.train(self.spec)
+
+
+def read(path: Path, assignments: Mapping[str, object]) -> Job | ForeignJob:
+    """Return what a YAML or JSON file describes, with `assignments` of values to dotted paths."""
+    spec = override(read_mapping(path), assignments)
+    dialect = dialect_of(spec)
+    if dialect is None:
+        return Job.from_json(spec)
+    return ForeignJob(dialect, spec, path)
+
 
 # --- learning -------------------------------------------------------------------------------------
 
