@@ -79,6 +79,23 @@ class Ids:
         index = shifts + np.arange(offsets[-1])
         return self._part(index, offsets)
 
+    def unstack(self, num_features: int) -> list[Ids]:
+        """Return the ids of features that lie sample by sample (NumPy only).
+
+        Sample i of feature k is entry `i * num_features + k` of these ids.
+
+        Raises:
+            RowShapeError: The number of entries is not a multiple of `num_features`.
+        """
+        num_samples, rest = divmod(len(self), num_features)
+        if rest:
+            raise RowShapeError(
+                f"ids: expected entries for {num_features} features, got {len(self)} entries, "
+                f"{rest} more than {num_samples} samples have. Give each sample all features."
+            )
+        entries = np.arange(len(self)).reshape(num_samples, num_features)
+        return [self.take(entries[:, feature]) for feature in range(num_features)]
+
     def map_arrays(self, fn: Callable[[Any], Any]) -> Ids:
         """Return Ids with `fn` applied to each array."""
         values = fn(self.values)

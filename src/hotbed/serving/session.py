@@ -20,6 +20,7 @@ from hotbed.frozen import RowArray
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.arguments import PlainInputs
+from hotbed.serving.encoded import EncodedRequests
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
 from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall
@@ -84,6 +85,7 @@ class InferenceSession:
         graph = model.graph
         self.model = model
         self._encode = RequestEncoder(model.schema)
+        self._encoded = EncodedRequests(model.schema)
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
@@ -151,7 +153,29 @@ class InferenceSession:
         if self._plain is not None:
             columns = self._plain.flat(columns)
             context = self._plain.flat(context, is_context=True)
-        request = self._encode(columns, context)
+        return self._scores(self._encode(columns, context))
+
+    def ask_encoded(self, dense: Any, ids: Mapping[str, Any]) -> Scores:
+        """Return predictions of n candidates whose values are encoded: those of a `Batch`.
+
+        No transform is applied. Otherwise the values are checked as raw columns are.
+
+        Args:
+            dense: Numbers of the dense columns: float [n, sum of widths] in the order of the
+                schema, or a mapping of names to [n] or [n, width]; None if there are none.
+            ids: Integers by feature: `hb.Ids`, an array [n], or a list of lists.
+
+        Raises:
+            DataError: The values do not fit.
+
+        Example:
+            >>> batch = hb.Encoder(schema)(rows, labels=False)
+            >>> session.ask_encoded(batch.dense, batch.ids).outputs
+        """
+        return self._scores(self._encoded(dense, ids))
+
+    def _scores(self, request: ScoreRequest) -> Scores:
+        """Return predictions of an encoded request."""
         version = self.model.version
         if request.num_samples == 0:
             return Scores(version, self._no_scores())
