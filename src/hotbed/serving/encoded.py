@@ -77,15 +77,17 @@ def _without_transforms(schema: Schema) -> Schema:
     columns = list[Column]()
     types = dict[str, Type]()
     shapes = dict[str, Shape]()
+    for dense in schema.dense:
+        columns.append(replace(dense, transforms=(), column=dense.name))
+    for feature in schema.ids:
+        types[feature.name] = "integer"
+        plain = replace(feature, transforms=(), column=feature.name)
+        if feature.weights is not None:
+            plain = replace(plain, weights=_weights(feature))
+        columns.append(plain)
     for column in (*schema.dense, *schema.ids):
         if not column.transforms and column.source in schema.shapes:
             shapes[column.name] = schema.shapes[column.source]
-        plain = replace(column, transforms=(), column=column.name)
-        if isinstance(plain, Id):
-            types[column.name] = "integer"
-            if plain.weights is not None:
-                plain = replace(plain, weights=_weights(plain))
-        columns.append(plain)
     return Schema(columns, types, shapes)
 
 
