@@ -13,7 +13,7 @@ import pyarrow as pa
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Ids
 from hotbed.data.columns import Shape, Type
-from hotbed.data.schema import Column, Id, Schema
+from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.serving.request import RequestEncoder, ScoreRequest
 
@@ -85,7 +85,8 @@ def _without_transforms(schema: Schema) -> Schema:
         if feature.weights is not None:
             plain = replace(plain, weights=_weights(feature))
         columns.append(plain)
-    for column in (*schema.dense, *schema.ids):
+    encoded_columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    for column in encoded_columns:
         if not column.transforms and column.source in schema.shapes:
             shapes[column.name] = schema.shapes[column.source]
     return Schema(columns, types, shapes)
