@@ -13,6 +13,7 @@ from enum import Enum
 from hotbed.training.example import Example
 
 from .mapper import Mapper
+from .worth import Worth
 
 Barrier = Callable[[int, int | None], bool]
 """barrier(step, now): whether tables are read or changed between this step and the next one.
@@ -84,6 +85,9 @@ class MapStage:
         self._ended = False
         self._failed = False  # ids could not be mapped: their turn ends the pass
         self._error: BaseException | None = None
+        self._worth = Worth()
+        self._read_step = step  # of the newest example that was read
+        self._is_reading = False  # the thread is inside `examples`
         self._thread: threading.Thread | None = None
         if planner is not None:
             planner.begin(ahead=depth > 0)
@@ -98,7 +102,13 @@ class MapStage:
         if self._thread is None:
             return next(self._examples)
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._ended)
+            if not self._waiting:
+                self._worth.wait()
+            self._changed.wait_for(self._can_continue)
+            is_direct = not self._waiting and not self._ended
+        if is_direct:
+            return self._read_here()
+        with self._changed:
             if not self._waiting:
                 if self._error is not None:
                     raise self._error
@@ -120,6 +130,20 @@ class MapStage:
         self._current = first
         return first.example
 
+    def _can_continue(self) -> bool:
+        """Return whether an example waits, the data ended, or the next one is read here."""
+        is_free = not self._worth.maps_ahead and not self._is_reading
+        return bool(self._waiting) or self._ended or is_free
+
+    def _read_here(self) -> Example | None:
+        """Read the next example on the training thread; its step maps it."""
+        example = next(self._examples)
+        self._read_step += example is not None
+        if self._planner is not None:
+            self._now = _later(self._now, self._current, self._planner)
+        self._current = _Waiting(example, self._read_step)
+        return example
+
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
         """Statistics of the tables that are mapped ahead, as they are without later examples."""
@@ -131,6 +155,11 @@ class MapStage:
         Call it on the training thread, after the ids of the current example were mapped.
         """
         if self._thread is None or self._planner is None or not self._planner.foresees:
+            return
+        with self._changed:
+            self._worth.count()
+            self._changed.notify_all()
+        if not self._worth.maps_ahead:
             return
         with self._changed:
             waiting = list(self._waiting)
@@ -179,15 +208,17 @@ class MapStage:
             self._changed.notify_all()
 
     def _read_and_map(self) -> None:
-        step = self._current.step
         while True:
             with self._changed:
+                self._is_reading = False
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closed or self._has_work())
                 if self._closed:
                     return
                 allowed = self._next_allowed()
                 if allowed is not None:
                     allowed.state = _State.MAPPING
+                self._is_reading = allowed is None
             if allowed is not None:
                 self._map(allowed)
                 continue
@@ -198,13 +229,13 @@ class MapStage:
                     self._ended = True
                     self._changed.notify_all()
                 continue
-            step += example is not None
+            self._read_step += example is not None
             with self._changed:
-                self._waiting.append(_Waiting(example, step))
+                self._waiting.append(_Waiting(example, self._read_step))
                 self._changed.notify_all()
 
     def _has_work(self) -> bool:
-        has_room = len(self._waiting) < self._depth
+        has_room = self._worth.maps_ahead and len(self._waiting) < self._depth
         return self._next_allowed() is not None or (has_room and not self._ended)
 
     def _next_allowed(self) -> _Waiting | None:
