@@ -83,6 +83,14 @@ def test_every_setting_is_tried_and_the_fastest_stays_to_the_end(machine: Machin
     assert Threads.now() == Threads(2, 2)
 
 
+def test_of_settings_about_as_fast_the_one_with_fewest_threads_stays(machine: Machine) -> None:
+    machine.seconds = {**SECONDS, Threads(1, 1): 2.15}
+    chosen = Cores()
+    drive(chosen, machine, range(60))
+    assert machine.used[-30:] == [Threads(1, 1)] * 30
+    chosen.close()
+
+
 def test_a_first_step_that_loads_code_does_not_decide(machine: Machine) -> None:
     machine.now = -1e6
     chosen = Cores()

@@ -29,6 +29,8 @@ FAR_WORSE = 4.0
 """A setting with a step that takes this many times the best one's time is tried no longer."""
 WORSE = 1.5
 """A setting that takes this many times the best one's time is tried once only."""
+CLEARLY = 1.1
+"""Of settings whose times differ by less than this factor, the one with fewer threads is chosen."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,9 @@ class Cores:
     """Choose the number of threads that torch and the native core use, from the first steps.
 
     The settings are tried in turn, four steps each, and the good ones a second time. The fastest
-    stays until the end of the run; then the threads from before are back. No setting has more
-    threads than were in use before.
+    stays until the end of the run; then the threads from before are back. Where several are about
+    as fast, the one with the fewest threads stays: threads that wait for work keep a core busy,
+    which then lacks for reading and mapping. No setting has more threads than were in use before.
 
     The core gives the same bits for any number of threads, torch does not: each change is written
     to the journal of the run before it takes effect, with the number of the step after which it
@@ -141,7 +144,7 @@ class Cores:
         is_slow = False
         if self._moment is not None and self._now is not None and step > self._began + 1:
             seconds = moment - self._moment
-            is_slow = seconds > FAR_WORSE * self._median(self._fastest())
+            is_slow = seconds > FAR_WORSE * self._best_seconds()
             self._seconds.setdefault(self._now, []).append(seconds)
         self._moment = moment
         if follows or is_slow or step >= self._began + TRIAL_STEPS:
@@ -200,7 +203,7 @@ class Cores:
             self._decided = bool(entry["decided"])
         else:
             self._decided = not planned
-            threads = self._fastest() if self._decided else planned[0]
+            threads = self._chosen() if self._decided else planned[0]
         self._left = [other for other in planned if other != threads]
         if journal is not None and entry is None:
             decision = {
@@ -222,7 +225,7 @@ class Cores:
         self._round += 1
         every = candidates(self._before or Threads.now())
         if self._seconds:
-            best = self._median(self._fastest())
+            best = self._best_seconds()
             every = [threads for threads in every if self._median(threads) <= WORSE * best]
         if len(every) == 1:
             return []
@@ -234,8 +237,15 @@ class Cores:
             return math.inf
         return statistics.median(times)
 
-    def _fastest(self) -> Threads:
-        return min(self._seconds, key=self._median, default=Threads.now())
+    def _best_seconds(self) -> float:
+        """Return the median of the fastest setting; infinite before the first."""
+        return min(map(self._median, self._seconds), default=math.inf)
+
+    def _chosen(self) -> Threads:
+        """Return the setting with the fewest threads of those that are about as fast as the best."""
+        limit = CLEARLY * self._best_seconds()
+        fast = [threads for threads in self._seconds if self._median(threads) <= limit]
+        return min(fast, key=lambda threads: (threads.torch, threads.core), default=Threads.now())
 
     def _log(self, step: int) -> None:
         tried = ", ".join(
