@@ -242,7 +242,7 @@ class Cores:
         return min(map(self._median, self._seconds), default=math.inf)
 
     def _chosen(self) -> Threads:
-        """Return the setting with the fewest threads of those that are about as fast as the best."""
+        """Return the setting with the fewest threads of those about as fast as the best."""
         limit = CLEARLY * self._best_seconds()
         fast = [threads for threads in self._seconds if self._median(threads) <= limit]
         return min(fast, key=lambda threads: (threads.torch, threads.core), default=Threads.now())
