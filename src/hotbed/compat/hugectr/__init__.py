@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugeCTR's names: `import hotbed.compat.hugectr as hugectr`.
+
+Calls and JSON files become values of the engine, which does the work. docs/migrate/hugectr.md
+shows both side by side.
+"""
+
+from hotbed.compat.hugectr import calls, clauses, data, enums, optimizer
+from hotbed.compat.hugectr.calls import *  # noqa: F403
+from hotbed.compat.hugectr.clauses import *  # noqa: F403
+from hotbed.compat.hugectr.enums import *  # noqa: F403
+
+__all__ = [
+    *calls.__all__,
+    *clauses.__all__,
+    *enums.__all__,
+    "data",
+    "optimizer",
+]

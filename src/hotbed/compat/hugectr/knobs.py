@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments and keys of HugeCTR that have no effect here, and the log lines that say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_LOG = logging.getLogger("hotbed.compat.hugectr")
+
+
+class Knob(NamedTuple):
+    """An argument or a key without effect.
+
+    Attributes:
+        tag: the first release that takes it.
+        reason: ends the sentence `has no effect, because ...`.
+    """
+
+    tag: str
+    reason: str
+
+
+_CUDA = "no CUDA kernels are compiled or captured"
+_ONE_PROCESS = "a table lives in one process"
+_PIPELINE = "the training loop orders its own work"
+_HINT = "a table grows with its rows"
+_READER = "the data reader chooses its own threads and requests"
+_SUMS = "gradients are summed in a fixed order"
+
+NO_EFFECT: Mapping[str, Knob] = {
+    "solver.vvgpu": Knob("v2.3", "one process trains on one device"),
+    "solver.use_algorithm_search": Knob("v2.3", _CUDA),
+    "solver.use_cuda_graph": Knob("v2.3", _CUDA),
+    "solver.enable_tf32_compute": Knob("v2.3", "matrix products use the precision of the device"),
+    "solver.is_dlrm": Knob("v3.1", _CUDA),
+    "solver.use_holistic_cuda_graph": Knob("v3.1", _CUDA),
+    "solver.use_overlapped_pipeline": Knob("v3.1", _PIPELINE),
+    "solver.device_layout": Knob("v3.1", _ONE_PROCESS),
+    "solver.all_reduce_algo": Knob("v3.1", _SUMS),
+    "solver.grouped_all_reduce": Knob("v3.1", _SUMS),
+    "solver.num_iterations_statistics": Knob("v3.1", _ONE_PROCESS),
+    "solver.async_mlp_wgrad": Knob("v3.2", _PIPELINE),
+    "solver.gen_loss_summary": Knob("v3.3", "the loss is always known"),
+    "solver.overlap_lr": Knob("v3.3", _PIPELINE),
+    "solver.overlap_init_wgrad": Knob("v3.3", _PIPELINE),
+    "solver.overlap_ar_a2a": Knob("v3.3", _PIPELINE),
+    "solver.eval_overlap": Knob("v3.9", _PIPELINE),
+    "solver.train_intra_iteration_overlap": Knob("v4.0", _PIPELINE),
+    "solver.train_inter_iteration_overlap": Knob("v4.0", _PIPELINE),
+    "solver.eval_intra_iteration_overlap": Knob("v4.0", _PIPELINE),
+    "solver.eval_inter_iteration_overlap": Knob("v4.0", _PIPELINE),
+    "solver.use_embedding_collection": Knob("v3.7", "tables of all kinds are looked up together"),
+    "solver.use_model_oversubscriber": Knob("v2.3", "a model keeps its rows in memory"),
+    "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
+    "optimizer.atomic_update": Knob("v2.3", _SUMS),
+    "reader.num_workers": Knob("v2.3", _READER),
+    "reader.async_param": Knob("v3.1", _READER),
+    "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
+    "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _HINT),
+    "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _HINT),
+    "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _ONE_PROCESS),
+    "sparse_embedding.plan_file": Knob("v2.3", _ONE_PROCESS),
+    "dense_layer.pos_type": Knob("v3.1", "layers are not fused by their position"),
+    "dense_layer.compute_config": Knob("v4.3", _CUDA),
+    "embedding_collection.use_exclusive_keys": Knob("v23.04", _HINT),
+    "embedding_collection.comm_strategy": Knob("v4.1", _ONE_PROCESS),
+    "embedding_collection.shard": Knob("v4.1", _ONE_PROCESS),
+}
+
+_logged: set[str] = set()
+
+
+def log_no_effect(name: str) -> None:
+    """Log once in a process that an argument or a key has no effect, and why."""
+    if name in _logged:
+        return
+    _logged.add(name)
+    _LOG.info("hugectr: %s has no effect, because %s", name, NO_EFFECT[name].reason)
