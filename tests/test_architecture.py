@@ -310,7 +310,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/tracing)?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/\w+",
+            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/tracing)?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(json|translate))?",
             f,
         )
         for f in deep
