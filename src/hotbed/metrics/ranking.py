@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from hotbed import checks, config
+from hotbed.errors import ConfigError
 from hotbed.metrics.metric import Array, Samples, StoredMetric, pair_areas, starts
 
 
@@ -88,6 +89,7 @@ class NDCG(GroupMetric):
     Args:
         k: only the k highest predictions of a group count; None = all.
         gain: "linear" (the label) or "exponential" (2^label - 1).
+        whole: all samples are one ranking, and there are no groups, as in HugeCTR.
 
     Equal predictions share the mean of their discounts. Source: Järvelin and Kekäläinen, "Cumulated
     Gain-Based Evaluation of IR Techniques", TOIS 2002.
@@ -98,8 +100,16 @@ class NDCG(GroupMetric):
         k: int | None = 10,
         gain: Literal["linear", "exponential"] = "linear",
         group: str | None = None,
+        whole: bool = False,
     ) -> None:
+        if whole and group is not None:
+            raise ConfigError(
+                f"NDCG.whole: one ranking of all samples has no groups, got group={group!r}. "
+                "Leave one of them out."
+            )
         self.group = group
+        self.whole = whole
+        self.needs_group = not whole
         checks.at_least("NDCG.k", k, 1)
         checks.one_of("NDCG.gain", gain, ("linear", "exponential"))
         self.k = k
@@ -133,9 +143,9 @@ class NDCG(GroupMetric):
 
 
 def _groups(samples: Samples) -> tuple[Array, int]:
-    """Return the number of each sample's group, and the number of groups."""
+    """Return the number of each sample's group, and the number of groups; one without groups."""
     if samples.group is None:
-        return np.empty(0, np.int64), 0
+        return np.zeros(len(samples.label), np.int64), min(len(samples.label), 1)
     names, codes = np.unique(samples.group, return_inverse=True)
     return codes.reshape(-1), len(names)
 

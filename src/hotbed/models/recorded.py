@@ -35,7 +35,12 @@ class Recorded:
 
 
 @contextmanager
-def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
+def recorded(
+    network: nn.Module,
+    names: Sequence[str],
+    *,
+    values: bool = True,
+) -> Iterator[Recorded]:
     """Record outputs of modules, and their gradients, while the network runs within.
 
     They are copies in host memory, of the newest pass. Under loss scaling, gradients are multiplied
@@ -47,6 +52,8 @@ def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
             module with several outputs, name one by its number or key: "cut[1]", "[clicked]". A
             `hb.models.Graph` is also asked by the names of its tensors, as is any module with an
             attribute `tensors` that maps names to such paths.
+        values: False records gradients alone. On a CPU they are not copied, so that every step of a
+            loop can be recorded.
 
     Raises:
         ConfigError: there is no such module; while running, an output is not a tensor.
@@ -66,7 +73,10 @@ def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
         raise ConfigError(f"recorded: one text for a list of names, got {names!r}. Give a list.")
     outputs = [_output(network, name) for name in names]
     record = Recorded()
-    hooks = [output.module.register_forward_hook(output.hook(record)) for output in outputs]
+    hooks = []
+    for output in outputs:
+        hook = output.hook(record, values=values)
+        hooks.append(output.module.register_forward_hook(hook))
     try:
         yield record
     finally:
@@ -88,15 +98,17 @@ class _Output:
     module: nn.Module
     key: int | str | None
 
-    def hook(self, record: Recorded) -> Any:
-        """Return a forward hook that writes the output to `record`."""
+    def hook(self, record: Recorded, *, values: bool) -> Any:
+        """Return a forward hook that writes the output to `record`; `values`: not gradients alone."""
 
         def write_gradient(gradient: Tensor) -> None:
-            record.gradients[self.name] = _copied(gradient)
+            # autograd does not change in place what someone else holds
+            record.gradients[self.name] = _copied(gradient) if values else _on_host(gradient)
 
         def write(module: nn.Module, arguments: Any, outputs: Any) -> None:
             tensor = self._picked(outputs)
-            record.values[self.name] = _copied(tensor)
+            if values:
+                record.values[self.name] = _copied(tensor)
             record.gradients.pop(self.name, None)  # that of the pass before
             if tensor.requires_grad:
                 tensor.register_hook(write_gradient)  # type: ignore[no-untyped-call]
@@ -150,7 +162,13 @@ def _output(network: nn.Module, name: str) -> _Output:
 
 def _copied(tensor: Tensor) -> Array:
     """Return a copy in host memory, floats as float32."""
+    return np.array(_on_host(tensor))
+
+
+def _on_host(tensor: Tensor) -> Array:
+    """Return the tensor in host memory, floats as float32; of a float32 tensor there, itself."""
     tensor = tensor.detach()
     if tensor.is_floating_point():
         tensor = tensor.float()
-    return np.array(tensor.cpu().numpy())
+    array: Array = tensor.cpu().numpy()
+    return array

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from hotbed import checks
 from hotbed.config import did_you_mean
 from hotbed.embedding import rule as rules
 from hotbed.errors import ConfigError
+from hotbed.optim.ftrl import FtrlOptimizer
 
 NAMES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -83,8 +85,10 @@ def dense_optimizer(
     if not trained:
         return None
     made = cls(trained, **keywords)
-    if isinstance(spec, rules.Rule) and spec.l1:
+    if isinstance(spec, rules.Rule) and spec.l1 and not isinstance(spec, rules.Ftrl):
         made.register_step_pre_hook(partial(_add_l1, l1=spec.l1))
+    if isinstance(spec, rules.Adam) and spec.eps_hat:
+        made.register_step_pre_hook(partial(_set_eps, eps_hat=spec.eps, beta2=spec.beta2))
     return made
 
 
@@ -94,6 +98,22 @@ def _add_l1(optimizer: torch.optim.Optimizer, *arguments: Any, l1: float) -> Non
         for parameter in group["params"]:
             if parameter.grad is not None:
                 parameter.grad.add_(torch.sign(parameter.detach()), alpha=l1)
+
+
+def _set_eps(
+    optimizer: torch.optim.Optimizer,
+    *arguments: Any,
+    eps_hat: float,
+    beta2: float,
+) -> None:
+    """Set torch's eps before a step so that it is the paper's epsilon hat.
+
+    Torch adds it after the correction of the bias: it is divided by the root of that correction.
+    """
+    steps = [float(state["step"]) for state in optimizer.state.values()]
+    step = max(steps, default=0.0) + 1.0
+    for group in optimizer.param_groups:
+        group["eps"] = eps_hat / math.sqrt(1.0 - beta2**step)
 
 
 def set_dense_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -127,6 +147,9 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
         if rule.decay:
             return torch.optim.AdamW, common | adam | {"weight_decay": rule.decay}
         return torch.optim.Adam, common | adam
+    if isinstance(rule, rules.Ftrl):
+        names = ("lr", "beta", "l1", "l2", "initial_accumulator")
+        return FtrlOptimizer, {name: getattr(rule, name) for name in names}
     if isinstance(rule, rules.Adagrad):
         start = {"eps": rule.eps, "initial_accumulator_value": rule.initial_accumulator}
         return torch.optim.Adagrad, common | start
@@ -141,5 +164,5 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
         return torch.optim.SGD, common
     raise ConfigError(
         f"optimizer: {type(rule).__name__} updates rows of tables only, got {rule}. "
-        "Use adam, adagrad, rms_prop, momentum, nesterov or sgd for the dense parameters."
+        "Use adam, adagrad, ftrl, rms_prop, momentum, nesterov or sgd for the dense parameters."
     )

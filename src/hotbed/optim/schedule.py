@@ -82,16 +82,30 @@ class Hold(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """From 1 to `end` as (1 - progress) ** power.
+    """From 1 to `end` as (1 - progress) ** power, but never below `floor`.
 
-    Source: HugeCTR's LearningRateScheduler (decay_power, end_lr).
+    The first step is number `first` of the decay: with 1, its factor is already below 1, as in
+    HugeCTR.
+
+    Source: HugeCTR's LearningRateScheduler (decay_power, end_lr = floor times the base).
     """
 
     power: float = 1.0
     end: float = 0.0
+    floor: float = 0.0
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.finite_number("Polynomial.floor", self.floor, least=0)
+        checks.whole_number("Polynomial.first", self.first, 0)
 
     def at(self, progress: float) -> float:
-        return self.end + (1.0 - self.end) * math.pow(1.0 - progress, self.power)
+        factor = self.end + (1.0 - self.end) * math.pow(1.0 - progress, self.power)
+        return max(self.floor, factor)
+
+    def factor(self, step: int) -> float:
+        return super().factor(step + self.first)
 
 
 @dataclass(frozen=True)

@@ -304,6 +304,18 @@ class RecModel:
             raise DataError("evaluate: no batch, got empty data. Give data with rows.")
         return scorer.results()
 
+    def evaluation(self) -> Evaluation:
+        """Return an evaluation to which you add batches one by one, in a loop of your own.
+
+        Example:
+            >>> evaluation = model.evaluation()
+            >>> for batch in valid:
+            ...     evaluation.add(batch)
+            >>> evaluation.results()["auc"]
+        """
+        self._check_measurable("evaluation")
+        return Evaluation(self, self._scorer())
+
     def predict(self, data: Any) -> Any:
         """Return the predictions of a Dataset, of batches or of one Batch.
 
@@ -648,6 +660,25 @@ class RecModel:
             )
             return None
         return self._boost
+
+
+class Evaluation:
+    """Metrics of batches that are added one by one, each scored by the model as it is then.
+
+    `RecModel.evaluation` returns one. Over all batches of a pass it gives the bits of `evaluate`.
+    """
+
+    def __init__(self, model: RecModel, scorer: Scorer) -> None:
+        self._model = model
+        self._scorer = scorer
+
+    def add(self, batch: Any) -> None:
+        """Score a batch, a `Batch` of a Dataset or a tuple as in `evaluate`. Nothing is learned."""
+        self._model._observe([batch], self._scorer, ())
+
+    def results(self) -> dict[str, float]:
+        """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
+        return self._scorer.results()
 
 
 def _typed(schema: Any, before: Any, encoder: Any) -> Any:

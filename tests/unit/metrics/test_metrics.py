@@ -330,6 +330,23 @@ def test_ndcg_equals_the_mean_over_all_orders_of_ties(k: int | None, gain: str) 
     )
 
 
+def test_whole_ndcg_ranks_all_samples_as_one_list() -> None:
+    prediction, label, weight, group = draw()
+    whole = NDCG(k=None, whole=True)
+    one = np.zeros(len(label), np.int64)
+    assert evaluate(whole, prediction, label) == evaluate(
+        NDCG(k=None), prediction, label, group=one
+    )
+    order = np.argsort(-prediction, kind="stable")
+    discount = 1.0 / np.log2(np.arange(len(label)) + 2.0)
+    ideal = np.sort(label)[::-1] @ discount
+    if len(np.unique(prediction)) == len(prediction):
+        wanted = label[order] @ discount / ideal
+        assert evaluate(whole, prediction, label) == pytest.approx(wanted)
+    with pytest.raises(ConfigError, match=r"NDCG\.whole: one ranking of all samples has no groups"):
+        NDCG(group="user", whole=True)
+
+
 # --- undefined and wrong --------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -48,11 +49,39 @@ def test_a_rule_becomes_the_torch_optimizer_of_its_name(
 
 
 @pytest.mark.parametrize(
-    "rule", [hb.Ftrl(), hb.RowwiseAdagrad(), hb.Adam(clip=1.0), hb.Adam(decay=0.1, l2=0.1)]
+    "rule", [hb.RowwiseAdagrad(), hb.Adam(clip=1.0), hb.Adam(decay=0.1, l2=0.1)]
 )
 def test_a_rule_that_torch_does_not_have_is_refused(rule: Any) -> None:
     with pytest.raises(ConfigError, match="optimizer:"):
         dense_optimizer(rule, nn.Linear(2, 2).parameters())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        hb.Adam(lr=0.01, eps=0.03, eps_hat=True),
+        hb.Adam(lr=0.01, eps=0.03),
+        hb.Ftrl(lr=0.1, beta=0.2, l1=0.05, l2=0.3),
+        hb.Ftrl(lr=0.1, initial_accumulator=1e-7),
+    ],
+)
+def test_dense_parameters_follow_the_reference_of_their_rule(rule: Any) -> None:
+    torch.manual_seed(3)
+    weight = nn.Parameter(torch.randn(4, 3))
+    optimizer = dense_optimizer(rule, [weight])
+    assert optimizer is not None
+    values = weight.detach().numpy().astype(np.float64)
+    state = np.tile(rule.initial_state(3).astype(np.float64), (4, 1))
+    for step in range(1, 6):
+        weight.grad = torch.randn(4, 3)
+        grads = weight.grad.numpy().astype(np.float64)
+        values, state = rule.reference(values, state, grads, step)
+        optimizer.step()
+        np.testing.assert_allclose(weight.detach().numpy(), values, rtol=2e-5, atol=1e-6)
+        saved = optimizer.state_dict()
+        optimizer = dense_optimizer(rule, [weight])  # as after a resumption
+        assert optimizer is not None
+        optimizer.load_state_dict(saved)
 
 
 @pytest.mark.parametrize("make", [hb.Sgd, hb.Adam, hb.Adagrad])
@@ -108,6 +137,11 @@ def test_schedules_have_the_published_shapes() -> None:
         0.0,
         0.0,
     ]
+
+
+def test_a_polynomial_may_begin_inside_its_decay_and_stops_at_its_floor() -> None:
+    decay = Polynomial(4, power=2.0, floor=0.1, first=1)
+    assert [decay.factor(step) for step in (0, 1, 2, 3, 9)] == [0.5625, 0.25, 0.1, 0.1, 0.1]
 
 
 def test_a_polynomial_equals_torchs(recwarn: Any) -> None:

@@ -112,6 +112,22 @@ def test_recording_changes_no_bit_and_leaves_no_hook(
     assert not any(module._forward_hooks for module in watched.network.modules())
 
 
+def test_gradients_alone_are_those_of_a_whole_record() -> None:
+    names = ["body.0", "split[0]", "heads.a", "[b]"]
+    first, second = model(), model()
+    with (
+        hb.models.recorded(first.network, names) as whole,
+        hb.models.recorded(second.network, names, values=False) as alone,
+    ):
+        for seed in (1, 2):
+            first.step(data(seed=seed))
+            second.step(data(seed=seed))
+    assert alone.values == {}
+    assert set(alone.gradients) == set(names)
+    for name in names:
+        np.testing.assert_array_equal(alone.gradients[name], whole.gradients[name])
+
+
 def test_graph_is_asked_by_the_names_of_its_tensors(dataset: Any, world: Any) -> None:
     tables = hb.make_tables(world.schema, 3)
     graph = hb.models.Graph(world.schema, tables, GRAPH)

@@ -109,6 +109,21 @@ class UpdatesItself(nn.Module):
         return loss
 
 
+def test_an_evaluation_batch_by_batch_gives_the_bits_of_evaluate(
+    dataset: Make, network: Make
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", metrics={"auc", "log_loss"})
+    model.fit(dataset(256), progress=False)
+    evaluation = model.evaluation()
+    assert evaluation.results() == {}
+    for batch in dataset(128):
+        evaluation.add(batch)
+    assert evaluation.results() == model.evaluate(dataset(128))
+    model.fit(dataset(256), progress=False)  # later batches are scored by the model of then
+    evaluation.add(next(iter(dataset(128))))
+    assert evaluation.results() != model.evaluation().results()
+
+
 def test_step_returns_the_loss_of_the_batch_before_it_is_learned(
     dataset: Make, network: Make
 ) -> None:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FTRL-Proximal for dense parameters, which torch does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class FtrlOptimizer(torch.optim.Optimizer):
+    """`hb.Ftrl` for dense parameters: the same formula, and the state `n` and `z`.
+
+    Args:
+        params: the parameters.
+        lr: learning rate. Keep it constant: the weights are computed from their whole past with
+            the current rate. A step with rate 0 is skipped.
+        beta, l1, l2, initial_accumulator: as in `hb.Ftrl`.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 0.05,
+        *,
+        beta: float = 0.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        initial_accumulator: float = 0.1,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "l1": l1,
+            "l2": l2,
+            "initial_accumulator": initial_accumulator,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["lr"] == 0:
+                continue
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, group)
+        return loss
+
+    def _update(self, weight: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["n"] = torch.full_like(weight, group["initial_accumulator"])
+            state["z"] = torch.zeros_like(weight)
+        gradient = weight.grad
+        assert gradient is not None
+        n = state["n"]
+        z = state["z"]
+        rate = group["lr"]
+        grown = n + gradient * gradient
+        z += gradient - (grown.sqrt() - n.sqrt()) / rate * weight
+        n.copy_(grown)
+        shrunk = -(z - z.sign() * group["l1"])
+        dense = shrunk / ((n.sqrt() + group["beta"]) / rate + group["l2"])
+        weight.copy_(torch.where(z.abs() <= group["l1"], torch.zeros_like(z), dense))
