@@ -89,7 +89,7 @@ class NDCG(GroupMetric):
     Args:
         k: only the k highest predictions of a group count; None = all.
         gain: "linear" (the label) or "exponential" (2^label - 1).
-        whole: all samples are one ranking, and there are no groups, as in HugeCTR.
+        whole: rank all samples as one list, without groups, as HugeCTR does.
 
     Equal predictions share the mean of their discounts. Source: Järvelin and Kekäläinen, "Cumulated
     Gain-Based Evaluation of IR Techniques", TOIS 2002.

@@ -103,7 +103,8 @@ class _Output:
 
         def write_gradient(gradient: Tensor) -> None:
             # autograd does not change in place what someone else holds
-            record.gradients[self.name] = _copied(gradient) if values else _on_host(gradient)
+            array = _on_host(gradient)
+            record.gradients[self.name] = np.array(array) if values else array
 
         def write(module: nn.Module, arguments: Any, outputs: Any) -> None:
             tensor = self._picked(outputs)

@@ -166,7 +166,7 @@ def test_streaming_auc_takes_zero_and_one() -> None:
 
 
 def test_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
-    prediction, label, weight, group = draw()
+    prediction, label, _, _ = draw()
     whole, parts = (
         [evaluate(cls(), prediction, label, weight, group) for cls in ALL],
         [cls() for cls in ALL],
@@ -331,7 +331,7 @@ def test_ndcg_equals_the_mean_over_all_orders_of_ties(k: int | None, gain: str) 
 
 
 def test_whole_ndcg_ranks_all_samples_as_one_list() -> None:
-    prediction, label, weight, group = draw()
+    prediction, label, _, _ = draw()
     whole = NDCG(k=None, whole=True)
     one = np.zeros(len(label), np.int64)
     assert evaluate(whole, prediction, label) == evaluate(
