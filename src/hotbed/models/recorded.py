@@ -99,7 +99,10 @@ class _Output:
     key: int | str | None
 
     def hook(self, record: Recorded, *, values: bool) -> Any:
-        """Return a forward hook that writes the output to `record`; `values`: not gradients alone."""
+        """Return a forward hook that writes the output to `record`.
+
+        `values`: its values too, not its gradients alone.
+        """
 
         def write_gradient(gradient: Tensor) -> None:
             # autograd does not change in place what someone else holds

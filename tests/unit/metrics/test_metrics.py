@@ -166,7 +166,7 @@ def test_streaming_auc_takes_zero_and_one() -> None:
 
 
 def test_auc_does_not_depend_on_how_samples_are_cut_into_batches() -> None:
-    prediction, label, _, _ = draw()
+    prediction, label, weight, group = draw()
     whole, parts = (
         [evaluate(cls(), prediction, label, weight, group) for cls in ALL],
         [cls() for cls in ALL],
