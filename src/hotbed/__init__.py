@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .training.ahead.insert import Insert as Insert
     from .training.auto import auto as auto
     from .training.load import load as load
+    from .training.model import Evaluation as Evaluation
     from .training.model import RecModel as RecModel
     from .training.watching import report as report
 
@@ -100,6 +101,7 @@ _HOMES: dict[str, str] = {
     "EmbeddingCache": "serving.cache:EmbeddingCache",
     "EmbeddingCollection": "embedding.modules:EmbeddingCollection",
     "Encoder": "data.encode:Encoder",
+    "Evaluation": "training.model:Evaluation",
     "Follower": "persist.publish:Follower",
     "Ftrl": "embedding.rule:Ftrl",
     "Id": "data.schema:Id",

@@ -304,18 +304,6 @@ class RecModel:
             raise DataError("evaluate: no batch, got empty data. Give data with rows.")
         return scorer.results()
 
-    def evaluation(self) -> Evaluation:
-        """Return an evaluation to which you add batches one by one, in a loop of your own.
-
-        Example:
-            >>> evaluation = model.evaluation()
-            >>> for batch in valid:
-            ...     evaluation.add(batch)
-            >>> evaluation.results()["auc"]
-        """
-        self._check_measurable("evaluation")
-        return Evaluation(self, self._scorer())
-
     def predict(self, data: Any) -> Any:
         """Return the predictions of a Dataset, of batches or of one Batch.
 
@@ -665,15 +653,23 @@ class RecModel:
 class Evaluation:
     """Metrics of batches that are added one by one, each scored by the model as it is then.
 
-    `RecModel.evaluation` returns one. Over all batches of a pass it gives the bits of `evaluate`.
+    This is for a loop of your own, beside `RecModel.step`. Over all batches of a pass it gives the
+    bits of `RecModel.evaluate`.
+
+    Example:
+        >>> evaluation = hb.Evaluation(model)
+        >>> for batch in valid:
+        ...     evaluation.add(batch)
+        >>> evaluation.results()["auc"]
     """
 
-    def __init__(self, model: RecModel, scorer: Scorer) -> None:
+    def __init__(self, model: RecModel) -> None:
+        model._check_measurable("evaluation")
         self._model = model
-        self._scorer = scorer
+        self._scorer = model._scorer()
 
     def add(self, batch: Any) -> None:
-        """Score a batch, a `Batch` of a Dataset or a tuple as in `evaluate`. Nothing is learned."""
+        """Score a batch, a `Batch` of a Dataset or a tuple as in `evaluate`; learn nothing."""
         self._model._observe([batch], self._scorer, ())
 
     def results(self) -> dict[str, float]:

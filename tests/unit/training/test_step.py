@@ -114,14 +114,14 @@ def test_an_evaluation_batch_by_batch_gives_the_bits_of_evaluate(
 ) -> None:
     model = hb.RecModel(network(), "bce", "adam", metrics={"auc", "log_loss"})
     model.fit(dataset(256), progress=False)
-    evaluation = model.evaluation()
+    evaluation = hb.Evaluation(model)
     assert evaluation.results() == {}
     for batch in dataset(128):
         evaluation.add(batch)
     assert evaluation.results() == model.evaluate(dataset(128))
     model.fit(dataset(256), progress=False)  # later batches are scored by the model of then
     evaluation.add(next(iter(dataset(128))))
-    assert evaluation.results() != model.evaluation().results()
+    assert evaluation.results() != hb.Evaluation(model).results()
 
 
 def test_step_returns_the_loss_of_the_batch_before_it_is_learned(
