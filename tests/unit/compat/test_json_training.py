@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr import knobs
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
 from hotbed.compat.hugectr.json.solver import read_solver
 from hotbed.errors import ConfigError
@@ -196,3 +198,14 @@ def test_optimizer_of_an_embedding_may_have_no_learning_rate() -> None:
 def test_wrong_key_of_the_optimizer_is_rejected(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_optimizer({**ADAM, **keys})
+
+
+def test_key_that_no_release_reads_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    knobs._logged.discard("solver.auc_threshold")
+    with caplog.at_level(logging.INFO, "hotbed.compat.hugectr"):
+        read_solver({**SOLVER, "auc_threshold": 0.75})
+        read_solver({**SOLVER, "auc_threshold": 0.75})
+    assert caplog.messages == [
+        "hugectr: solver.auc_threshold has no effect, because no release reads it; eval_metrics "
+        "has the threshold"
+    ]

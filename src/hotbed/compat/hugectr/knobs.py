@@ -53,6 +53,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.eval_inter_iteration_overlap": Knob("v4.0", _PIPELINE),
     "solver.use_embedding_collection": Knob("v3.7", "tables of all kinds are looked up together"),
     "solver.use_model_oversubscriber": Knob("v2.3", "a model keeps its rows in memory"),
+    "solver.auc_threshold": Knob("v3.1", "no release reads it; eval_metrics has the threshold"),
     "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
     "optimizer.atomic_update": Knob("v2.3", _SUMS),
     "reader.num_workers": Knob("v2.3", _READER),

@@ -118,7 +118,8 @@ def _eval_batches(values: Mapping[str, Any], batch_size: Any) -> int:
     if "max_eval_batches" in given:
         return _count(values, "max_eval_batches")
     if "max_eval_samples" in given:
-        return max(_count(values, "max_eval_samples") // _count({"batchsize_eval": batch_size}, "batchsize_eval"), 1)
+        samples = _count(values, "max_eval_samples")
+        return max(samples // _count({"batchsize_eval": batch_size}, "batchsize_eval"), 1)
     if "eval_batches" in values:
         return _count(values, "eval_batches")
     raise ConfigError(
@@ -138,7 +139,9 @@ def _precision(values: Mapping[str, Any]) -> dict[str, Any]:
         )
     if scaler not in SCALERS:
         numbers = ", ".join(map(str, SCALERS))
-        raise ConfigError(f"solver.mixed_precision: unknown scaler, got {scaler!r:.80}. Use one of {numbers}.")
+        raise ConfigError(
+            f"solver.mixed_precision: unknown scaler, got {scaler!r:.80}. Use one of {numbers}."
+        )
     return {"use_mixed_precision": True, "scaler": float(scaler)}
 
 
