@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,13 @@ _HYPER: Mapping[Optimizer_t, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     Optimizer_t.RMSProp: ("rmsprop_hparam", ("beta", "epsilon"), ()),
     Optimizer_t.SGD: ("sgd_hparam", (), ("atomic_update",)),
 }
-_RATE = tuple(field.name for field in dataclasses.fields(LearningRate))[1:]  # type: ignore[arg-type]
+_RATE = (
+    "warmup_steps",
+    "decay_start",
+    "decay_steps",
+    "decay_power",
+    "end_lr",
+)
 
 
 def read_optimizer(
