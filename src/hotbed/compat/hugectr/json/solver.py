@@ -145,7 +145,7 @@ def _precision(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_mixed_precision": True, "scaler": float(scaler)}
 
 
-def _gpus(gpus: Any) -> list[list[int]]:
+def _gpus(gpus: Any) -> tuple[tuple[int, ...], ...]:
     """Return the devices of each node."""
     nodes = gpus if isinstance(gpus, list) else [gpus]
     if not nodes or not isinstance(nodes[0], list):
@@ -156,7 +156,7 @@ def _gpus(gpus: Any) -> list[list[int]]:
                 f"solver.gpu: not numbers of devices, got {gpus!r:.80}. Write [0, 1], or "
                 "[[0, 1], [0, 1]] for two nodes."
             )
-    return nodes
+    return tuple(map(tuple, nodes))
 
 
 def _metrics(names: Any) -> dict[MetricsType, float]:
