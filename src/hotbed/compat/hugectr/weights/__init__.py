@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugeCTR's weight files: dense parameters, tables, optimizer states, embedding collections.
+
+The formats are those of all releases from v2.3 on; docs/migrate/hugectr.md describes them. Every
+size is checked before anything changes. Numbers are little-endian.
+"""
+
+from hotbed.compat.hugectr.weights.collection import load_collection, save_collection
+from hotbed.compat.hugectr.weights.dense import (
+    load_dense,
+    load_dense_states,
+    save_dense,
+    save_dense_states,
+)
+from hotbed.compat.hugectr.weights.sparse import (
+    SparseFile,
+    load_sparse,
+    load_sparse_states,
+    save_sparse,
+    save_sparse_states,
+)
+
+__all__ = [
+    "SparseFile",
+    "load_collection",
+    "load_dense",
+    "load_dense_states",
+    "load_sparse",
+    "load_sparse_states",
+    "save_collection",
+    "save_dense",
+    "save_dense_states",
+    "save_sparse",
+    "save_sparse_states",
+]

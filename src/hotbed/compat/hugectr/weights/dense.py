@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of the dense parameters, of batch statistics, and of their optimizer state.
+
+The parameters are float32, one behind the other, layer by layer in the order of the graph. A
+matrix is [inputs, outputs], which is the transposed one of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hotbed.compat.hugectr.translate import DenseWeight, Translation
+from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
+from hotbed.errors import ConfigError, FormatError
+from hotbed.files import new_file
+
+log = logging.getLogger("hotbed.compat.hugectr")
+
+_STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+    torch.optim.Adagrad: ("sum",),
+}
+"""The states of a parameter in torch, in the order of HugeCTR's file."""
+
+
+def save_dense(path: str | Path, network: nn.Module, translation: Translation) -> None:
+    """Write the parameters of a network, and `<path>.ntp.json` if it normalizes batches."""
+    state = network.state_dict()
+    _write(Path(path), (_stored(weight, state) for weight in translation.dense_weights))
+    if translation.statistics:
+        layers = []
+        for mean, variance in _pairs(translation.statistics):
+            entry: dict[str, Any] = {"type": "BatchNorm"}
+            entry["mean"] = _stored(mean, state).tolist()
+            entry["var"] = _stored(variance, state).tolist()
+            layers.append(entry)
+        with new_file(_statistics_path(path)) as file:
+            file.write(json.dumps({"layers": layers}, indent=2).encode())
+
+
+def load_dense(path: str | Path, network: nn.Module, translation: Translation) -> None:
+    """Read what `save_dense` or HugeCTR wrote.
+
+    Without `<path>.ntp.json` the means and variances of batches stay as they are.
+
+    Raises:
+        PersistError: there is no such file.
+        FormatError: a file does not have the size of the model's parameters. Nothing has changed.
+    """
+    values = _read(Path(path), translation.dense_weights, 1)
+    statistics = _read_statistics(_statistics_path(path), translation.statistics)
+    state = network.state_dict()
+    for weight, array in zip(translation.dense_weights, values, strict=True):
+        _load(weight, state, array)
+    for weight, array in statistics:
+        _load(weight, state, array)
+
+
+def save_dense_states(
+    path: str | Path,
+    optimizer: torch.optim.Optimizer | None,
+    network: nn.Module,
+    translation: Translation,
+) -> None:
+    """Write the optimizer state of the dense parameters: each kind of state of all of them.
+
+    A parameter that has not been updated has zeros. For `momentum_sgd` and `nesterov` no file is
+    written, and one line is logged: their state in HugeCTR contains the learning rate.
+    """
+    names = _state_names(optimizer)
+    if names is None:
+        log.warning(
+            "%s: not written, because HugeCTR's state of %s contains the learning rate of each "
+            "step, and this one does not. Training resumes from checkpoints.",
+            path,
+            type(optimizer).__name__,
+        )
+        return
+    arrays = []
+    for name in names:
+        states = _states(optimizer, network, name)
+        arrays += [_stored(weight, states) for weight in translation.dense_weights]
+    _write(Path(path), arrays)
+
+
+def load_dense_states(
+    path: str | Path,
+    optimizer: torch.optim.Optimizer | None,
+    network: nn.Module,
+    translation: Translation,
+    step: int = 0,
+) -> None:
+    """Read the optimizer state of the dense parameters.
+
+    Args:
+        path: of the file.
+        optimizer: a torch optimizer over the network's dense parameters.
+        network: the network.
+        translation: of the graph.
+        step: how many steps the state has seen. The file does not say it, and in HugeCTR the
+            correction of Adam's bias starts anew.
+
+    Raises:
+        PersistError: there is no such file.
+        FormatError: it does not have the size of the model's state. Nothing has changed.
+        ConfigError: the state of this optimizer means something else in HugeCTR.
+    """
+    names = _state_names(optimizer)
+    if names is None:
+        raise ConfigError(
+            f"{path}: HugeCTR's state of this optimizer contains the learning rate of each step, "
+            f"got {type(optimizer).__name__}. Load the weights without it."
+        )
+    weights = translation.dense_weights
+    arrays = _read(Path(path), weights, len(names))
+    blocks = [arrays[block : block + len(weights)] for block in range(0, len(arrays), len(weights))]
+    for name, block in zip(names, blocks, strict=True):
+        states = _states(optimizer, network, name)
+        for weight, array in zip(weights, block, strict=True):
+            _load(weight, states, array)
+    if names:
+        _set_steps(optimizer, step)
+
+
+# --- parameters by name ---------------------------------------------------------------------------
+
+
+def _stored(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> np.ndarray[Any, Any]:
+    """Return a parameter as HugeCTR stores it."""
+    part = _part(weight, tensors).detach().cpu()
+    if weight.transposed:
+        part = part.T
+    return np.ascontiguousarray(part.numpy(), FLOAT).reshape(weight.shape)
+
+
+def _load(
+    weight: DenseWeight, tensors: Mapping[str, Tensor], array: np.ndarray[Any, Any]
+) -> None:
+    """Copy an array of HugeCTR's shape into a parameter."""
+    own = array.T if weight.transposed else array
+    part = _part(weight, tensors)
+    with torch.no_grad():
+        part.copy_(torch.from_numpy(np.array(own)).reshape(part.shape))
+
+
+def _part(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> Tensor:
+    tensor = tensors[weight.path]
+    if weight.part is None:
+        return tensor
+    first, end = weight.part
+    return tensor[first:end]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _write(path: Path, arrays: Iterable[np.ndarray[Any, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as file:
+        for array in arrays:
+            file.write(array.tobytes())
+
+
+def _read(
+    path: Path, weights: Sequence[DenseWeight], num_blocks: int
+) -> list[np.ndarray[Any, Any]]:
+    """Return the arrays of a file that holds all weights, `num_blocks` times."""
+    sizes = [math.prod(weight.shape) for weight in weights]
+    num_floats = sum(sizes) * num_blocks
+    check_size(path, num_floats * FLOAT.itemsize, f"{num_floats} numbers of the dense layers")
+    flat = read_array(path, FLOAT, "numbers")
+    arrays = []
+    first = 0
+    for weight, size in zip([*weights] * num_blocks, sizes * num_blocks, strict=True):
+        arrays.append(flat[first : first + size].reshape(weight.shape))
+        first += size
+    return arrays
+
+
+def _statistics_path(path: str | Path) -> Path:
+    return Path(f"{path}.ntp.json")
+
+
+def _pairs(statistics: Sequence[DenseWeight]) -> list[tuple[DenseWeight, DenseWeight]]:
+    """Return mean and variance of each layer."""
+    return list(zip(statistics[::2], statistics[1::2], strict=True))
+
+
+def _read_statistics(
+    path: Path, statistics: Sequence[DenseWeight]
+) -> list[tuple[DenseWeight, np.ndarray[Any, Any]]]:
+    """Return means and variances from the JSON file beside the dense one."""
+    if not statistics:
+        return []
+    if not path.exists():
+        log.warning(
+            "%s: not found, so the means and variances of batch normalization stay as they are",
+            path,
+        )
+        return []
+    pairs = _pairs(statistics)
+    try:
+        layers = json.loads(path.read_text())["layers"]
+        entries = [(layer["type"], layer["mean"], layer["var"]) for layer in layers]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{path}: expected layers with type, mean and var, got {type(error).__name__}: {error}."
+            " Give the file that HugeCTR wrote."
+        ) from error
+    if len(entries) != len(pairs):
+        raise FormatError(
+            f"{path}: expected {len(pairs)} layers with batch statistics, got {len(entries)}. Give "
+            "the file of this very model."
+        )
+    arrays = []
+    for (kind, *values), weights in zip(entries, pairs, strict=True):
+        for weight, numbers in zip(weights, values, strict=True):
+            if kind != "BatchNorm" or len(numbers) != math.prod(weight.shape):
+                raise FormatError(
+                    f"{path}: expected {math.prod(weight.shape)} numbers of BatchNorm "
+                    f"{weight.layer!r}, got {len(numbers)} of {kind}. Give the file of this very "
+                    "model."
+                )
+            arrays.append((weight, np.array(numbers, FLOAT).reshape(weight.shape)))
+    return arrays
+
+
+# --- optimizer state ------------------------------------------------------------------------------
+
+
+def _state_names(optimizer: torch.optim.Optimizer | None) -> tuple[str, ...] | None:
+    """Return the states of a parameter; None if they mean something else in HugeCTR."""
+    if optimizer is None:
+        return ()
+    if isinstance(optimizer, torch.optim.SGD):
+        has_momentum = any(group["momentum"] for group in optimizer.param_groups)
+        return None if has_momentum else ()
+    return _STATES.get(type(optimizer))
+
+
+def _states(
+    optimizer: torch.optim.Optimizer | None, network: nn.Module, name: str
+) -> dict[str, Tensor]:
+    """Return the state of each parameter by its path, made of zeros where there is none."""
+    assert optimizer is not None
+    states = {}
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for path, parameter in network.named_parameters():
+        if id(parameter) not in known:
+            states[path] = torch.zeros_like(parameter)  # frozen: it has no state
+            continue
+        state = optimizer.state[parameter]
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+            state.setdefault("step", torch.tensor(0.0))
+        states[path] = state[name]
+    return states
+
+
+def _set_steps(optimizer: torch.optim.Optimizer | None, step: int) -> None:
+    assert optimizer is not None
+    for state in optimizer.state.values():
+        state["step"] = torch.tensor(float(step))

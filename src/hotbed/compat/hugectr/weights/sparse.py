@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of a table: its keys and vectors, and their optimizer state.
+
+Up to v3.0.1 a table is one file of records: the key (uint32 or int64), the slot (uint64, of
+localized embeddings only), the vector. From v3.1 on it is a folder with the files `key` (int64),
+`slot_id` (uint64, of localized embeddings only) and `emb_vector`. Vectors are float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
+from hotbed.embedding import rule as rules
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, FormatError
+from hotbed.files import new_file
+
+log = logging.getLogger("hotbed.compat.hugectr")
+
+UINT64 = np.dtype("<u8")
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class SparseFile:
+    """The format of a table's file.
+
+    Attributes:
+        form: "folder" from v3.1 on, "file" up to v3.0.1.
+        localized: whether each row has the number of its slot.
+        i64: whether the keys of a file have 64 bits; a folder's always have.
+        offsets: the first id of each slot, from which the slot of a row follows; empty if slots
+            share ids: all rows are then of slot 0.
+    """
+
+    form: Literal["folder", "file"] = "folder"
+    localized: bool = False
+    i64: bool = True
+    offsets: Sequence[int] = ()
+
+    def record(self, dim: int) -> np.dtype[Any]:
+        """Return the record of a file with vectors of `dim`."""
+        fields: list[Any] = [("key", "<i8" if self.i64 else "<u4")]
+        if self.localized:
+            fields.append(("slot_id", UINT64))
+        return np.dtype([*fields, ("vector", FLOAT, (dim,))])
+
+    def slots(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the slot of each id, uint64 [n]."""
+        if not any(self.offsets):
+            return np.zeros(len(ids), UINT64)
+        return np.searchsorted(self.offsets[1:], ids, side="right").astype(UINT64)
+
+
+def save_sparse(path: str | Path, table: Table, format: SparseFile) -> None:
+    """Write the rows of a table.
+
+    Raises:
+        FormatError: a key does not fit 32 bits.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if format.form == "file":
+        record = format.record(table.dim)
+        with new_file(path) as file:
+            for ids, vectors in _rows(table):
+                _check_keys(path, ids, format)
+                records = np.empty(len(ids), record)
+                records["key"] = ids
+                records["vector"] = vectors
+                if format.localized:
+                    records["slot_id"] = format.slots(ids)
+                file.write(records.tobytes())
+        return
+    path.mkdir(exist_ok=True)
+    with new_file(path / "key") as keys, new_file(path / "emb_vector") as values:
+        for ids, vectors in _rows(table):
+            keys.write(ids.astype(INT64).tobytes())
+            values.write(vectors.astype(FLOAT).tobytes())
+    if format.localized:
+        with new_file(path / "slot_id") as slots:
+            for ids, _ in _rows(table):
+                slots.write(format.slots(ids).tobytes())
+
+
+def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
+    """Read the rows of a table and return their number.
+
+    Rows that the table has already are overwritten. A folder is read as such, a file as a file;
+    slots are not needed.
+
+    Raises:
+        PersistError: there is no such file.
+        FormatError: a file does not have the size of its rows. Nothing has changed.
+    """
+    keys, vectors = _read(Path(path), table.dim, format)
+    table.load(_batches(keys, vectors))
+    return len(keys)
+
+
+def save_sparse_states(path: str | Path, table: Table) -> None:
+    """Write the optimizer state of a table: each kind of state of all rows, in their order.
+
+    With the update type LazyGlobal (scope catch_up of Adam) the steps of the last update follow,
+    uint64 a number as HugeCTR keeps them in memory; HugeCTR does not read that far. For momentum
+    and Nesterov no file is written, and one line is logged.
+    """
+    path = Path(path)
+    num_states = _num_states(table)
+    if num_states is None:
+        log.warning(
+            "%s: not written, because HugeCTR's state of %s contains the learning rate of each "
+            "step, and this one does not. Training resumes from checkpoints.",
+            path,
+            type(table.rule).__name__,
+        )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dim = table.dim
+    with new_file(path) as file:
+        for state in range(num_states):
+            for batch in table.export():
+                states = _lists(batch.column("state"), table.state_width)
+                block = states[:, state * dim : (state + 1) * dim]
+                file.write(np.ascontiguousarray(block, FLOAT).tobytes())
+        if _keeps_times(table):
+            for batch in table.export():
+                times = batch.column("updated").to_numpy().astype(UINT64)
+                file.write(np.repeat(times, dim).tobytes())
+
+
+def load_sparse_states(
+    path: str | Path,
+    sparse_path: str | Path,
+    table: Table,
+    format: SparseFile,
+) -> None:
+    """Read the optimizer state of the rows in `sparse_path`, and these rows themselves.
+
+    State i belongs to key i, as where HugeCTR loads a model on one GPU. A file of HugeCTR holds
+    the state of its whole memory: places behind the last key are left out.
+
+    Raises:
+        PersistError: there is no such file.
+        FormatError: the sizes do not fit. Nothing has changed.
+        ConfigError: the state of this rule means something else in HugeCTR.
+    """
+    path = Path(path)
+    num_states = _num_states(table)
+    if num_states is None:
+        raise ConfigError(
+            f"{path}: HugeCTR's state of this optimizer contains the learning rate of each step, "
+            f"got {type(table.rule).__name__}. Load the rows without it."
+        )
+    keys, vectors = _read(Path(sparse_path), table.dim, format)
+    if not num_states:
+        check_size(path, 0, f"the state of {type(table.rule).__name__}")
+        return
+    dim = table.dim
+    float_bytes = num_states * dim * FLOAT.itemsize
+    time_bytes = dim * UINT64.itemsize
+    size = file_size(path)
+    has_times = _keeps_times(table) and size == len(keys) * (float_bytes + time_bytes)
+    row_bytes = float_bytes + (time_bytes if has_times else 0)
+    num_places = size // row_bytes
+    if size % row_bytes or num_places < len(keys):
+        raise FormatError(
+            f"{path}: expected {row_bytes} bytes of state for each of {len(keys)} rows of "
+            f"{sparse_path}, got {size} bytes. Give the state of this very table."
+        )
+    if num_places > len(keys):
+        log.warning(
+            "%s: it holds %d places for %d keys, and does not say which is whose; place i is "
+            "taken for key i, as HugeCTR loads it",
+            path,
+            num_places,
+            len(keys),
+        )
+    flat = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim)) if size else None
+    times = None
+    if has_times and size:
+        first = len(keys) * float_bytes
+        times = np.memmap(path, UINT64, "r", first, (num_places, dim))[:, 0]
+    table.load(_batches(keys, vectors, flat, times))
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _rows(table: Table) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yield ids [n] and vectors [n, dim]."""
+    for batch in table.export():
+        yield batch.column("id").to_numpy(), _lists(batch.column("value"), table.dim)
+
+
+def _lists(column: pa.Array, width: int) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = column.flatten().to_numpy()
+    return values.reshape(-1, width)
+
+
+def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return keys [n] and vectors [n, dim] of a table, mapped."""
+    if path.is_dir():
+        keys = read_array(path / "key", INT64, "keys")
+        size = len(keys) * dim * FLOAT.itemsize
+        check_size(path / "emb_vector", size, f"{len(keys)} vectors of {dim}")
+        if format.localized or (path / "slot_id").exists():
+            check_size(path / "slot_id", len(keys) * UINT64.itemsize, f"{len(keys)} slots")
+        vectors = read_array(path / "emb_vector", FLOAT, "numbers")
+        return keys, vectors.reshape(-1, dim)
+    what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
+    records = read_array(path, format.record(dim), what)
+    return records["key"], records["vector"]
+
+
+def _batches(
+    keys: NDArray[Any],
+    vectors: NDArray[Any],
+    states: NDArray[Any] | None = None,
+    times: NDArray[Any] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows for `Table.load`.
+
+    Args:
+        keys: [n].
+        vectors: [n, dim].
+        states: [kinds of state, at least n, dim].
+        times: steps of the last update, [n].
+    """
+    for first in range(0, len(keys), _BATCH_ROWS):
+        part = slice(first, first + _BATCH_ROWS)
+        ids = np.ascontiguousarray(keys[part]).astype(np.int64)
+        columns = {"id": pa.array(ids), "value": _list_column(vectors[part])}
+        if states is not None:
+            blocks = [block[: len(keys)][part] for block in states]
+            columns["state"] = _list_column(np.concatenate(blocks, axis=1))
+        if times is not None:
+            columns["updated"] = pa.array(times[part].astype(np.uint32))
+        yield pa.record_batch(columns)
+
+
+def _list_column(matrix: NDArray[Any]) -> pa.Array:
+    flat = np.ascontiguousarray(matrix, np.float32).reshape(-1)
+    values = pa.array(flat)
+    lists = pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
+    return lists
+
+
+def _check_keys(path: Path, ids: NDArray[np.int64], format: SparseFile) -> None:
+    if format.i64 or not len(ids):
+        return
+    smallest = int(ids.min())
+    largest = int(ids.max())
+    if smallest < 0 or largest >= 2**32:
+        wrong = smallest if smallest < 0 else largest
+        raise FormatError(
+            f"{path}: a key of 32 bits cannot hold this id, got {wrong}. Set i64_input_key=True."
+        )
+
+
+# --- optimizer state ------------------------------------------------------------------------------
+
+
+def _num_states(table: Table) -> int | None:
+    """Return the kinds of state of a row; None if they mean something else in HugeCTR."""
+    if isinstance(table.rule, (rules.Momentum, rules.Nesterov)):
+        return None
+    return len(range(0, table.state_width, table.dim))
+
+
+def _keeps_times(table: Table) -> bool:
+    """Return whether rows keep the step of their last update, as those of LazyGlobal do."""
+    return isinstance(table.rule, rules.Adam) and table.rule.scope == "catch_up"
