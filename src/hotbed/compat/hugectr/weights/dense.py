@@ -22,6 +22,7 @@ from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
 from hotbed.errors import ConfigError, FormatError
 from hotbed.files import new_file
+from hotbed.optim.ftrl import FtrlOptimizer
 
 log = logging.getLogger("hotbed.compat.hugectr")
 
@@ -29,6 +30,7 @@ _STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.Adagrad: ("sum",),
+    FtrlOptimizer: ("n", "z"),
 }
 """The states of a parameter in torch, in the order of HugeCTR's file."""
 
@@ -88,7 +90,7 @@ def save_dense_states(
         return
     arrays = []
     for name in names:
-        states = _states(optimizer, network, name)
+        states = _states(optimizer, network, name, new=False)
         arrays += [_stored(weight, states) for weight in translation.dense_weights]
     _write(Path(path), arrays)
 
@@ -125,7 +127,7 @@ def load_dense_states(
     arrays = _read(Path(path), weights, len(names))
     blocks = [arrays[block : block + len(weights)] for block in range(0, len(arrays), len(weights))]
     for name, block in zip(names, blocks, strict=True):
-        states = _states(optimizer, network, name)
+        states = _states(optimizer, network, name, new=True)
         for weight, array in zip(weights, block, strict=True):
             _load(weight, states, array)
     if names:
@@ -143,9 +145,7 @@ def _stored(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> np.ndarray[An
     return np.ascontiguousarray(part.numpy(), FLOAT).reshape(weight.shape)
 
 
-def _load(
-    weight: DenseWeight, tensors: Mapping[str, Tensor], array: np.ndarray[Any, Any]
-) -> None:
+def _load(weight: DenseWeight, tensors: Mapping[str, Tensor], array: np.ndarray[Any, Any]) -> None:
     """Copy an array of HugeCTR's shape into a parameter."""
     own = array.T if weight.transposed else array
     part = _part(weight, tensors)
@@ -249,21 +249,31 @@ def _state_names(optimizer: torch.optim.Optimizer | None) -> tuple[str, ...] | N
 
 
 def _states(
-    optimizer: torch.optim.Optimizer | None, network: nn.Module, name: str
+    optimizer: torch.optim.Optimizer | None, network: nn.Module, name: str, *, new: bool
 ) -> dict[str, Tensor]:
-    """Return the state of each parameter by its path, made of zeros where there is none."""
+    """Return a state of each parameter by its path.
+
+    Args:
+        optimizer: that has it.
+        network: with the parameters.
+        name: of the state.
+        new: whether the optimizer keeps the first value of a state that it does not have yet.
+    """
     assert optimizer is not None
     states = {}
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    groups = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            groups[id(parameter)] = group
     for path, parameter in network.named_parameters():
-        if id(parameter) not in known:
-            states[path] = torch.zeros_like(parameter)  # frozen: it has no state
-            continue
-        state = optimizer.state[parameter]
-        if name not in state:
-            state[name] = torch.zeros_like(parameter)
-            state.setdefault("step", torch.tensor(0.0))
-        states[path] = state[name]
+        group = groups.get(id(parameter), {})
+        state = optimizer.state[parameter] if new and group else optimizer.state.get(parameter, {})
+        tensor = state.get(name)
+        if tensor is None:
+            first = group.get("initial_accumulator", 0.0) if name == "n" else 0.0
+            tensor = torch.full_like(parameter, first, requires_grad=False)
+            state[name] = tensor
+        states[path] = tensor
     return states
 
 

@@ -9,16 +9,16 @@ localized embeddings only), the vector. From v3.1 on it is a folder with the fil
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
+from hotbed.compat.hugectr.weights.rows import batches, check_keys, lists_of, rows_of
 from hotbed.embedding import rule as rules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, FormatError
@@ -27,7 +27,6 @@ from hotbed.files import new_file
 log = logging.getLogger("hotbed.compat.hugectr")
 
 UINT64 = np.dtype("<u8")
-_BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ def save_sparse(path: str | Path, table: Table, format: SparseFile) -> None:
     if format.form == "file":
         record = format.record(table.dim)
         with new_file(path) as file:
-            for ids, vectors in _rows(table):
-                _check_keys(path, ids, format)
+            for ids, vectors in rows_of(table):
+                check_keys(path, ids, i64=format.i64)
                 records = np.empty(len(ids), record)
                 records["key"] = ids
                 records["vector"] = vectors
@@ -83,12 +82,12 @@ def save_sparse(path: str | Path, table: Table, format: SparseFile) -> None:
         return
     path.mkdir(exist_ok=True)
     with new_file(path / "key") as keys, new_file(path / "emb_vector") as values:
-        for ids, vectors in _rows(table):
+        for ids, vectors in rows_of(table):
             keys.write(ids.astype(INT64).tobytes())
             values.write(vectors.astype(FLOAT).tobytes())
     if format.localized:
         with new_file(path / "slot_id") as slots:
-            for ids, _ in _rows(table):
+            for ids, _ in rows_of(table):
                 slots.write(format.slots(ids).tobytes())
 
 
@@ -103,7 +102,7 @@ def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
         FormatError: a file does not have the size of its rows. Nothing has changed.
     """
     keys, vectors = _read(Path(path), table.dim, format)
-    table.load(_batches(keys, vectors))
+    table.load(batches(keys, vectors))
     return len(keys)
 
 
@@ -129,7 +128,7 @@ def save_sparse_states(path: str | Path, table: Table) -> None:
     with new_file(path) as file:
         for state in range(num_states):
             for batch in table.export():
-                states = _lists(batch.column("state"), table.state_width)
+                states = lists_of(batch.column("state"), table.state_width)
                 block = states[:, state * dim : (state + 1) * dim]
                 file.write(np.ascontiguousarray(block, FLOAT).tobytes())
         if _keeps_times(table):
@@ -190,21 +189,12 @@ def load_sparse_states(
     if has_times and size:
         first = len(keys) * float_bytes
         times = np.memmap(path, UINT64, "r", first, (num_places, dim))[:, 0]
-    table.load(_batches(keys, vectors, flat, times))
+    table.load(batches(keys, vectors, flat, times))
+    if times is not None:
+        table.load_scalars({**table.scalars(), "step": int(times.max())})
 
 
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def _rows(table: Table) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield ids [n] and vectors [n, dim]."""
-    for batch in table.export():
-        yield batch.column("id").to_numpy(), _lists(batch.column("value"), table.dim)
-
-
-def _lists(column: pa.Array, width: int) -> NDArray[np.float32]:
-    values: NDArray[np.float32] = column.flatten().to_numpy()
-    return values.reshape(-1, width)
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -220,54 +210,6 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
     what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
     records = read_array(path, format.record(dim), what)
     return records["key"], records["vector"]
-
-
-def _batches(
-    keys: NDArray[Any],
-    vectors: NDArray[Any],
-    states: NDArray[Any] | None = None,
-    times: NDArray[Any] | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield rows for `Table.load`.
-
-    Args:
-        keys: [n].
-        vectors: [n, dim].
-        states: [kinds of state, at least n, dim].
-        times: steps of the last update, [n].
-    """
-    for first in range(0, len(keys), _BATCH_ROWS):
-        part = slice(first, first + _BATCH_ROWS)
-        ids = np.ascontiguousarray(keys[part]).astype(np.int64)
-        columns = {"id": pa.array(ids), "value": _list_column(vectors[part])}
-        if states is not None:
-            blocks = [block[: len(keys)][part] for block in states]
-            columns["state"] = _list_column(np.concatenate(blocks, axis=1))
-        if times is not None:
-            columns["updated"] = pa.array(times[part].astype(np.uint32))
-        yield pa.record_batch(columns)
-
-
-def _list_column(matrix: NDArray[Any]) -> pa.Array:
-    flat = np.ascontiguousarray(matrix, np.float32).reshape(-1)
-    values = pa.array(flat)
-    lists = pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
-    return lists
-
-
-def _check_keys(path: Path, ids: NDArray[np.int64], format: SparseFile) -> None:
-    if format.i64 or not len(ids):
-        return
-    smallest = int(ids.min())
-    largest = int(ids.max())
-    if smallest < 0 or largest >= 2**32:
-        wrong = smallest if smallest < 0 else largest
-        raise FormatError(
-            f"{path}: a key of 32 bits cannot hold this id, got {wrong}. Set i64_input_key=True."
-        )
-
-
-# --- optimizer state ------------------------------------------------------------------------------
 
 
 def _num_states(table: Table) -> int | None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tables as arrays, and arrays as rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.embedding.table import Table
+from hotbed.errors import FormatError
+
+_BATCH_ROWS = 65_536
+
+
+def rows_of(table: Table) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yield ids [n] and vectors [n, dim]."""
+    for batch in table.export():
+        yield batch.column("id").to_numpy(), lists_of(batch.column("value"), table.dim)
+
+
+def lists_of(column: pa.Array, width: int) -> NDArray[np.float32]:
+    """Return a column of lists as a matrix [n, width]."""
+    values: NDArray[np.float32] = column.flatten().to_numpy()
+    return values.reshape(-1, width)
+
+
+def batches(
+    keys: NDArray[Any],
+    vectors: NDArray[Any],
+    states: NDArray[Any] | None = None,
+    times: NDArray[Any] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows for `Table.load`.
+
+    Args:
+        keys: [n].
+        vectors: [n, dim].
+        states: [kinds of state, at least n, dim].
+        times: steps of the last update, [n].
+    """
+    for first in range(0, len(keys), _BATCH_ROWS):
+        part = slice(first, first + _BATCH_ROWS)
+        ids = np.ascontiguousarray(keys[part]).astype(np.int64)
+        columns = {"id": pa.array(ids), "value": _list_column(vectors[part])}
+        if states is not None:
+            blocks = [block[: len(keys)][part] for block in states]
+            columns["state"] = _list_column(np.concatenate(blocks, axis=1))
+        if times is not None:
+            columns["updated"] = pa.array(times[part].astype(np.uint32))
+        yield pa.record_batch(columns)
+
+
+def _list_column(matrix: NDArray[Any]) -> pa.Array:
+    flat = np.ascontiguousarray(matrix, np.float32).reshape(-1)
+    values = pa.array(flat)
+    return pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
+
+
+def check_keys(path: Path, ids: NDArray[np.int64], *, i64: bool) -> None:
+    """Raise FormatError if a file with keys of 32 bits cannot hold an id."""
+    if i64 or not len(ids):
+        return
+    smallest = int(ids.min())
+    largest = int(ids.max())
+    if smallest < 0 or largest >= 2**32:
+        wrong = smallest if smallest < 0 else largest
+        raise FormatError(
+            f"{path}: a key of 32 bits cannot hold this id, got {wrong}. Set i64_input_key=True."
+        )

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugeCTR's weight files, compared with bytes that are put together by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import hotbed as hb
+from hotbed.compat.hugectr.translate import DenseWeight
+from hotbed.compat.hugectr.weights import (
+    SparseFile,
+    load_collection,
+    load_dense,
+    load_dense_states,
+    load_sparse,
+    load_sparse_states,
+    save_collection,
+    save_dense,
+    save_dense_states,
+    save_sparse,
+    save_sparse_states,
+)
+from hotbed.errors import ConfigError, FormatError, PersistError
+from hotbed.optim.dense import dense_optimizer
+
+VECTORS = {3: (0.5, -1.5), 7: (2.0, 0.25), 4_000_000_000: (1e-3, 8.0)}
+KEYS = list(VECTORS)
+
+
+def rows(table: hb.Table, column: str = "value") -> dict[int, list[float]]:
+    """What a table holds by id."""
+    parts = [(batch["id"].to_pylist(), batch[column].to_pylist()) for batch in table.export()]
+    return {one: row for ids, values in parts for one, row in zip(ids, values, strict=True)}
+
+
+def table(**keywords: Any) -> hb.Table:
+    return hb.Table("t", 2, **keywords)
+
+
+def filled(vectors: dict[int, tuple[float, float]] = VECTORS, **keywords: Any) -> hb.Table:
+    """A table with these rows."""
+    made = table(**keywords)
+    slots = made.find_or_insert(np.array(list(vectors)))
+    made.update(slots, np.ones((len(slots), 2), np.float32))
+    parts = []
+    for batch in made.export():
+        values = [vectors[one] for one in batch["id"].to_pylist()]
+        place = batch.schema.get_field_index("value")
+        kind = batch.schema.field("value").type
+        parts.append(batch.set_column(place, "value", pa.array(values, kind)))
+    made.load(parts)
+    return made
+
+
+def record(form: SparseFile, key: int, slot: int) -> bytes:
+    """A row of a file up to v3.0.1, by hand."""
+    head = struct.pack("<q" if form.i64 else "<I", key)
+    middle = struct.pack("<Q", slot) if form.localized else b""
+    return head + middle + struct.pack("<2f", *VECTORS[key])
+
+
+FILES = [
+    SparseFile("file", localized, i64, (0, 5, 8))
+    for localized in (False, True)
+    for i64 in (False, True)
+]
+SLOTS = {3: 0, 7: 1, 4_000_000_000: 2}
+
+
+@pytest.mark.parametrize("form", FILES, ids=lambda form: f"{form.localized}-{form.i64}")
+def test_a_file_of_v3_0_holds_records(form: SparseFile, tmp_path: Path) -> None:
+    path = tmp_path / "0_sparse_10.model"
+    path.write_bytes(b"".join(record(form, key, SLOTS[key]) for key in KEYS))
+    read = table()
+    assert load_sparse(path, read, form) == 3
+    assert rows(read) == {key: [np.float32(one) for one in row] for key, row in VECTORS.items()}
+    save_sparse(tmp_path / "again", read, form)
+    size = len(path.read_bytes()) // 3
+    written = (tmp_path / "again").read_bytes()
+    records = {written[n * size : n * size + size] for n in range(3)}
+    assert records == {record(form, key, SLOTS[key]) for key in KEYS}
+    assert len(written) == 3 * size
+    path.write_bytes(path.read_bytes() + b"\0" * 5)
+    with pytest.raises(FormatError, match="5 of them left over"):
+        load_sparse(path, read, form)
+
+
+def folder(path: Path, *, localized: bool) -> Path:
+    """A table from v3.1 on, by hand."""
+    path.mkdir()
+    (path / "key").write_bytes(struct.pack("<3q", *KEYS))
+    numbers = [one for key in KEYS for one in VECTORS[key]]
+    (path / "emb_vector").write_bytes(struct.pack("<6f", *numbers))
+    if localized:
+        (path / "slot_id").write_bytes(struct.pack("<3Q", *(SLOTS[key] for key in KEYS)))
+    return path
+
+
+@pytest.mark.parametrize("localized", [False, True])
+def test_a_folder_of_v3_1_holds_keys_slots_and_vectors(localized: bool, tmp_path: Path) -> None:
+    form = SparseFile("folder", localized, i64=False, offsets=(0, 5, 8))
+    path = folder(tmp_path / "0_sparse_10.model", localized=localized)
+    read = table()
+    assert load_sparse(path, read, form) == 3
+    assert rows(read) == {key: [np.float32(one) for one in row] for key, row in VECTORS.items()}
+    save_sparse(tmp_path / "again", read, form)
+    again = tmp_path / "again"
+    names = {file.name for file in again.iterdir()}
+    assert names == {"key", "emb_vector"} | ({"slot_id"} if localized else set())
+    keys = struct.unpack("<3q", (again / "key").read_bytes())
+    numbers = struct.unpack("<6f", (again / "emb_vector").read_bytes())
+    found = {key: numbers[2 * n : 2 * n + 2] for n, key in enumerate(keys)}
+    assert found == {key: tuple(np.float32(VECTORS[key])) for key in KEYS}
+    if localized:
+        slots = struct.unpack("<3Q", (again / "slot_id").read_bytes())
+        assert dict(zip(keys, slots, strict=True)) == SLOTS
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("key", lambda data: data[:-1], "left over"),
+        ("key", lambda data: data[:-8], "expected 16 bytes for 2 vectors of 2, got 24, 8 too many"),
+        ("emb_vector", lambda data: data + b"\0" * 8, "got 32, 8 too many"),
+        ("emb_vector", lambda data: data[:-4], "got 20, 4 missing"),
+        ("slot_id", lambda data: data + b"\0", "for 3 slots, got 25, 1 too many"),
+    ],
+)
+def test_a_folder_with_files_of_another_size_is_refused(
+    file: str, change: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    path = folder(tmp_path / "model", localized=True)
+    (path / file).write_bytes(change((path / file).read_bytes()))
+    read = table()
+    with pytest.raises(FormatError, match=message):
+        load_sparse(path, read, SparseFile("folder", localized=True))
+    assert len(read) == 0
+    (path / file).unlink()
+    with pytest.raises(PersistError, match=f"{file}: expected a file, got nothing"):
+        load_sparse(path, read, SparseFile("folder", localized=True))
+
+
+def test_a_key_of_64_bits_does_not_fit_a_file_of_32(tmp_path: Path) -> None:
+    for key in (2**32, -1):
+        with pytest.raises(FormatError, match=f"cannot hold this id, got {key}.*i64_input_key"):
+            save_sparse(tmp_path / "f", filled({key: (0.0, 0.0)}), SparseFile("file", i64=False))
+        assert not (tmp_path / "f").exists()
+    save_sparse(tmp_path / "f", filled({2**32 - 1: (0.0, 0.0)}), SparseFile("file", i64=False))
+
+
+def test_an_empty_table_is_written_and_read(tmp_path: Path) -> None:
+    for form in (SparseFile("file"), SparseFile("folder", localized=True)):
+        path = tmp_path / form.form
+        save_sparse(path, table(), form)
+        assert load_sparse(path, table(), form) == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_states"),
+    [(hb.Sgd(), 0), (hb.Adagrad(), 1), (hb.Adam(), 2), (hb.Ftrl(), 2)],
+)
+def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
+    rule: Any, num_states: int, tmp_path: Path
+) -> None:
+    form = SparseFile()
+    before = filled(rule=rule)
+    save_sparse(tmp_path / "rows", before, form)
+    save_sparse_states(tmp_path / "states", before)
+    keys = struct.unpack("<3q", (tmp_path / "rows" / "key").read_bytes())
+    data = (tmp_path / "states").read_bytes()
+    assert len(data) == num_states * 3 * 2 * 4
+    if num_states:
+        states = rows(before, "state")
+        first = [one for key in keys for one in states[key][:2]]
+        assert list(struct.unpack_from("<6f", data)) == first
+        last = [one for key in keys for one in states[key][-2:]]
+        assert list(struct.unpack_from("<6f", data, len(data) - 24)) == last
+    after = table(rule=rule)
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
+    if num_states:
+        assert rows(after, "state") == rows(before, "state")
+        assert rows(after) == rows(before)
+    (tmp_path / "states").write_bytes(data + b"\0" * 4)
+    with pytest.raises(FormatError, match="4 too many|expected .* bytes of state"):
+        load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
+
+
+def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:
+    before = filled(rule=hb.Adam(scope="catch_up"))
+    for _ in range(4):
+        before.update(before.find(np.array([7])), np.ones((1, 2), np.float32))
+    save_sparse(tmp_path / "rows", before, SparseFile())
+    save_sparse_states(tmp_path / "states", before)
+    data = (tmp_path / "states").read_bytes()
+    assert len(data) == 3 * 2 * (4 + 4 + 8)
+    assert struct.unpack_from("<6Q", data, 48) == (5,) * 6
+    after = table(rule=hb.Adam(scope="catch_up"))
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile())
+    assert after.step == before.step == 5
+    for one in (before, after):
+        one.update(one.find(np.array([3])), np.ones((1, 2), np.float32))
+    assert rows(after) == rows(before)
+    (tmp_path / "states").write_bytes(data[:48])  # as HugeCTR writes it
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile())
+
+
+def test_places_behind_the_last_key_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = folder(tmp_path / "rows", localized=False)
+    blocks = [*range(1, 11), *range(11, 21)]  # 5 places of 2 numbers, twice
+    (tmp_path / "states").write_bytes(struct.pack("<20f", *blocks))
+    read = table(rule=hb.Adam())
+    with caplog.at_level(logging.WARNING, "hotbed.compat.hugectr"):
+        load_sparse_states(tmp_path / "states", path, read, SparseFile())
+    states = rows(read, "state")
+    assert [states[key] for key in KEYS] == [[1, 2, 11, 12], [3, 4, 13, 14], [5, 6, 15, 16]]
+    assert "5 places for 3 keys" in caplog.text
+
+
+def test_momentum_is_not_written_and_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = filled(rule=hb.Momentum())
+    save_sparse(tmp_path / "rows", one, SparseFile())
+    with caplog.at_level(logging.WARNING, "hotbed.compat.hugectr"):
+        save_sparse_states(tmp_path / "states", one)
+    assert "contains the learning rate" in caplog.text
+    assert not (tmp_path / "states").exists()
+    with pytest.raises(ConfigError, match="Load the rows without it"):
+        load_sparse_states(tmp_path / "states", tmp_path / "rows", one, SparseFile())
+
+
+# --- dense ----------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.cross = nn.Parameter(torch.arange(6.0).reshape(3, 2))
+        self.bn = nn.BatchNorm1d(2)
+
+
+TRANSLATION: Any = SimpleNamespace(
+    dense_weights=(
+        DenseWeight("fc1", "fc.weight", True, (3, 2)),
+        DenseWeight("fc1", "fc.bias", False, (1, 2)),
+        DenseWeight("cross", "cross", False, (1, 2), (0, 1)),
+        DenseWeight("cross", "cross", False, (2, 2), (1, 3)),
+    ),
+    statistics=(
+        DenseWeight("bn1", "bn.running_mean", False, (2,)),
+        DenseWeight("bn1", "bn.running_var", False, (2,)),
+    ),
+)
+
+
+def test_the_dense_file_holds_the_layers_in_order(tmp_path: Path) -> None:
+    network = Net()
+    numbers = [float(n) for n in range(14)]
+    path = tmp_path / "_dense_10.model"
+    path.write_bytes(struct.pack("<14f", *numbers))
+    statistics = {"layers": [{"type": "BatchNorm", "mean": [1.5, 2.5], "var": [3.0, 4.0]}]}
+    Path(f"{path}.ntp.json").write_text(json.dumps(statistics))
+    load_dense(path, network, TRANSLATION)
+    assert network.fc.weight.tolist() == [[0, 2, 4], [1, 3, 5]]  # W of HugeCTR is [in, out]
+    assert network.fc.bias.tolist() == [6, 7]
+    assert network.cross.tolist() == [[8, 9], [10, 11], [12, 13]]
+    assert network.bn.running_mean.tolist() == [1.5, 2.5]
+    assert network.bn.running_var.tolist() == [3, 4]
+    save_dense(tmp_path / "again", network, TRANSLATION)
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    assert json.loads((tmp_path / "again.ntp.json").read_text()) == statistics
+
+
+@pytest.mark.parametrize("num_floats", [13, 15])
+def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path) -> None:
+    network = Net()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    (tmp_path / "f").write_bytes(b"\0" * 4 * num_floats)
+    with pytest.raises(FormatError, match=f"expected 56 bytes .*, got {num_floats * 4}, 4 "):
+        load_dense(tmp_path / "f", network, TRANSLATION)
+    (tmp_path / "f").write_bytes(b"\0" * 56)
+    for text in ('{"layers": []}', "[]", '{"layers": [{"type": "BatchNorm", "mean": [1]}]}'):
+        (tmp_path / "f.ntp.json").write_text(text)
+        with pytest.raises(FormatError, match=r"ntp\.json: expected"):
+            load_dense(tmp_path / "f", network, TRANSLATION)
+    assert all((network.state_dict()[name] == value).all() for name, value in before.items())
+
+
+@pytest.mark.parametrize("rule", [hb.Adam(), hb.Adagrad(), hb.Ftrl(), hb.Sgd(), hb.Momentum()])
+def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> None:
+    network = Net()
+    optimizer = dense_optimizer(rule, network.parameters())
+    assert optimizer is not None
+    for _ in range(3):
+        network.zero_grad()
+        (network.fc(torch.ones(1, 3)).sum() + network.cross.square().sum()).backward()
+        optimizer.step()
+    path = tmp_path / "states"
+    save_dense_states(path, optimizer, network, TRANSLATION)
+    if isinstance(rule, hb.Momentum):
+        assert not path.exists()
+        return
+    data = path.read_bytes()
+    names = {"Adam": ["exp_avg", "exp_avg_sq"], "Adagrad": ["sum"], "Ftrl": ["n", "z"]}
+    kept = names.get(type(rule).__name__, [])
+    assert len(data) == 56 * len(kept)
+    for block, name in enumerate(kept):
+        states = {
+            path: optimizer.state[one][name]
+            for path, one in network.named_parameters()
+            if name in optimizer.state[one]
+        }
+        expected = [*states["fc.weight"].T.flatten().tolist(), *states["fc.bias"].tolist()]
+        expected += states["cross"].flatten().tolist()
+        assert list(struct.unpack_from("<14f", data, 56 * block)) == expected
+    twin = Net()
+    twin.load_state_dict(network.state_dict())
+    fresh = dense_optimizer(rule, twin.parameters())
+    assert fresh is not None
+    load_dense_states(path, fresh, twin, TRANSLATION, step=3)
+    for one, own in ((network, optimizer), (twin, fresh)):
+        one.zero_grad()
+        (one.fc(torch.ones(1, 3)).sum() + one.cross.square().sum()).backward()
+        own.step()
+    assert torch.equal(network.fc.weight, twin.fc.weight)
+    assert torch.equal(network.cross, twin.cross)
+
+
+# --- embedding collections ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("i64", [False, True])
+def test_a_collection_holds_its_tables(i64: bool, tmp_path: Path) -> None:
+    home = tmp_path / "embedding_collection_0"
+    home.mkdir()
+    key = "q" if i64 else "I"
+    tables = {0: {3: (0.5, 1.0)}, 2: {7: (2.0, 3.0), 9: (4.0, 5.0)}}
+    meta = struct.pack("<5i", 2, int(i64), 0, 0, 0) + struct.pack("<2i2q2i", 0, 2, 1, 2, 2, 2)
+    (home / "meta_data").write_bytes(meta)
+    for place, (number, content) in enumerate(tables.items()):
+        head = struct.pack("<2i", 1, number) + b"\0" * 120
+        ids = struct.pack(f"<{len(content)}{key}", *content)
+        (home / f"key{place}").write_bytes(head + ids)
+        numbers = [one for row in content.values() for one in row]
+        head = struct.pack("<2i", 2, number) + b"\0" * 120
+        values = struct.pack(f"<{len(numbers)}f", *numbers)
+        (home / f"weight{place}").write_bytes(head + values)
+    read = {number: table() for number in tables}
+    assert load_collection(tmp_path, read) == 3
+    for number, content in tables.items():
+        assert rows(read[number]) == {one: list(row) for one, row in content.items()}
+    save_collection(tmp_path / "again", read, i64=i64)
+    written = tmp_path / "again" / "embedding_collection_0"
+    assert (written / "meta_data").read_bytes() == meta
+    assert (written / "key0").read_bytes() == (home / "key0").read_bytes()
+    assert (written / "weight0").read_bytes() == (home / "weight0").read_bytes()
+    assert len((written / "weight1").read_bytes()) == len((home / "weight1").read_bytes())
+    again = {number: table() for number in tables}
+    load_collection(tmp_path / "again", again)
+    assert rows(again[2]) == rows(read[2])
+    with pytest.raises(FormatError, match=r"does not hold table 1 .*got tables \[0, 2\]"):
+        load_collection(tmp_path, {1: table()})
+    with pytest.raises(FormatError, match="vectors of 3 for table 0 .*, got 2"):
+        load_collection(tmp_path, {0: hb.Table("t", 3)})
+    for name in ("meta_data", "key1", "weight1"):
+        path = written / name
+        data = path.read_bytes()
+        path.write_bytes(data + b"\0")
+        with pytest.raises(FormatError, match=f"{name}: expected"):
+            load_collection(tmp_path / "again", again)
+        path.write_bytes(data)
