@@ -193,7 +193,7 @@ def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
         assert rows(after, "state") == rows(before, "state")
         assert rows(after) == rows(before)
     (tmp_path / "states").write_bytes(data + b"\0" * 4)
-    with pytest.raises(FormatError, match="4 too many|expected .* bytes of state"):
+    with pytest.raises(FormatError, match=r"4 too many|expected .* bytes of state"):
         load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
 
 
@@ -375,7 +375,7 @@ def test_a_collection_holds_its_tables(i64: bool, tmp_path: Path) -> None:
     assert rows(again[2]) == rows(read[2])
     with pytest.raises(FormatError, match=r"does not hold table 1 .*got tables \[0, 2\]"):
         load_collection(tmp_path, {1: table()})
-    with pytest.raises(FormatError, match="vectors of 3 for table 0 .*, got 2"):
+    with pytest.raises(FormatError, match=r"vectors of 3 for table 0 .*, got 2"):
         load_collection(tmp_path, {0: hb.Table("t", 3)})
     for name in ("meta_data", "key1", "weight1"):
         path = written / name

@@ -40,7 +40,7 @@ def read_array(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
 
 
 def file_size(path: Path) -> int:
-    """Return the bytes of a file; PersistError if there is none."""
+    """Return the bytes of a file; raise PersistError if it does not exist."""
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "nothing"
         raise PersistError(f"{path}: expected a file, got {kind}. Give a file that HugeCTR wrote.")
