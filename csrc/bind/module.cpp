@@ -10,6 +10,7 @@ namespace nb = nanobind;
 
 void init_encode(nb::module_& m);
 void init_frozen(nb::module_& m);
+void init_norm(nb::module_& m);
 void init_requests(nb::module_& m);
 void init_row_cache(nb::module_& m);
 void init_step(nb::module_& m);
@@ -39,6 +40,7 @@ NB_MODULE(_core, m) {
   init_table(m);
   init_step(m);
   init_frozen(m);
+  init_norm(m);
   init_requests(m);
   init_row_cache(m);
 }

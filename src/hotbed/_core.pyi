@@ -334,6 +334,11 @@ class FrozenLookup:
 
     def __call__(self, ids: object, num_samples: int) -> tuple: ...
 
+def read_norm(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], num_floats: int, wanted: Sequence[bool], key_bytes: int, checksum: bool, max_samples: int) -> tuple:
+    """
+    read_norm(...) -> (bytes read, lost, good, wrong_sum, misshapen, floats, [(offsets, keys) by slot]): the whole samples that `data` begins with, at most `max_samples`.
+    """
+
 def split_json(request: bytes, inputs: int, head_bytes: int, slice: int) -> tuple:
     """
     Head without the values of tensors (None where it is longer than head_bytes), number of inputs, and where the values lie: (input, begin, end, entries, cuts).

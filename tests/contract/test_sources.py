@@ -22,12 +22,15 @@ from hotbed.connectors import (
     Jsonl,
     Libsvm,
     Memory,
+    Norm,
     Parquet,
     Position,
     Prepared,
+    Raw,
     ReadPlan,
     Replay,
     Source,
+    write_file_list,
 )
 from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
 from hotbed.errors import DataError
@@ -137,6 +140,36 @@ def prepared(folder: Path) -> Source:
     return Prepared(str(folder))
 
 
+def samples(start: int, stop: int) -> Memory:
+    """Rows of labels, dense values and slots, one of which holds no key or several."""
+    rows = range(start, stop)
+    return Memory(
+        {
+            "label": pa.array([i % 2 for i in rows], pa.float32()),
+            "dense": pa.array([[i, i / 2] for i in rows], pa.list_(pa.float32(), 2)),
+            "one": pa.array([i * 7 for i in rows], pa.int64()),
+            "bag": pa.array([list(range(i % 4)) for i in rows], pa.list_(pa.int64())),
+            "pair": pa.array([[i, 2 * i] for i in rows], pa.list_(pa.int64())),
+        }
+    )
+
+
+def write_norm(folder: Path) -> Source:
+    layout = {"labels": ["label"], "slots": ["one", "bag"], "key_bits": 64}
+    files = [str(folder / f"{part}.norm") for part in range(3)]
+    for file, (start, stop) in zip(files, [(0, 300), (300, 301), (301, ROWS)], strict=True):
+        Norm(file, **layout).write(samples(start, stop))
+    write_file_list(folder / "files.txt", files)
+    return Norm(folder / "files.txt", **layout)
+
+
+def write_raw(folder: Path) -> Source:
+    layout = {"num_dense": 2, "slots": {"one": 1, "pair": 2}, "dense_type": "float32"}
+    Raw(folder / "a.raw", **layout).write(samples(0, 450))
+    Raw(folder / "b.raw", **layout).write(samples(450, ROWS))
+    return Raw(str(folder / "*.raw"), **layout)
+
+
 MAKERS: list[Callable[[Path], Source]] = [
     lambda folder: Memory(table()),
     write_csv,
@@ -151,6 +184,8 @@ MAKERS: list[Callable[[Path], Source]] = [
     replayed,
     concatenated,
     prepared,
+    write_norm,
+    write_raw,
 ]
 
 

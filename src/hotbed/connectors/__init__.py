@@ -4,6 +4,7 @@
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.delimited import Csv
+from hotbed.connectors.file_list import read_file_list, write_file_list
 from hotbed.connectors.follow import Follow
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.jsonl import Jsonl
@@ -13,10 +14,12 @@ from hotbed.connectors.libsvm import Libsvm
 from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.messages import Arrow, Decoder, Json
+from hotbed.connectors.norm import Norm
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.connectors.position import Position
 from hotbed.connectors.prepared import Prepared
+from hotbed.connectors.raw import Raw
 from hotbed.connectors.replay import Replay
 from hotbed.connectors.source import Join, Slice, Sort, Source
 
@@ -36,15 +39,19 @@ __all__ = [
     "Libsvm",
     "Live",
     "Memory",
+    "Norm",
     "Parquet",
     "Position",
     "Prepared",
+    "Raw",
     "ReadPlan",
     "Replay",
     "Skips",
     "Slice",
     "Sort",
     "Source",
+    "read_file_list",
+    "write_file_list",
 ]
 
 
