@@ -55,7 +55,7 @@ def train(network: nn.Module, schema: hb.Schema, events: hb.sources.Source) -> h
     """Train on the first 80 % of the ratings, and return the model."""
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), metrics=["auc"])
     past = hb.Dataset(events.slice(0.0, 0.8), schema, batch_size=256)
-    model.fit(past, epochs=2, seed=0, progress=False)
+    model.fit(past, epochs=2, progress=False)
     return model
 
 

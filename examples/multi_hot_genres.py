@@ -24,7 +24,7 @@ schema = hb.Schema(
 torch.manual_seed(0)
 network = hb.models.LR(schema, hb.make_tables(schema, dim=1, rule=hb.Adagrad(lr=0.1)))
 model = hb.RecModel(network, "bce", hb.Adam(lr=0.01), metrics=["auc"])
-model.fit(hb.Dataset(events, schema, batch_size=1024), epochs=1, seed=0)
+model.fit(hb.Dataset(events, schema, batch_size=1024), epochs=1)
 
 # A film of each genre, and a film of three genres, encoded as the training data were.
 genres = ["Film-Noir", "War", "Documentary", "Drama", "Comedy", "Horror", "Film-Noir|War|Horror"]

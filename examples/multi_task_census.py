@@ -39,7 +39,7 @@ def main() -> None:
 
     train = hb.Dataset(people.slice(0.0, 0.8), schema, batch_size=1024)
     valid = hb.Dataset(people.slice(0.8, 1.0), schema, batch_size=4096)
-    history = model.fit(train, valid, seed=0)
+    history = model.fit(train, valid)
     print(
         {name: round(value, 4) for name, value in history.metrics.items() if name.endswith("auc")}
     )

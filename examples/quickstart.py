@@ -27,7 +27,7 @@ network = hb.models.DeepFM(schema, tables, hidden=[64, 32])
 model = hb.RecModel(network, loss_fn="bce", optimizer=hb.Adam(lr=1e-3), metrics=["auc", "log_loss"])
 
 # 3. Train, save, load, use.
-model.fit(train, valid, epochs=1, seed=0)
+model.fit(train, valid, epochs=1)
 model.save("runs/quickstart")
 again = hb.load("runs/quickstart")
 print({name: round(value, 4) for name, value in again.evaluate(valid).items()})

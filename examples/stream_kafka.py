@@ -57,7 +57,7 @@ def compare(
     folder = Path("runs") / f"stream-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     model = new_model()
-    model.fit(hb.Dataset(past, schema, BATCH, shuffle=100_000), seed=0, progress=False)
+    model.fit(hb.Dataset(past, schema, BATCH, shuffle=100_000), progress=False)
     frozen = model.evaluate(hb.Dataset(stream, schema, 1024))
 
     with hb.testing.Broker() as broker:

@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
+import torch
 
 ROWS = 3000
 
@@ -116,7 +117,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         hb.callbacks.Checkpoint(root / "state", **keywords),
         (bounds := _Bounds(config.get("rows"))),
     ]
-    model.online_train(data, callbacks, seed=5, progress=False, max_steps=config.get("max_steps"))
+    torch.manual_seed(5)
+    model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}
     return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
@@ -189,7 +191,8 @@ def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dic
         checkpoint,
     ]
     valid = hb.Dataset(hb.sources.Memory(events(99, 400)), data.schema, 32)
-    history = model.fit(data, valid, epochs, callbacks, seed=5, progress=False)
+    torch.manual_seed(5)
+    history = model.fit(data, valid, epochs, callbacks, progress=False)
     return {
         "digest": content_digest(open_checkpoint(root / "state")),
         "model": content_digest(open_checkpoint(model.save(root / "model"))),

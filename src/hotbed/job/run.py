@@ -200,7 +200,6 @@ class _Learning:
             job.fit.epochs,
             job.make_callbacks(),
             progress=self._progress,
-            seed=job.seed,
         )
         return model
 
@@ -223,11 +222,13 @@ class _Learning:
             max_steps=max_steps,
             max_seconds=max_seconds,
             progress=self._progress,
-            seed=job.seed,
         )
 
     def _begin(self, model: RecModel, part: str) -> None:
+        import torch
+
         job = self._job
+        torch.manual_seed(job.seed)
         with new_file(job.output_path("job.json")) as file:
             file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
         kind = config.kind_of(type(model.network))

@@ -233,27 +233,41 @@ def _end_epoch(run: Run, *, resumed: bool) -> None:
         run.callbacks("on_epoch_end", run)
 
 
-def first_epoch(data: Iterable[Any], given: int | None, learned: int) -> int:
+def count_epochs(epochs: int | range) -> int:
+    """Return the number of epochs of a fit.
+
+    Raises:
+        ConfigError: there are none, or a range does not count up by one from 0 or more.
+    """
+    advice = "Give the number of passes, or a range of their numbers such as range(2, 5)."
+    if isinstance(epochs, range):
+        if epochs.step != 1 or epochs.start < 0 or not epochs:
+            raise ConfigError(f"epochs: expected consecutive numbers, got {epochs}. {advice}")
+        return len(epochs)
+    checks.at_least("epochs", epochs, 1, advice)
+    return epochs
+
+
+def first_epoch(data: Iterable[Any], epochs: int | range, learned: int) -> int:
     """Return the number of the epoch that a fit begins with.
 
     Args:
         data: a Dataset that was resumed begins with the epoch of its position.
-        given: the `initial_epoch` of the user; None = after the epochs that are `learned`.
+        epochs: of the fit; a range begins with its first number, others after those `learned`.
         learned: number of epochs that the model has learned.
 
     Raises:
-        ConfigError: `given` is below 0, or differs from the epoch of a resumed Dataset.
+        ConfigError: a range begins with another epoch than a resumed Dataset.
     """
     resumed = data.resumed_epoch if isinstance(data, Dataset) else None
-    if given is None:
+    if not isinstance(epochs, range):
         return learned if resumed is None else resumed
-    checks.whole_number("initial_epoch", given, 0, advice="Count from 0.")
-    if resumed not in (None, given):
+    if resumed not in (None, epochs.start):
         raise ConfigError(
-            f"initial_epoch: the dataset was resumed inside epoch {resumed}, got {given}. "
-            "Leave initial_epoch out, or give a dataset that was not resumed."
+            f"epochs: the dataset was resumed inside epoch {resumed}, got {epochs}. "
+            "Give the number of epochs, or a dataset that was not resumed."
         )
-    return given
+    return epochs.start
 
 
 @contextmanager

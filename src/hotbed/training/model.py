@@ -51,6 +51,7 @@ from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters
 from hotbed.training.loop import (
     check_batches,
     check_ends,
+    count_epochs,
     epoch_of,
     first_epoch,
     fit_epochs,
@@ -160,39 +161,37 @@ class RecModel:
         self,
         train: Iterable[Any],
         valid: Iterable[Any] | None = None,
-        epochs: int = 1,
+        epochs: int | range = 1,
         callbacks: Any = (),
         *,
         progressive: bool = False,
-        seed: int | None = None,
         progress: bool = True,
-        initial_epoch: int | None = None,
         max_steps: int | None = None,
     ) -> History:
         """Train on `train` for `epochs` passes, validate on `valid` after each, return the history.
 
         `callbacks`: one or several of `hb.callbacks`, or objects with some of the methods that
         `Callbacks` names. With `progressive`, each batch is predicted before it is learned, as a
-        server would have scored it, and metrics are of those predictions. `seed` seeds torch's
-        generators (dropout) first. `progress` shows bars.
+        server would have scored it, and metrics are of those predictions. `progress` shows bars.
 
         Epochs are counted over all fits of the model, also after `save` and `load`: a second `fit`
-        shuffles on, as one fit of all epochs would have. `initial_epoch` is the number of this
-        call's first epoch instead. `max_steps` ends training after so many steps, also inside an
-        epoch, which then does not count as learned. With the callback `Checkpoint`, the same call
-        resumes where a killed one was, to the same bits; steps and epochs before it count.
+        shuffles on, as one fit of all epochs would have. A range gives the epochs their numbers
+        instead, as in `epochs=range(2, 5)`. `max_steps` ends training after so many steps, also
+        inside an epoch, which then does not count as learned. With the callback `Checkpoint`, the
+        same call resumes where a killed one was, to the same bits; steps and epochs before it
+        count. Dropout draws from torch's generator: call `torch.manual_seed` first.
         """
-        checks.at_least("epochs", epochs, 1, "Give the number of passes.")
+        num_epochs = count_epochs(epochs)
         train, depth, cores = unwrap(train, self.network)
-        check_batches("train", train, epochs)
+        check_batches("train", train, num_epochs)
         check_ends(train)
-        first = first_epoch(train, initial_epoch, self.counters["epochs"])
+        first = first_epoch(train, epochs, self.counters["epochs"])
         goal = Goal(
             train,
             valid,
             depth_for(self.learner.planner, depth),
             first_epoch=first,
-            end_epoch=first + epochs,
+            end_epoch=first + num_epochs,
             epoch_steps=_num_batches(train),
         )
         observer = Progressive(self._scorer()) if progressive else None
@@ -200,7 +199,7 @@ class RecModel:
         history = History()
         given = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, given, progress=progress)
-        fit_epochs(self._begin(goal, called, observer, seed), history)
+        fit_epochs(self._begin(goal, called, observer), history)
         return history
 
     def online_train(
@@ -215,7 +214,6 @@ class RecModel:
         valid: Iterable[Any] | None = None,
         progressive: bool | Literal["training"] = True,
         progress: bool = True,
-        seed: int | None = None,
     ) -> History:
         """Learn a stream batch by batch, in its order, and return the history.
 
@@ -253,7 +251,7 @@ class RecModel:
         history = History()
         given = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, given, progress=progress)
-        follow(self._begin(goal, called, observer, seed), history)
+        follow(self._begin(goal, called, observer), history)
         return history
 
     def step(self, batch: Any) -> float:
@@ -536,12 +534,9 @@ class RecModel:
         goal: Goal,
         callbacks: Callbacks,
         observer: Progressive | None,
-        seed: int | None,
     ) -> Run:
         """Return a run that has not begun."""
         check_single_rank("RecModel")
-        if seed is not None:
-            set_seed(seed)
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         if isinstance(self.learner, Learner):
@@ -736,13 +731,6 @@ def _tables(network: nn.Module) -> dict[str, Table]:
                 f"network: two tables have the same name, got {table.name!r} twice. Rename one."
             )
     return tables
-
-
-def set_seed(seed: int) -> None:
-    """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`,
-    `Dataset(seed=…)`.
-    """
-    torch.manual_seed(seed)
 
 
 def _log_frozen_lookups(network: nn.Module) -> None:

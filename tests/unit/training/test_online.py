@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -93,8 +94,10 @@ def test_a_finite_dataset_is_learned_once_as_a_progressive_fit_learns_it(
     dataset: Any, network: Any, world: Any
 ) -> None:
     models = [hb.RecModel(network(), "bce", "adam", {"auc"}) for _ in range(2)]
-    online = models[0].online_train(dataset(640), progress=False, seed=1)
-    offline = models[1].fit(dataset(640), progressive=True, progress=False, seed=1)
+    torch.manual_seed(1)
+    online = models[0].online_train(dataset(640), progress=False)
+    torch.manual_seed(1)
+    offline = models[1].fit(dataset(640), progressive=True, progress=False)
     assert world.same(world.snapshot(models[0]), world.snapshot(models[1]))
     # of a stream, the AUC has bounded memory
     assert online.metrics == pytest.approx(offline.metrics, abs=1e-4)

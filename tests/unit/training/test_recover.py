@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -36,7 +37,8 @@ def learn(dataset: Any, network: Any, tmp_path: Path) -> Any:
         saves = {"every_steps": 2, "full_every": 3, "keep": 9, "wait": True} | (save or {})
         callbacks = [Evict(step_interval=4), Checkpoint(path, **saves)]
         data = dataset(640) if data is None else data
-        model.online_train(data, callbacks, progress=False, seed=1, **keywords)
+        torch.manual_seed(1)
+        model.online_train(data, callbacks, progress=False, **keywords)
         return model
 
     return run

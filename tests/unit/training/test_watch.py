@@ -205,7 +205,7 @@ def test_windows_and_history_go_on_from_their_states(
     _, second, late = looks()
     looks_again = [Load(save.states, second, late), second, late]
     restored.fit(
-        batches[10:], callbacks=looks_again, progressive=True, progress=False, initial_epoch=0
+        batches[10:], callbacks=looks_again, epochs=range(1), progressive=True, progress=False
     )
     np.testing.assert_equal(digested(second.state()), digested(whole.state()))
     np.testing.assert_equal(digested(late.state()), digested(history.state()))

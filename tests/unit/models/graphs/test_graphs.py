@@ -104,7 +104,8 @@ def train(
         seed=seed,
         cache=True,
     )
-    model.fit(data, epochs=epochs, seed=seed, progress=False)
+    torch.manual_seed(seed)
+    model.fit(data, epochs=epochs, progress=False)
     return model
 
 
