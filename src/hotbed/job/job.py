@@ -10,6 +10,7 @@ Paths in a job are relative to the working directory, as everywhere in Python.
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import typing
 from collections.abc import Mapping, Sequence
@@ -312,14 +313,12 @@ class Job:
 
         The dense parameters depend on `seed` only.
         """
-        import torch
-
         from hotbed.models.losses import Loss, MultiTask
-        from hotbed.training.model import RecModel
+        from hotbed.training.model import RecModel, set_seed
 
         if self.fit.torch_threads is not None:
-            torch.set_num_threads(self.fit.torch_threads)
-        torch.manual_seed(self.seed)
+            importlib.import_module("torch").set_num_threads(self.fit.torch_threads)
+        set_seed(self.seed)
         given = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
         models = config.public_kinds("hotbed.models")
         network = _one_of(self.model, models, "job.model", given)

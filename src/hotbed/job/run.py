@@ -225,10 +225,10 @@ class _Learning:
         )
 
     def _begin(self, model: RecModel, part: str) -> None:
-        import torch
+        from hotbed.training.model import set_seed
 
         job = self._job
-        torch.manual_seed(job.seed)
+        set_seed(job.seed)
         with new_file(job.output_path("job.json")) as file:
             file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
         kind = config.kind_of(type(model.network))

@@ -733,6 +733,13 @@ def _tables(network: nn.Module) -> dict[str, Table]:
     return tables
 
 
+def set_seed(seed: int) -> None:
+    """Seed torch's generators; initial rows and shuffles have their own: `Table(seed=…)`,
+    `Dataset(seed=…)`.
+    """
+    torch.manual_seed(seed)
+
+
 def _log_frozen_lookups(network: nn.Module) -> None:
     """Log the table modules that stay in eval mode while the network is trained."""
     lookups = {id(module) for module in table_modules(network) if not module.training}
