@@ -26,6 +26,7 @@ from hotbed.data import (
     Map,
     Normalize,
     Schema,
+    Shift,
     Split,
     TimeOfDay,
     Transform,
@@ -76,6 +77,17 @@ def test_cross_tells_every_combination_apart_and_order_matters() -> None:
         ids(users, [Cross(["hour"])], hour=[["a"]] * 5)
     with pytest.raises(SchemaError, match=r"columns \['hour'\] are missing"):
         ids(users, [Cross(["hour"])])
+
+
+def test_shift_adds_to_whole_numbers_and_wraps_around() -> None:
+    assert ids([0, 7, None], [Shift(100)]) == [[100], [107], []]
+    assert ids([[1, 2], [], [3]], [Shift(-1)]) == [[0, 1], [], [2]]
+    assert ids([2**63 - 1], [Shift(1)]) == [[-(2**63)]]
+    assert ids(np.array([2**64 - 1], np.uint64), [Shift(2)]) == [[1]]
+    with pytest.raises(SchemaError, match="expected whole numbers, got a column of double"):
+        ids([1.5], [Shift(1)])
+    with pytest.raises(ConfigError, match=r"shift\.by: must be an integer"):
+        Shift(2**63)
 
 
 def test_bucketize_counts_the_boundaries_reached() -> None:

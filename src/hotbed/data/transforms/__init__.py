@@ -7,7 +7,7 @@ All work on whole Arrow arrays; nulls stay nulls.
 from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.data.transforms.expression import Expression
-from hotbed.data.transforms.ids import Cross, Hash, Map
+from hotbed.data.transforms.ids import Cross, Hash, Map, Shift
 from hotbed.data.transforms.keyed import JoinGroupby, TargetEncode
 from hotbed.data.transforms.numbers import Bucketize, Clip, FillMissing, Log, Normalize
 from hotbed.data.transforms.text import Extract, Split, TimeOfDay
@@ -28,6 +28,7 @@ __all__ = [
     "Moments",
     "Normalize",
     "Quantiles",
+    "Shift",
     "Split",
     "TargetEncode",
     "TimeOfDay",

@@ -108,6 +108,39 @@ class Cross(Transform):
 
 
 @dataclass(frozen=True)
+class Shift(Transform):
+    """Add `by` to whole numbers, which stay within 64 bits by wrapping around.
+
+    Columns that number their values from 0 and share a table get ranges of ids of their own so.
+
+    Example: `Id("shop", table="places", transforms=[Shift(10_000)])`
+    """
+
+    by_value: ClassVar[bool] = True
+
+    by: int = 0
+
+    def __post_init__(self) -> None:
+        limit = 1 << 63
+        checks.whole_number("shift.by", self.by, -limit, limit - 1)
+
+    def apply(self, values: pa.Array, context: Context) -> pa.Array:
+        if pa.types.is_null(values.type):
+            return pa.nulls(len(values), pa.int64())
+        if not pa.types.is_integer(values.type):
+            raise SchemaError(
+                f"shift: expected whole numbers, got a column of {values.type}. Declare the column "
+                "an integer."
+            )
+        missing = None
+        if values.null_count:
+            missing = nulls_of(values)
+            values = values.fill_null(0)
+        shifted = as_numpy(values).astype(np.int64) + np.int64(self.by)
+        return pa.array(shifted, mask=missing)
+
+
+@dataclass(frozen=True)
 class Map(Transform):
     """Replace a value by 1 + its place in a vocabulary, and an unknown value by 0.
 
