@@ -9,11 +9,13 @@ from hotbed.compat.hugectr import calls, clauses, data, enums, optimizer
 from hotbed.compat.hugectr.calls import *  # noqa: F403
 from hotbed.compat.hugectr.clauses import *  # noqa: F403
 from hotbed.compat.hugectr.enums import *  # noqa: F403
+from hotbed.compat.hugectr.json.adapt import adapt_json
 
 __all__ = [
     *calls.__all__,
     *clauses.__all__,
     *enums.__all__,
+    "adapt_json",
     "data",
     "optimizer",
 ]
