@@ -54,12 +54,13 @@ def needed(values: Mapping[str, Any], where: str, keys: Iterable[str]) -> None:
 
 
 def member(enum: type[E], value: Any, where: str) -> E:
-    """Return the member of an enum that a JSON file names.
+    """Return the member of an enum that has this value in JSON files.
 
     Raises:
         ConfigError: there is no such member.
     """
-    if not isinstance(value, str) or value not in enum.__members__:
-        advice = did_you_mean(str(value), enum.__members__)
+    values = {str(item.value): item for item in enum}
+    if not isinstance(value, str) or value not in values:
+        advice = did_you_mean(str(value), values)
         raise ConfigError(f"{where}: unknown name, got {value!r:.80}. {advice}")
-    return enum[value]
+    return values[value]
