@@ -39,8 +39,8 @@ def adapt_json(
 
     Example: `adapt_json("dlrm.json", "prepared", "dlrm_rees46.json")`
     """
-    spec: Any = template if isinstance(template, Mapping) else read_mapping(template)
-    spec = copy.deepcopy(dict(spec))
+    source = template if isinstance(template, Mapping) else read_mapping(template)
+    spec: dict[str, Any] = copy.deepcopy(dict(source))
     metadata = _metadata(Path(prepared))
     slots = [column["col_name"] for column in metadata["cats"]]
     sizes = [_size(metadata, slot, prepared) for slot in slots]

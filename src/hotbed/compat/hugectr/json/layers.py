@@ -142,15 +142,16 @@ def _read_sparse(entry: Any, where: str) -> DataReaderSparseParam:
     values = read_clause(entry, where, _SPARSE)
     needed(values, where, ["top", "slot_num"])
     most = values.get("max_feature_num_per_sample")
-    hotness = values.get("nnz_per_slot", values.get("max_nnz", most))
-    if hotness is None:
+    names = ("nnz_per_slot", "max_nnz", "max_feature_num_per_sample")
+    given = [name for name in names if name in values]
+    if not given:
         needed(values, where, ["nnz_per_slot"])
     placement = None
     if "type" in values:
         placement = member(DataReaderSparse_t, values["type"], f"{where}.type")
     return DataReaderSparseParam(
         top_name=values["top"],
-        nnz_per_slot=hotness,
+        nnz_per_slot=values[given[0]],
         is_fixed_length=values.get("is_fixed_length", False),
         slot_num=values["slot_num"],
         type=placement,
