@@ -22,17 +22,16 @@ class DenseWeight:
 
     Attributes:
         layer: name of the layer's first output in HugeCTR's graph.
-        path: of the parameter in the network, as in its `state_dict`.
+        path: of the parameter in the network, as in its `state_dict`; empty for one that HugeCTR
+            stores and the network does not have, such as the bias of a layer without bias: zeros.
         transposed: whether HugeCTR stores the matrix as [inputs, outputs].
         shape: in HugeCTR's file.
-        part: of the parameter in the network, if it is only a part: first and end of its rows.
     """
 
     layer: str
     path: str
     transposed: bool
     shape: tuple[int, ...]
-    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,10 @@ def _load(weight: DenseWeight, tensors: Mapping[str, Tensor], array: np.ndarray[
 
 
 def _part(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> Tensor:
-    tensor = tensors[weight.path]
-    if weight.part is None:
-        return tensor
-    first, end = weight.part
-    return tensor[first:end]
+    """Return the tensor of a parameter; zeros for one that only HugeCTR has."""
+    if not weight.path:
+        return torch.zeros(weight.shape)
+    return tensors[weight.path]
 
 
 # --- files ----------------------------------------------------------------------------------------

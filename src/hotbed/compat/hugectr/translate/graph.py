@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""translate: a graph of HugeCTR as values of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotbed.compat.hugectr.clauses import DenseLayer, Graph, GroupDenseLayer, OptParams
+from hotbed.compat.hugectr.enums import Layer_t
+from hotbed.compat.hugectr.reader import Columns
+from hotbed.compat.hugectr.translate.inputs import Inputs, named_columns
+from hotbed.compat.hugectr.translate.layers import add_layer
+from hotbed.compat.hugectr.translate.losses import LOSSES, Losses
+from hotbed.compat.hugectr.translate.network import Network
+from hotbed.compat.hugectr.translate.rules import dense_rule
+from hotbed.compat.hugectr.translate.translation import DenseWeight, Translation
+from hotbed.data.schema import Schema
+from hotbed.models import graph as models
+
+if TYPE_CHECKING:
+    from hotbed.embedding.table import Table
+
+_LOG = logging.getLogger("hotbed.compat.hugectr")
+
+
+def translate(
+    graph: Graph,
+    optimizer: OptParams,
+    columns: Columns | None = None,
+    *,
+    lr: float = 0.001,
+    batchsize: int = 1,
+    seed: int = 0,
+    loss_weights: Mapping[str, float] | None = None,
+) -> Translation:
+    """Return a graph of HugeCTR as values of the engine.
+
+    A graph without losses, as inference has, gives its last tensor as the logits. A `Sigmoid` in
+    the last place is left out, since the engine makes scores of logits itself.
+
+    Args:
+        graph: of HugeCTR.
+        optimizer: of the model.
+        columns: raw columns of the reader; None names them as the tensors of the input.
+        lr: learning rate of the optimizers.
+        batchsize: samples of a step, by which HugeCTR divides the factor of a regularizer.
+        seed: of the initial rows.
+        loss_weights: of the losses, by the name of their label; 1 where missing. None takes those
+            of the input.
+
+    Raises:
+        ConfigError: the graph is wrong; the message names the layer and the argument.
+    """
+    network = Network()
+    if columns is None:
+        columns = named_columns(graph.input)
+    inputs = Inputs(
+        network,
+        graph,
+        columns,
+        optimizer,
+        lr,
+        seed,
+    )
+    if loss_weights is None:
+        names = graph.input.label_names
+        loss_weights = dict(zip(names, graph.input.label_weights, strict=False))
+    losses = Losses(network, dict(loss_weights))
+    layers = list(graph.layers)
+    scores = _without_last_sigmoid(layers)
+    for layer in layers:
+        if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
+            losses.add(layer)
+        else:
+            add_layer(network, layer)
+    if not losses.outputs:
+        losses.add_ends(graph.input.label_names)
+    if scores is not None:  # the engine makes scores of these logits
+        network.tensors[scores.top_names[0]] = network.tensor(scores.bottom_names[0])
+    labels = [label for name in inputs.labels for label in inputs.labels[name]]
+    schema = Schema(
+        [
+            *[label for label in labels if label.name in losses.outputs],
+            *inputs.dense,
+            *inputs.ids,
+        ]
+    )
+    description = _description(network, losses.outputs)
+    shapes = _shapes(schema, inputs.tables, description)
+    return Translation(
+        schema=schema,
+        tables=inputs.tables,
+        description=description,
+        loss=losses.loss,
+        rule=dense_rule(optimizer, lr, losses.l1 / batchsize, losses.l2 / batchsize),
+        tensors=dict(network.tensors),
+        dense_weights=_with_shapes(network.weights, shapes),
+        statistics=_with_shapes(network.statistics, shapes),
+        embeddings=tuple(inputs.embeddings),
+        labels=dict(network.labels),
+    )
+
+
+def _without_last_sigmoid(layers: list[DenseLayer | GroupDenseLayer]) -> DenseLayer | None:
+    """Take a sigmoid in the last place out of the layers, and return it."""
+    last = layers[-1] if layers else None
+    if isinstance(last, DenseLayer) and last.layer_type is Layer_t.Sigmoid:
+        layers.pop()
+        return last
+    return None
+
+
+def _description(network: Network, outputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the description, without inputs and layers that no logit depends on."""
+    taken = network.taken(list(outputs.values()))
+    kept: dict[str, list[dict[str, Any]]] = {}
+    for key, entries in (("inputs", network.inputs), ("layers", network.layers)):
+        kept[key] = [entry for entry in entries if taken.intersection(entry["outputs"])]
+        for entry in entries:
+            if entry not in kept[key]:
+                _LOG.warning("hugectr: %s is left out, because no loss needs it", entry["name"])
+    return {**kept, "outputs": dict(outputs)}
+
+
+def _shapes(
+    schema: Schema,
+    tables: Mapping[str, Table],
+    description: Mapping[str, Any],
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the network's parameters and statistics, by their names in it."""
+    with torch.device("meta"):  # shapes without memory
+        network = models.Graph(schema, tables, description)
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    return {name: tuple(tensor.shape) for name, tensor in tensors}
+
+
+def _with_shapes(
+    weights: Sequence[DenseWeight],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[DenseWeight, ...]:
+    """Return weights with the shapes that they have in HugeCTR's file."""
+    shaped = []
+    for weight in weights:
+        shape = weight.shape or shapes[weight.path]
+        if weight.transposed:
+            shape = shape[::-1]
+        shaped.append(dataclasses.replace(weight, shape=shape))
+    return tuple(shaped)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The input of a HugeCTR graph and its embeddings: columns, tables and inputs of a description."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hotbed.compat.hugectr.clauses import Graph, Input, OptParams, SparseEmbedding
+from hotbed.compat.hugectr.reader import Columns
+from hotbed.compat.hugectr.translate.network import Network
+from hotbed.compat.hugectr.translate.rules import table_rule
+from hotbed.compat.hugectr.translate.translation import EmbeddingOf
+from hotbed.config import did_you_mean
+from hotbed.data.schema import Dense, Id, Label
+from hotbed.embedding.init import Init, Uniform
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+
+
+class Sparse(NamedTuple):
+    """Sparse slots that the input reads together.
+
+    Attributes:
+        names: of the slots.
+        raw_names: of their raw columns.
+        offsets: what the reader adds to their ids.
+        hotness: the most ids of a sample in each slot.
+    """
+
+    names: tuple[str, ...]
+    raw_names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    hotness: tuple[int, ...]
+
+
+class Inputs:
+    """The columns and tables of a graph.
+
+    Args:
+        network: takes the inputs of the description.
+        graph: of HugeCTR.
+        columns: raw columns of the reader.
+        optimizer: of the tables that have none of their own.
+        lr: its learning rate.
+        seed: of the initial rows.
+
+    Attributes:
+        labels: columns by the name of the label in HugeCTR's graph.
+        dense: columns.
+        ids: columns, those of each embedding after one another.
+        tables: by name.
+        embeddings: in the order of HugeCTR's sparse files.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        graph: Graph,
+        columns: Columns,
+        optimizer: OptParams,
+        lr: float,
+        seed: int,
+    ) -> None:
+        self.labels: dict[str, tuple[Label, ...]] = {}
+        self.dense: list[Dense] = []
+        self.ids: list[Id] = []
+        self.tables: dict[str, Table] = {}
+        self.embeddings: list[EmbeddingOf] = []
+        self._network = network
+        self._input = graph.input
+        self._columns = columns
+        self._optimizer = optimizer
+        self._lr = lr
+        self._seed = seed
+        self._slots = _slots(graph.input, columns)
+        self._add_labels()
+        self._add_dense()
+        for embedding in graph.embeddings:
+            if isinstance(embedding, SparseEmbedding):
+                self._add_embedding(embedding)
+
+    def _add_labels(self) -> None:
+        raw_names = iter(self._columns.labels)
+        for name, dim in zip(self._input.label_names, self._input.label_dims, strict=True):
+            labels = []
+            for label in numbered(name, dim):
+                labels.append(Label(label, column=_unless_equal(next(raw_names), label)))
+            self.labels[name] = tuple(labels)
+            self._network.labels[name] = tuple(label.name for label in labels)
+
+    def _add_dense(self) -> None:
+        if not self._input.dense_dim:
+            return
+        self.dense = list(self._columns.dense)
+        width = sum(column.width for column in self.dense)
+        if width != self._input.dense_dim:
+            raise ConfigError(
+                f"input.dense_dim: the reader has {width} dense values, got "
+                f"{self._input.dense_dim}. Correct dense_dim."
+            )
+        keys = {"columns": [column.name for column in self.dense]}
+        self._network.add_input("dense", self._input.dense_name, keys)
+
+    def _add_embedding(self, embedding: SparseEmbedding) -> None:
+        """Add one table, a column for each slot, and the input [n, slots, vec]."""
+        sparse = self._sparse(embedding.bottom_name)
+        name = embedding.sparse_embedding_name
+        slots = self._add_slots(sparse, name, str(embedding.combiner))
+        init: Init = Uniform(0.05)
+        if embedding.slot_size_array:
+            # HugeCTR draws the rows of each slot within sqrt(1 / its size)
+            mean_size = sum(embedding.slot_size_array) / len(embedding.slot_size_array)
+            init = Uniform(mean_size**-0.5)
+        self._add_table(name, embedding.embedding_vec_size, embedding.optimizer, init)
+        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets))
+        self._network.add_input("fields", name, {"columns": list(slots)})
+
+    def _sparse(self, bottom: str) -> Sparse:
+        """Return the sparse slots of this name."""
+        if bottom not in self._slots:
+            raise ConfigError(
+                f"sparse_embedding.bottom_name: the input has no such sparse slots, got "
+                f"{bottom!r}. {did_you_mean(bottom, self._slots)}"
+            )
+        return self._slots[bottom]
+
+    def _add_slots(
+        self,
+        sparse: Sparse,
+        table: str,
+        pooling: str,
+    ) -> tuple[str, ...]:
+        """Add the Id columns of sparse slots for one table, and return their names."""
+        names = sparse.names
+        taken = {column.name for column in self.ids}
+        if taken.intersection(names):  # a second table looks up the same slots
+            names = tuple(f"{name}_of_{table}" for name in names)
+        for name, raw in zip(names, sparse.raw_names, strict=True):
+            self.ids.append(
+                Id(
+                    name,
+                    table=table,
+                    pooling=pooling,
+                    column=_unless_equal(raw, name),
+                )
+            )
+        return names
+
+    def _add_table(
+        self,
+        name: str,
+        dim: int,
+        optimizer: OptParams | None,
+        init: Init,
+    ) -> None:
+        if name in self.tables:
+            raise ConfigError(
+                f"sparse_embedding.sparse_embedding_name: two tables have this name, got {name!r}. "
+                "Rename one of them."
+            )
+        self.tables[name] = Table(
+            name,
+            dim,
+            rule=table_rule(optimizer or self._optimizer, self._lr),
+            init=init,
+            seed=self._seed,
+        )
+
+
+def _slots(input: Input, columns: Columns) -> dict[str, Sparse]:
+    """Return the sparse slots of an input by name."""
+    slots = {}
+    start = 0
+    for param in input.data_reader_sparse_param_array:
+        end = start + param.slot_num
+        slots[param.top_name] = Sparse(
+            numbered(param.top_name, param.slot_num),
+            columns.slots[start:end],
+            columns.offsets[start:end],
+            param.hotness,
+        )
+        start = end
+    return slots
+
+
+def named_columns(input: Input) -> Columns:
+    """Return raw columns that are named as the tensors of an input, for data of memory.
+
+    A label or sparse input `x` of one dimension or slot is the column `x`, otherwise its columns
+    are `x_0`, `x_1`, …. The dense values are one column of lists.
+    """
+    labels: list[str] = []
+    for name, dim in zip(input.label_names, input.label_dims, strict=True):
+        labels += numbered(name, dim)
+    slots: list[str] = []
+    for param in input.data_reader_sparse_param_array:
+        slots += numbered(param.top_name, param.slot_num)
+    dense: tuple[Dense, ...] = ()
+    if input.dense_dim:
+        dense = (Dense(input.dense_name, width=input.dense_dim),)
+    return Columns(tuple(labels), dense, tuple(slots), (0,) * len(slots))
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Return names for `count` things: the name itself for one, else with a number behind."""
+    if count == 1:
+        return (name,)
+    return tuple(f"{name}_{number}" for number in range(count))
+
+
+def _unless_equal(raw: str, name: str) -> str | None:
+    """Return the raw column of a column of this name, None for the same name."""
+    return None if raw == name else raw

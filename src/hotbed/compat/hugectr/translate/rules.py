@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers of HugeCTR as rules of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hotbed.compat.hugectr.clauses import OptParams
+from hotbed.compat.hugectr.enums import Optimizer_t, Update_t
+from hotbed.embedding.rule import (
+    Adagrad,
+    Adam,
+    Ftrl,
+    Momentum,
+    Nesterov,
+    RmsProp,
+    Rule,
+    Scope,
+    Sgd,
+)
+
+_SCOPES: Mapping[Update_t, Scope] = {
+    Update_t.Local: "touched",
+    Update_t.Global: "all",
+    Update_t.LazyGlobal: "catch_up",
+}
+_SMALLEST = 1e-20
+"""First accumulator of an Ftrl whose other terms are 0; HugeCTR divides 0 by 0 there."""
+
+
+def dense_rule(
+    optimizer: OptParams,
+    lr: float,
+    l1: float,
+    l2: float,
+) -> Rule:
+    """Return the rule of the dense parameters.
+
+    Args:
+        optimizer: of the model.
+        lr: learning rate.
+        l1: factor of the L1 regularizer.
+        l2: factor of the L2 regularizer.
+    """
+    rule = _MAKERS[optimizer.optimizer_type](optimizer, lr)
+    if not (l1 or l2):
+        return rule
+    return replace(rule, l1=rule.l1 + l1, l2=rule.l2 + l2)
+
+
+def table_rule(optimizer: OptParams, lr: float) -> Rule:
+    """Return the rule of a table: `Local`, `Global` and `LazyGlobal` are its scope.
+
+    Sgd and Adagrad leave rows without a gradient as they are, so that their scope is `touched`.
+    """
+    rule = _MAKERS[optimizer.optimizer_type](optimizer, lr)
+    if isinstance(rule, (Sgd, Adagrad)):
+        return rule
+    return replace(rule, scope=_SCOPES[optimizer.update_type])
+
+
+def _ftrl(optimizer: OptParams, lr: float) -> Rule:
+    has_divisor = optimizer.beta > 0 or optimizer.lambda2 > 0
+    return Ftrl(
+        lr,
+        beta=optimizer.beta,
+        initial_accumulator=0.0 if has_divisor else _SMALLEST,
+        l1=optimizer.lambda1,
+        l2=optimizer.lambda2,
+    )
+
+
+def _adam(optimizer: OptParams, lr: float) -> Rule:
+    return Adam(
+        lr,
+        optimizer.beta1,
+        optimizer.beta2,
+        optimizer.epsilon,
+        eps_hat=True,
+    )
+
+
+def _adagrad(optimizer: OptParams, lr: float) -> Rule:
+    return Adagrad(lr, optimizer.epsilon, optimizer.initial_accu_value)
+
+
+def _rmsprop(optimizer: OptParams, lr: float) -> Rule:
+    return RmsProp(lr, eps=optimizer.epsilon)
+
+
+def _momentum(optimizer: OptParams, lr: float) -> Rule:
+    return Momentum(lr, optimizer.momentum_factor)
+
+
+def _nesterov(optimizer: OptParams, lr: float) -> Rule:
+    return Nesterov(lr, optimizer.momentum_factor)
+
+
+def _sgd(optimizer: OptParams, lr: float) -> Rule:
+    return Sgd(lr)
+
+
+_MAKERS: Mapping[Optimizer_t, Callable[[OptParams, float], Rule]] = {
+    Optimizer_t.Ftrl: _ftrl,
+    Optimizer_t.Adam: _adam,
+    Optimizer_t.RMSProp: _rmsprop,
+    Optimizer_t.AdaGrad: _adagrad,
+    Optimizer_t.MomentumSGD: _momentum,
+    Optimizer_t.Nesterov: _nesterov,
+    Optimizer_t.SGD: _sgd,
+}
