@@ -258,8 +258,7 @@ TRANSLATION: Any = SimpleNamespace(
     dense_weights=(
         DenseWeight("fc1", "fc.weight", True, (3, 2)),
         DenseWeight("fc1", "fc.bias", False, (1, 2)),
-        DenseWeight("cross", "cross", False, (1, 2), (0, 1)),
-        DenseWeight("cross", "cross", False, (2, 2), (1, 3)),
+        DenseWeight("cross", "cross", False, (3, 2)),
     ),
     statistics=(
         DenseWeight("bn1", "bn.running_mean", False, (2,)),

@@ -85,7 +85,7 @@ def _inner_product(network: Network, layer: DenseLayer) -> None:
 
 
 def _fused_inner_product(network: Network, layer: DenseLayer) -> None:
-    """Translate a linear layer with its activation; its other tensors are those of HugeCTR's GPU."""
+    """Translate a linear layer with its activation; its other tensors are of GPUs."""
     keys = {
         "hidden": [layer.num_output],
         "activation": _ACTIVATIONS[layer.act_type],

@@ -98,7 +98,7 @@ class Losses:
                 self._output(column, logit, BCE(), 1.0)
 
     def _add_multi(self, layer: DenseLayer, columns: Sequence[str]) -> None:
-        """Add one logit for each label; the loss is the mean over labels of their weighted losses."""
+        """Add a logit for each label; the loss is the mean of their weighted losses."""
         targets = layer.target_weight_vec
         if len(targets) != len(columns):
             raise ConfigError(
