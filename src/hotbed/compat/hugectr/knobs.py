@@ -29,6 +29,12 @@ _HINT = "a table grows with its rows"
 _READER = "the data reader chooses its own threads and requests"
 _SUMS = "gradients are summed in a fixed order"
 
+
+def _inference(tags: Mapping[str, str], reason: str) -> dict[str, Knob]:
+    """Return arguments of `InferenceParams` and of a server's configuration, with their tags."""
+    return {f"inference_params.{key}": Knob(tag, reason) for key, tag in tags.items()}
+
+
 NO_EFFECT: Mapping[str, Knob] = {
     "solver.vvgpu": Knob("v2.3", "one process trains on one device"),
     "solver.use_algorithm_search": Knob("v2.3", _CUDA),
@@ -68,6 +74,52 @@ NO_EFFECT: Mapping[str, Knob] = {
     "embedding_collection.use_exclusive_keys": Knob("v23.04", _HINT),
     "embedding_collection.comm_strategy": Knob("v4.1", _ONE_PROCESS),
     "embedding_collection.shard": Knob("v4.1", _ONE_PROCESS),
+    **_inference(
+        {
+            "use_mixed_precision": "v3.1",
+            "scaler": "v3.1",
+            "use_algorithm_search": "v3.1",
+            "use_cuda_graph": "v3.1",
+            "use_context_stream": "v23.02",
+            "enable_pagelock": "v23.08",
+            "fp8_quant": "v23.12",
+        },
+        _CUDA,
+    ),
+    **_inference(
+        {
+            "device_id": "v3.1",
+            "use_gpu_embedding_cache": "v3.1",
+            "deployed_devices": "v3.2",
+        },
+        "requests are scored on the CPU",
+    ),
+    **_inference(
+        {
+            "hit_rate_threshold": "v3.1",
+            "number_of_worker_buffers_in_pool": "v3.2",
+            "number_of_refresh_buffers_in_pool": "v3.2",
+            "thread_pool_size": "v3.6",
+            "cache_refresh_percentage_per_iteration": "v3.2",
+            "refresh_delay": "v3.7",
+            "refresh_interval": "v3.7",
+            "maxnum_des_feature_per_sample": "v3.7",
+            "use_static_table": "v4.3",
+            "embedding_cache_type": "v23.09",
+            "fuse_embedding_table": "v23.04",
+            "use_hctr_cache_implementation": "v23.06",
+            "init_ec": "v23.06",
+        },
+        "a score never depends on the content of the cache",
+    ),
+    **_inference(
+        {"volatile_db": "v3.2", "persistent_db": "v3.2"},
+        "rows lie in files that processes map and share",
+    ),
+    **_inference(
+        {"update_source": "v3.3"},
+        "models follow a trainer by its published versions",
+    ),
 }
 
 _logged: set[str] = set()
