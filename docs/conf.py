@@ -109,7 +109,8 @@ NAVIGATION = {
     "Look up": [
         "reference/index",
         "format",
-        "migrating",
+        "migrate/index",
+        "migrate/hugectr",
         "migrate/nvtabular",
         "benchmarks",
         "accuracy",

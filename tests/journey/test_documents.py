@@ -6,6 +6,7 @@ names are there, jobs are read.
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GUIDES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("migrate/*.md")))
-PAGES = {page.name: page for page in GUIDES}
+PAGES = {os.path.relpath(page, DOCS).removeprefix("../"): page for page in GUIDES}
 JOB = ROOT / "examples/quickstart.yaml"
 TOPIC = {'hb.sources.Kafka("localhost:9092", "clicks")': "topic"}
 
@@ -281,7 +282,7 @@ def test_job_of_a_preparations_page_runs(
     train(hb.Job.from_json(job))
 
 
-@pytest.mark.parametrize("page", ["prepare_rows.md", "nvtabular.md"])
+@pytest.mark.parametrize("page", ["prepare_rows.md", "migrate/nvtabular.md"])
 def test_blocks_of_preparations_run(
     page: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +306,7 @@ def test_operators_of_nvtabular_are_on_its_page() -> None:
         Operator ReduceDtypeSize Rename StatOperator TagAsItemFeatures TagAsItemID
         TagAsUserFeatures TagAsUserID TargetEncoding ValueCount get_embedding_sizes
     """
-    rows = re.findall(r"^\| (`[^|]*) \|", PAGES["nvtabular.md"].read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \|", PAGES["migrate/nvtabular.md"].read_text(), re.MULTILINE)
     named = set(re.findall(r"`(\w+)", " ".join(rows)))
     assert set(operators.split()) - named == set()
 
