@@ -5,6 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= ../shared/peers
+EXAMPLE_DATA ?= ../shared/data
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 # Warnings of our own compiler are errors in CI; a stranger's newer compiler must not stop a build.
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
 
-.PHONY: help setup demo test soak bench docs lint format wheel sanitize native matrix protos upgrade clean
+.PHONY: help setup demo examples test soak bench docs lint format wheel sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -40,6 +41,11 @@ $(VENV)/.installed: $(VENV)/.tools $(SOURCES)
 
 demo: setup          ## train on the shipped MovieLens events, offline then online, and write report.html
 	@$(BIN)/python examples/demo.py
+
+examples: setup      ## the three HugeCTR pipelines on the real data in EXAMPLE_DATA, with reports in runs/hugectr
+	@$(BIN)/python examples/hugectr/run.py criteo $(EXAMPLE_DATA)/criteo/kaggle_head10001.tsv
+	@$(BIN)/python examples/hugectr/run.py rees46 $(EXAMPLE_DATA)/rees46/2019-Oct.head.csv
+	@$(BIN)/python examples/hugectr/run.py mind $(EXAMPLE_DATA)/mind
 
 test: setup lint     ## lint, then the whole suite against the installed wheel
 	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)

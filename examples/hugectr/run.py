@@ -100,7 +100,8 @@ def server(name: str, runs: Path) -> Iterator[hb.Client]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = ["serve", f"{name}={runs / 'export'}", "--http-port", str(port), "--grpc-port", "-1"]
-    process = subprocess.Popen([sys.executable, "-m", "hotbed.cli", *command])
+    with open(runs / "serve.log", "w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "hotbed.cli", *command], stderr=log)
     try:
         with hb.Client(f"http://127.0.0.1:{port}") as client:
             yield ready(client, process)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import hugectr
+from hugectr.inference import CreateInferenceSession, InferenceParams
 
 PREPARED = Path("runs/hugectr/criteo/prepared")
 MODEL = "runs/hugectr/criteo/dcn"
@@ -90,8 +91,6 @@ model.graph_to_json(f"{MODEL}.json")
 model.save_params_to_files(MODEL, steps)
 
 # HugeCTR's inference on the files that the run left.
-from hugectr.inference import CreateInferenceSession, InferenceParams  # noqa: E402
-
 session = CreateInferenceSession(
     f"{MODEL}.json",
     InferenceParams(

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import hugectr
+from hugectr import inference
 
 PREPARED = Path("runs/hugectr/rees46/prepared")
 CONFIG = "runs/hugectr/rees46/dlrm.json"
@@ -64,13 +65,11 @@ config["inference"] = {
 serving = CONFIG.replace("dlrm", "dlrm_inference")
 Path(serving).write_text(json.dumps(config, indent=2))
 
-from hugectr import inference  # noqa: E402
-
 server = inference.CreateParameterServer([serving], ["dlrm"], True)
 cache = inference.CreateEmbeddingCache(server, 0, True, 0.5, serving, "dlrm", True)
 dlrm = inference.InferenceSession(serving, 0, cache)
 slots = len(train["cats"])
-first_keys = config["layers"][0]["slot_size_array"][:-1]
-offsets = [sum(first_keys[:place]) for place in range(slots)]  # what the reader adds to keys
+sizes = config["layers"][0]["slot_size_array"]
+offsets = [sum(sizes[:place]) for place in range(slots)]  # what the reader adds to keys
 scores = dlrm.predict([0.0] * len(train["conts"]) * 2, offsets * 2, list(range(2 * slots + 1)))
 print(f"scores of two samples of unknown values: {scores[0]:.4f}, {scores[1]:.4f}")
