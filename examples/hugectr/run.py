@@ -31,7 +31,7 @@ import hotbed as hb
 CANDIDATES = 100
 REQUESTS = 50
 
-# What the candidates of a request have in common, where it is not a hundred rows.
+# Columns that all candidates of a request share; elsewhere a request is a hundred rows.
 TOGETHER = {"mind": ["time", "user"]}
 # Columns that depend on earlier rows, as they are when a session begins.
 DERIVED = {"rees46": {"since_last": 0.0, "position": 0, "age": 0.0}}
