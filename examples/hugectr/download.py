@@ -12,106 +12,81 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import sys
-import tarfile
 import urllib.error
 import urllib.request
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPResponse
 from pathlib import Path
 
-CHUNK_BYTES = 1 << 20
-CRITEO = "https://ailab.criteo.com/ressources/"
 HUGGING_FACE = "https://huggingface.co/datasets"
 MONTHS = ("2019-Oct", "2019-Nov", "2019-Dec", "2020-Jan", "2020-Feb", "2020-Mar", "2020-Apr")
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of a publisher. `sha256`: in hex, if the publisher states it."""
-
-    url: str
-    sha256: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The name on disk."""
-        return self.url.rpartition("/")[2]
-
-
-@dataclass(frozen=True)
 class DataSet:
-    """Files of a publisher, and the terms under which they may be used."""
+    """Files of a publisher, and the terms under which they may be used.
+
+    `digests`: SHA-256 (hex) by URL, where the publisher states one.
+    """
 
     title: str
     terms: str
-    page: str
-    files: tuple[File, ...]
+    urls: list[str]
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 DATA_SETS = {
     "criteo": DataSet(
         "Criteo's display advertising challenge: 45 million impressions",
-        "Criteo's terms: no commercial use",
-        CRITEO,
-        (
-            File(
-                "https://go.criteo.net/criteo-research-kaggle-display-advertising-challenge-dataset.tar.gz"
-            ),
-        ),
+        "Criteo's terms, no commercial use: https://ailab.criteo.com/ressources/",
+        [
+            "https://go.criteo.net/criteo-research-kaggle-display-advertising-challenge-dataset.tar.gz"
+        ],
     ),
     "criteo_1tb": DataSet(
         "Criteo's 1 TB click logs: 24 days, 4 billion impressions",
-        "CC BY-NC-SA 4.0: no commercial use",
-        f"{HUGGING_FACE}/criteo/CriteoClickLogs",
-        tuple(
-            File(f"{HUGGING_FACE}/criteo/CriteoClickLogs/resolve/main/day_{day}.gz")
-            for day in range(24)
-        ),
+        "CC BY-NC-SA 4.0, no commercial use: https://ailab.criteo.com/ressources/",
+        [f"{HUGGING_FACE}/criteo/CriteoClickLogs/resolve/main/day_{day}.gz" for day in range(24)],
     ),
     "rees46": DataSet(
         "REES46's events of a store with many categories: 7 months, 412 million events",
-        "free to use with a link to REES46 Marketing Platform",
-        "https://rees46.com/en/datasets",
-        tuple(
-            File(f"https://data.rees46.com/datasets/marketplace/{month}.csv.gz") for month in MONTHS
-        ),
+        "free with a link to REES46 Marketing Platform: https://rees46.com/en/datasets",
+        [f"https://data.rees46.com/datasets/marketplace/{month}.csv.gz" for month in MONTHS],
     ),
     "mind": DataSet(
         "Microsoft News: impressions of a million users",
-        "Microsoft Research License Terms: no commercial use",
-        "https://msnews.github.io/",
-        tuple(
-            File(f"{HUGGING_FACE}/Recommenders/MIND/resolve/main/MINDlarge_{part}.zip")
-            for part in ("train", "dev")
-        ),
+        "Microsoft Research License Terms, no commercial use: https://msnews.github.io/",
+        [
+            f"{HUGGING_FACE}/Recommenders/MIND/resolve/main/MINDlarge_train.zip",
+            f"{HUGGING_FACE}/Recommenders/MIND/resolve/main/MINDlarge_dev.zip",
+        ],
     ),
 }
 
 
 def accepted(data_set: DataSet) -> bool:
     """Show the terms, and ask whether the user accepts them."""
-    print(f"{data_set.title}\nterms: {data_set.terms}\nread them at {data_set.page}")
+    print(data_set.title, data_set.terms, sep="\n")
     return input("Do you accept them? [yes/no] ").strip().lower() == "yes"
 
 
-def download(file: File, folder: Path) -> Path:
+def download(url: str, folder: Path, digest: str | None = None) -> Path:
     """Return the file in the folder; download it, or the rest of it, if it is not there."""
-    whole = folder / file.name
+    whole = folder / url.rpartition("/")[2]
     if whole.exists():
         print(f"{whole}: already there")
         return whole
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{file.name}.partial"
-    _receive(file.url, partial)
-    digest = _sha256(partial) if file.sha256 else None
-    if digest != file.sha256:
+    partial = folder / f"{whole.name}.partial"
+    _receive(url, partial)
+    with open(partial, "rb") as file:
+        got = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest not in (None, got):
         partial.unlink()
-        sys.exit(
-            f"{file.url}: expected the SHA-256 {file.sha256}, got {digest}. Download it again."
-        )
+        sys.exit(f"{url}: expected SHA-256 {digest}, got {got}. Download it again.")
     partial.rename(whole)
     print(f"{whole}: {whole.stat().st_size:,} bytes")
     return whole
@@ -151,30 +126,19 @@ def _write(response: HTTPResponse, partial: Path, note: Path, begin: int) -> int
     if version:
         note.write_text(version)
     with open(partial, "ab" if resumes else "wb") as file:
-        while piece := response.read(CHUNK_BYTES):
-            file.write(piece)
+        shutil.copyfileobj(response, file)
     rest = int(response.headers["Content-Length"])
     return begin + rest if resumes else rest
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def unpack(archive: Path) -> None:
     """Unpack a zip or tar file into a folder of its own; leave other files as they are."""
-    name = archive.name.removesuffix(".zip").removesuffix(".tar.gz")
-    folder = archive.with_name(name)
+    folder = archive.with_name(archive.name.removesuffix(".zip").removesuffix(".tar.gz"))
     if folder == archive or folder.exists():
         return
-    partial = archive.with_name(f"{name}.unpacking")
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as packed:
-            packed.extractall(partial)
-    else:
-        with tarfile.open(archive) as packed:
-            packed.extractall(partial, filter="data")
+    partial = folder.with_suffix(".unpacking")
+    safe = None if archive.suffix == ".zip" else "data"
+    shutil.unpack_archive(archive, partial, filter=safe)
     partial.rename(folder)
     print(f"{folder}: unpacked")
 
@@ -186,16 +150,13 @@ def main() -> None:
     p.add_argument("data", choices=DATA_SETS)
     p.add_argument("folder", type=Path)
     p.add_argument("--files", type=int, help="only so many of the files, from the first on")
-    p.add_argument("--base", help="another server that has the files, such as a mirror")
     p.add_argument("--accept-terms", action="store_true", help="do not ask")
     arguments = p.parse_args()
     data_set = DATA_SETS[arguments.data]
     if not arguments.accept_terms and not accepted(data_set):
         sys.exit("Nothing was downloaded.")
-    for file in data_set.files[: arguments.files]:
-        if arguments.base:
-            file = File(f"{arguments.base.rstrip('/')}/{file.name}", file.sha256)
-        unpack(download(file, arguments.folder))
+    for url in data_set.urls[: arguments.files]:
+        unpack(download(url, arguments.folder, data_set.digests.get(url)))
 
 
 if __name__ == "__main__":

@@ -14,17 +14,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
+from serve import ask
 
 import hotbed as hb
 
@@ -92,54 +87,6 @@ def requests(name: str, source: hb.sources.Source, runs: Path) -> list[pl.DataFr
         groups = [rows.slice(begin, CANDIDATES) for begin in range(0, len(rows), CANDIDATES)]
     columns = hb.prepare.Workflow(runs / "prepared").raw.raw_columns(labels=False)
     return [group.select(columns) for group in groups]
-
-
-@contextmanager
-def server(name: str, runs: Path) -> Iterator[hb.Client]:
-    """Run `hotbed serve` in a process of its own; yield a client when it is ready."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = ["serve", f"{name}={runs / 'export'}", "--http-port", str(port), "--grpc-port", "-1"]
-    with open(runs / "serve.log", "w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "hotbed.cli", *command], stderr=log)
-    try:
-        with hb.Client(f"http://127.0.0.1:{port}") as client:
-            yield ready(client, process)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def ready(client: hb.Client, process: subprocess.Popen[bytes]) -> hb.Client:
-    """Return the client when its server answers."""
-    while process.poll() is None:
-        try:
-            client.models()
-            return client
-        except hb.errors.ServingError:
-            time.sleep(0.1)
-    sys.exit("The server ended before it answered.")
-
-
-def ask(name: str, runs: Path, asked: list[pl.DataFrame]) -> hb.report.Served:
-    """Ask a server all requests; check its scores against those of the trained model."""
-    model = hb.load(runs)
-    schema = hb.prepare.Workflow(runs / "prepared").raw
-    answers, differences = [], []
-    with server(name, runs) as client:
-        for rows in asked:
-            columns: dict[str, Any] = rows.to_dict(as_series=False)
-            began = time.perf_counter()
-            answer = client.ask(name, columns)
-            seconds = time.perf_counter() - began
-            answers.append(hb.report.Answer(time.time(), seconds, answer.version))
-            expected = model.predict(hb.Dataset(hb.sources.Memory(rows), schema))
-            differences.append(np.abs(answer.outputs["prediction"] - expected).max())
-    difference = max(differences)
-    if difference > 1e-6:
-        sys.exit(f"A served score differs from that of training by {difference:.1e}.")
-    print(f"{len(answers)} requests; served scores are those of training to {difference:.1e}")
-    return hb.report.Served(answers, [])
 
 
 if __name__ == "__main__":

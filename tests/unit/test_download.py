@@ -9,6 +9,7 @@ import runpy
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ class Publisher(ThreadingHTTPServer):
         self.limit = len(content)
         self.version = '"one"'
         self.sent: list[tuple[str, int]] = []
+
+    @property
+    def url(self) -> str:
+        return f"{self.address}/day_0.gz"
 
     @property
     def address(self) -> str:
@@ -55,8 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", self.server.version)
         self.end_headers()
         piece = content[begin : begin + self.server.limit]
-        self.wfile.write(piece)
         self.server.sent.append((asked, len(piece)))
+        self.wfile.write(piece)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
@@ -78,8 +83,10 @@ def script() -> dict[str, Any]:
     return runpy.run_path(str(SCRIPT))
 
 
-def file(script: dict[str, Any], server: Publisher, sha256: str | None = None) -> Any:
-    return script["File"](f"{server.address}/day_0.gz", sha256)
+def offered(script: dict[str, Any], server: Publisher) -> dict[str, Any]:
+    """Return the data sets, all of them at the publisher's address."""
+    data_set = script["DATA_SETS"]["mind"]
+    return {"mind": replace(data_set, urls=[f"{server.address}/MINDlarge_train.zip"])}
 
 
 def test_interrupted_download_resumes_where_it_ended(
@@ -87,14 +94,14 @@ def test_interrupted_download_resumes_where_it_ended(
 ) -> None:
     publisher.limit = 1_000_000
     with pytest.raises(SystemExit, match="expected 3,000,000 bytes, got 1,000,000"):
-        script["download"](file(script, publisher), tmp_path)
+        script["download"](publisher.url, tmp_path)
     assert not (tmp_path / "day_0.gz").exists()
     publisher.limit = len(CONTENT)
-    path = script["download"](file(script, publisher), tmp_path)
+    path = script["download"](publisher.url, tmp_path)
     assert path.read_bytes() == CONTENT
     assert publisher.sent == [("", 1_000_000), ("bytes=1000000-", 2_000_000)]
     assert [entry.name for entry in tmp_path.iterdir()] == ["day_0.gz"]
-    script["download"](file(script, publisher), tmp_path)
+    script["download"](publisher.url, tmp_path)
     assert len(publisher.sent) == 2
 
 
@@ -103,11 +110,11 @@ def test_file_that_changed_meanwhile_is_downloaded_anew(
 ) -> None:
     publisher.limit = 1_000_000
     with pytest.raises(SystemExit):
-        script["download"](file(script, publisher), tmp_path)
+        script["download"](publisher.url, tmp_path)
     publisher.content = CONTENT[::-1]
     publisher.version = '"two"'
     publisher.limit = len(CONTENT)
-    assert script["download"](file(script, publisher), tmp_path).read_bytes() == CONTENT[::-1]
+    assert script["download"](publisher.url, tmp_path).read_bytes() == CONTENT[::-1]
 
 
 def test_download_that_ended_before_its_name_was_given_is_whole(
@@ -115,7 +122,7 @@ def test_download_that_ended_before_its_name_was_given_is_whole(
 ) -> None:
     (tmp_path / "day_0.gz.partial").write_bytes(CONTENT)
     (tmp_path / "day_0.gz.partial.version").write_text(publisher.version)
-    assert script["download"](file(script, publisher), tmp_path).read_bytes() == CONTENT
+    assert script["download"](publisher.url, tmp_path).read_bytes() == CONTENT
     assert publisher.sent == []
 
 
@@ -123,10 +130,10 @@ def test_digest_that_a_publisher_states_is_compared(
     script: dict[str, Any], publisher: Publisher, tmp_path: Path
 ) -> None:
     stated = hashlib.sha256(CONTENT).hexdigest()
-    with pytest.raises(SystemExit, match="expected the SHA-256 00"):
-        script["download"](file(script, publisher, "00"), tmp_path)
+    with pytest.raises(SystemExit, match="expected SHA-256 00"):
+        script["download"](publisher.url, tmp_path, "00")
     assert list(tmp_path.iterdir()) == []
-    assert script["download"](file(script, publisher, stated), tmp_path).exists()
+    assert script["download"](publisher.url, tmp_path, stated).exists()
 
 
 def test_nothing_is_downloaded_before_the_terms_are_accepted(
@@ -136,8 +143,8 @@ def test_nothing_is_downloaded_before_the_terms_are_accepted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["download.py", "mind", str(tmp_path), "--base", publisher.address]
-    monkeypatch.setattr("sys.argv", command)
+    monkeypatch.setitem(script["main"].__globals__, "DATA_SETS", offered(script, publisher))
+    monkeypatch.setattr("sys.argv", ["download.py", "mind", str(tmp_path)])
     monkeypatch.setattr("builtins.input", lambda question: "no")
     with pytest.raises(SystemExit, match="Nothing was downloaded"):
         script["main"]()
@@ -155,8 +162,8 @@ def test_archives_are_unpacked(
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("behaviors.tsv", "1\tU1\n")
     publisher.content = packed.getvalue()
-    arguments = ["mind", str(tmp_path), "--base", publisher.address, "--accept-terms"]
-    monkeypatch.setattr("sys.argv", ["download.py", *arguments, "--files", "1"])
+    monkeypatch.setitem(script["main"].__globals__, "DATA_SETS", offered(script, publisher))
+    monkeypatch.setattr("sys.argv", ["download.py", "mind", str(tmp_path), "--accept-terms"])
     script["main"]()
     assert (tmp_path / "MINDlarge_train/behaviors.tsv").read_text() == "1\tU1\n"
     script["main"]()
