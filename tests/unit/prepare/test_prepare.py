@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.cli import commands as cli
+from hotbed.connectors.file_list import read_file_list
 from hotbed.data import (
     Bucketize,
     Dense,
@@ -180,6 +181,8 @@ def test_files_have_the_types_that_are_promised(job: Preparation) -> None:
             num_rows = pq.read_metadata(folder / part / facts["file_name"]).num_rows
             assert num_rows == facts["num_rows"]
         assert metadata["sizes"] == workflow["sizes"]
+        files = [str(folder / part / facts["file_name"]) for facts in metadata["file_stats"]]
+        assert read_file_list(folder / part / "_file_list.txt") == files
     assert workflow["sizes"]["device"] == 50
     assert workflow["sizes"]["hour"] == 24
 
@@ -196,7 +199,8 @@ def test_each_file_has_its_digest_in_the_workflow(job: Preparation) -> None:
     for name, digest in digests.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found - set(digests) == {"workflow.json", "report.html", "train/_metadata.json"}
+    beside = {"train/_metadata.json", "train/_file_list.txt"}
+    assert found - set(digests) == {"workflow.json", "report.html", *beside}
 
 
 # --- the folder -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hotbed.connectors.file_list import write_file_list
 from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
 from hotbed.data.schema import Schema
 from hotbed.files import new_file, sync_folder
@@ -21,6 +22,7 @@ from hotbed.prepare.output.layout import sizes_of
 from hotbed.prepare.partitions import PARTS
 
 METADATA_FILE = "_metadata.json"
+FILE_LIST = "_file_list.txt"
 LETTERS_FOLDER = "dead_letters"
 _FITTED_FOLDERS = ("maps", "vocabularies")
 
@@ -150,7 +152,10 @@ def _write_metadata(
     prepared: Schema,
     sizes: Mapping[str, int],
 ) -> None:
-    """Write what NVTabular's readers expect beside Parquet files, and the sizes of vocabularies."""
+    """Write what readers of NVTabular's output expect beside Parquet files: their names and rows.
+
+    The sizes of vocabularies are added. Names are without a folder, so that the output can move.
+    """
     places = {
         name: place for place, name in enumerate(pq.read_schema(_path(folder, files[0])).names)
     }
@@ -159,7 +164,9 @@ def _write_metadata(
         names = [column.name for column in columns]
         return [{"col_name": name, "index": places[name]} for name in names]
 
-    stats = [{"file_name": Path(file.file).name, "num_rows": file.rows} for file in files]
+    stats: list[dict[str, Any]] = []
+    for file in files:
+        stats.append({"file_name": Path(file.file).name, "num_rows": file.rows})
     metadata = {
         "data_paths": [],
         "file_stats": stats,
@@ -169,6 +176,7 @@ def _write_metadata(
         "sizes": dict(sizes),
     }
     _write_json(folder / METADATA_FILE, metadata)
+    write_file_list(folder / FILE_LIST, [facts["file_name"] for facts in stats])
 
 
 def _path(folder: Path, file: WrittenFile) -> Path:
