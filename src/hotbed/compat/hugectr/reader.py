@@ -3,9 +3,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotbed.data.schema import Dense
+from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
+from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
+from hotbed.compat.hugectr.parquet import ParquetData
+from hotbed.connectors import Concat, Norm, Raw, Source
+from hotbed.connectors.samples import KeyBits
+from hotbed.data.dataset import Dataset
+from hotbed.data.schema import Dense, Schema
+from hotbed.data.transforms import Log
+from hotbed.errors import ConfigError
+
+SHUFFLE_ROWS = 1 << 18
+"""Rows of the buffer in which readers shuffle that do so in HugeCTR."""
+
+_ONE_FILE = (DataReaderType_t.Raw, DataReaderType_t.RawAsync)
 
 
 @dataclass(frozen=True)
@@ -24,3 +39,297 @@ class Columns:
     dense: tuple[Dense, ...]
     slots: tuple[str, ...]
     offsets: tuple[int, ...]
+
+
+def columns_of(reader: DataReaderParams, input: Input) -> Columns:
+    """Return the raw columns of a reader.
+
+    Those of Norm and Raw files are named after the tensors of the input: a label or sparse input
+    `x` of one value or slot is the column `x`, otherwise its columns are `x_0`, `x_1`, …. Those of
+    Parquet files have the names of the files, by the order in `_metadata.json`.
+
+    Raises:
+        ConfigError: `slot_size_array` or the files do not fit the input.
+        DataError: The metadata of Parquet files cannot be read.
+    """
+    labels, slots = _names(input)
+    offsets = _offsets(reader, slots)
+    if reader.data_reader_type is DataReaderType_t.Parquet:
+        data = ParquetData(_paths(reader.source))
+        return Columns(
+            _first("labels", data, len(labels)),
+            _parquet_dense(data, input.dense_dim),
+            _first("cats", data, len(slots)),
+            offsets,
+        )
+    dense: tuple[Dense, ...] = ()
+    if input.dense_dim:
+        transforms = [Log()] if _has_whole_dense(reader) else []
+        dense = (Dense(input.dense_name, transforms, width=input.dense_dim),)
+    return Columns(labels, dense, slots, offsets)
+
+
+def training_data(
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    schema: Schema,
+) -> Dataset:
+    """Return the training data of a reader; each epoch reads all of its sources in turn.
+
+    Raw files are shuffled, as HugeCTR's reader does; so are those of RawAsync with `shuffle`.
+
+    Raises:
+        ConfigError: The files do not fit the input.
+        DataError: A file cannot be read.
+    """
+    shuffles = reader.data_reader_type is DataReaderType_t.Raw
+    if reader.data_reader_type is DataReaderType_t.RawAsync:
+        shuffles = reader.async_param.shuffle
+    source = _source(reader, input, solver, reader.source, reader.num_samples)
+    return _dataset(
+        source,
+        reader,
+        schema,
+        solver.batchsize,
+        solver,
+        shuffle=SHUFFLE_ROWS * shuffles,
+    )
+
+
+def evaluation_data(
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    schema: Schema,
+) -> Dataset:
+    """Return the evaluation data of a reader, in the order of its file.
+
+    With `cache_eval_data`, so many batches are read once and kept in memory.
+
+    Raises:
+        ConfigError: The files do not fit the input.
+        DataError: A file cannot be read.
+    """
+    source = _source(reader, input, solver, reader.eval_source, reader.eval_num_samples)
+    if reader.cache_eval_data:
+        source = source.slice(0, reader.cache_eval_data * solver.batchsize_eval)
+    return _dataset(
+        source,
+        reader,
+        schema,
+        solver.batchsize_eval,
+        solver,
+        cache=bool(reader.cache_eval_data),
+    )
+
+
+def numbered(name: str, count: int) -> tuple[str, ...]:
+    """Return names for `count` things: the name itself for one, else with a number behind."""
+    if count == 1:
+        return (name,)
+    return tuple(f"{name}_{number}" for number in range(count))
+
+
+def _names(input: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return names for the labels and the slots of an input."""
+    labels: list[str] = []
+    for name, dim in zip(input.label_names, input.label_dims, strict=True):
+        labels += numbered(name, dim)
+    slots: list[str] = []
+    for sparse in input.data_reader_sparse_param_array:
+        slots += numbered(sparse.top_name, sparse.slot_num)
+    return tuple(labels), tuple(slots)
+
+
+def _offsets(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
+    """Return the prefix sums of `slot_size_array`, which the readers of some formats add.
+
+    The multi-hot reader of v23.04 and later adds nothing: an embedding collection has a table of
+    its own for each of its inputs.
+    """
+    sizes = reader.slot_size_array
+    is_async = reader.data_reader_type is DataReaderType_t.RawAsync
+    has_offsets = reader.data_reader_type is not DataReaderType_t.Norm
+    if is_async and reader.async_param.multi_hot_reader:
+        has_offsets = False
+    if not sizes or not has_offsets:
+        return (0,) * len(slots)
+    if len(sizes) != len(slots):
+        raise ConfigError(
+            f"reader.slot_size_array: expected one size for each of {len(slots)} slots, got "
+            f"{len(sizes)} sizes. Give a size for each slot of the input, or none."
+        )
+    return tuple(itertools.accumulate(sizes[:-1], initial=0))
+
+
+def _paths(source: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(source, str):
+        return (source,)
+    return tuple(source)
+
+
+def _first(role: str, data: ParquetData, count: int) -> tuple[str, ...]:
+    """Return the first `count` columns of a role; those after them are not read."""
+    names = data.names(role)
+    if len(names) < count:
+        raise ConfigError(
+            f"input: expected {count} columns, got {len(names)} {role} by _metadata.json. Correct "
+            "the dimensions of the input, or write the data with more columns."
+        )
+    return names[:count]
+
+
+def _parquet_dense(data: ParquetData, dense_dim: int) -> tuple[Dense, ...]:
+    if not dense_dim:
+        return ()
+    columns: list[Dense] = []
+    width = 0
+    for name in data.names("conts"):
+        columns.append(Dense(name, width=data.width(name)))
+        width += columns[-1].width
+    if width != dense_dim:
+        raise ConfigError(
+            f"input.dense_dim: the conts of _metadata.json have {width} values, got {dense_dim}. "
+            "Correct dense_dim."
+        )
+    return tuple(columns)
+
+
+def _has_whole_dense(reader: DataReaderParams) -> bool:
+    """Return whether the dense values of a reader are whole numbers, of which it takes logs."""
+    if reader.data_reader_type is DataReaderType_t.Raw:
+        return not reader.float_label_dense
+    if reader.data_reader_type is DataReaderType_t.RawAsync:
+        is_float = reader.async_param.multi_hot_reader and reader.async_param.is_dense_float
+        return not is_float
+    return False
+
+
+def _source(
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    source: str | Sequence[str],
+    num_samples: int,
+) -> Source:
+    """Return the rows of one or more sources of a reader."""
+    paths = [path for path in _paths(source) if path]
+    if not paths:
+        raise ConfigError("reader: nothing to read, got no source. Name a file or a file list.")
+    kind = reader.data_reader_type
+    if kind is DataReaderType_t.Parquet:
+        data = ParquetData(paths)
+        data.check_rows()
+        return data.files
+    if kind in _ONE_FILE:
+        files: list[Source] = []
+        for path in paths:
+            raw = _raw(reader, input, solver, path)
+            files.append(_cut(raw, num_samples))
+    else:
+        files = [_norm(reader, input, solver, path) for path in paths]
+    if len(files) == 1:
+        return files[0]
+    return Concat(files)
+
+
+def _norm(
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    path: str,
+) -> Norm:
+    labels, slots = _names(input)
+    norm = Norm(
+        path,
+        labels,
+        slots,
+        dense=input.dense_name,
+        key_bits=_key_bits(solver),
+        checksum=reader.check_type is Check_t.Sum,
+    )
+    schema = norm.schema()
+    num_dense = 0
+    if input.dense_name in schema.names:
+        num_dense = schema.field(input.dense_name).type.list_size
+    if num_dense != input.dense_dim:
+        raise ConfigError(
+            f"input.dense_dim: {path} has {num_dense} dense values after {len(labels)} labels, got "
+            f"{input.dense_dim}. Correct label_dim or dense_dim."
+        )
+    return norm
+
+
+def _raw(
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    path: str,
+) -> Raw:
+    labels, slots = _names(input)
+    hotness = [1] * len(slots)
+    is_async = reader.data_reader_type is DataReaderType_t.RawAsync
+    if is_async:
+        sparse = input.data_reader_sparse_param_array
+        hotness = list(itertools.chain.from_iterable(param.hotness for param in sparse))
+    has_float_labels = reader.float_label_dense and not is_async
+    return Raw(
+        path,
+        labels,
+        input.dense_dim,
+        dict(zip(slots, hotness, strict=True)),
+        label_type="float32" if has_float_labels else "int32",
+        dense_type="int32" if _has_whole_dense(reader) else "float32",
+        key_bits=_key_bits(solver) if is_async else 32,
+        dense=input.dense_name,
+    )
+
+
+def _key_bits(solver: Solver) -> KeyBits:
+    if solver.i64_input_key:
+        return 64
+    return 32
+
+
+def _cut(raw: Raw, num_samples: int) -> Source:
+    """Return the first samples of a file; 0 = all."""
+    if not num_samples:
+        return raw
+    present = raw.count_rows()
+    if present < num_samples:
+        raise ConfigError(
+            f"reader.num_samples: {raw.path} has {present} samples of {raw.sample_bytes} bytes, "
+            f"got {num_samples}. Correct the number, or the dimensions of the input."
+        )
+    if present == num_samples:
+        return raw
+    return raw.slice(0, num_samples)
+
+
+def _dataset(
+    source: Source,
+    reader: DataReaderParams,
+    schema: Schema,
+    batch_size: int,
+    solver: Solver,
+    *,
+    shuffle: int = 0,
+    cache: bool = False,
+) -> Dataset:
+    """Return the dataset of a source. Only damaged samples of Norm files are skipped."""
+    on_error = "raise"
+    if reader.data_reader_type is DataReaderType_t.Norm:
+        on_error = "skip"
+    num_rows = source.num_rows()
+    has_batch = num_rows is None or num_rows >= batch_size
+    return Dataset(
+        source,
+        schema,
+        batch_size,
+        shuffle=shuffle,
+        seed=solver.seed,
+        drop_last=solver.drop_incomplete_batch and has_batch,
+        on_error=on_error,
+        cache=cache,
+    )

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parquet data of HugeCTR: file lists, and `_metadata.json` beside the files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hotbed.config import build
+from hotbed.connectors import Parquet, ReadPlan, read_file_list
+from hotbed.errors import ConfigError, DataError
+from hotbed.files import new_file
+
+METADATA_FILE = "_metadata.json"
+_LIST_ENDING = ".txt"
+
+
+@dataclass(frozen=True)
+class ColumnPlace:
+    """An entry of the metadata: a column by its name and its number in the files."""
+
+    col_name: str
+    index: int
+
+
+@dataclass(frozen=True)
+class FileStats:
+    """An entry of the metadata: a file and its rows."""
+
+    file_name: str
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The content of `_metadata.json`: files, and the roles of their columns in HugeCTR's order."""
+
+    file_stats: tuple[FileStats, ...]
+    cats: tuple[ColumnPlace, ...]
+    conts: tuple[ColumnPlace, ...]
+    labels: tuple[ColumnPlace, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Metadata:
+        """Return the content of a metadata file.
+
+        Raises:
+            DataError: The file cannot be read, or an entry is wrong.
+        """
+        try:
+            content = json.loads(file.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{file}: the metadata of Parquet files cannot be read, got {error}. NVTabular "
+                "and hugectr.tools.DataGenerator write this file beside the Parquet files."
+            ) from error
+        known = {}
+        for key in ("file_stats", "cats", "conts", "labels"):
+            if isinstance(content, Mapping) and key in content:
+                known[key] = content[key]
+        try:
+            metadata: Metadata = build(known, cls, METADATA_FILE)
+        except ConfigError as error:
+            raise DataError(f"{file}: {error}") from error
+        return metadata
+
+    def write(self, file: Path) -> None:
+        """Write the file."""
+        content: dict[str, Any] = {}
+        stats = [vars(entry) for entry in self.file_stats]
+        content["file_stats"] = stats
+        for key in ("labels", "conts", "cats"):
+            content[key] = [vars(entry) for entry in getattr(self, key)]
+        with new_file(file) as stream:
+            stream.write(json.dumps(content, indent=1).encode())
+
+
+@dataclass(frozen=True)
+class ParquetData:
+    """The Parquet files of one or more sources of a reader.
+
+    Args:
+        source: File lists, read in turn. A path that does not end in `.txt` is a Parquet file or a
+            glob itself.
+    """
+
+    source: Sequence[str]
+
+    @cached_property
+    def files(self) -> Parquet:
+        """The rows, as a source of the engine."""
+        files: list[str] = []
+        for path in self.source:
+            if path.endswith(_LIST_ENDING):
+                files += read_file_list(path)
+            else:
+                files += Parquet(path).files()
+        return Parquet(files)
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The metadata beside the first file."""
+        first = Path(self.files.files()[0])
+        return Metadata.read(first.parent / METADATA_FILE)
+
+    def names(self, role: str) -> tuple[str, ...]:
+        """Return the columns of a role: "labels", "conts" or "cats".
+
+        The number of a column decides, as in HugeCTR, whose own files have no names.
+
+        Raises:
+            DataError: The files have no such column, or its name is that of another one.
+        """
+        present = self._schema.names
+        names: list[str] = []
+        for entry in getattr(self.metadata, role):
+            if not 0 <= entry.index < len(present):
+                raise DataError(
+                    f"{METADATA_FILE}: {role} has column {entry.col_name!r} with index "
+                    f"{entry.index}, got {len(present)} columns in the files. Correct it."
+                )
+            name = present[entry.index]
+            if name != entry.col_name and entry.col_name in present:
+                raise DataError(
+                    f"{METADATA_FILE}: {role} has column {entry.col_name!r} with index "
+                    f"{entry.index}, got {name!r} there in the files. Correct the index."
+                )
+            names.append(name)
+        return tuple(names)
+
+    def width(self, name: str) -> int:
+        """Return the number of values in a row of a column of numbers."""
+        kind = self._schema.field(name).type
+        if not pa.types.is_nested(kind):
+            return 1
+        plan = ReadPlan(columns=(name,))
+        for batch, _ in self.files.read(batch_rows=1, plan=plan):
+            return len(batch.column(name)[0])
+        return 0
+
+    def check_rows(self) -> None:
+        """Raise DataError if a file has not the number of rows that the metadata says."""
+        stats = {Path(entry.file_name).name: entry for entry in self.metadata.file_stats}
+        for file in self.files.files():
+            entry = stats.get(Path(file).name)
+            if entry is None:
+                continue
+            num_rows = Parquet(file).num_rows()
+            if num_rows != entry.num_rows:
+                raise DataError(
+                    f"{file}: {METADATA_FILE} says {entry.num_rows} rows, got {num_rows}. Write "
+                    "the files again, or correct the number."
+                )
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return self.files.schema()
