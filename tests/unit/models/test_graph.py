@@ -630,6 +630,8 @@ BUILDS: dict[str, tuple[list[Any], dict[str, Any], list[Any]]] = {
     "sequence_mask": ([(1,), (1,)], {"length_from": 2, "length_to": 5}, [(1, 2, 5)]),
     "attention_pooling": ([(8,), (5, 8), (5,)], {"hidden": [4]}, [(8,)]),
     "multi_head_attention": ([(5, 8)] * 3, {"num_heads": 2, "width": 8}, [(5, 8)]),
+    "attention_scores": ([(5, 8), (3, 8)], {"num_heads": 2}, [(2, 5, 3)]),
+    "attention_sum": ([(2, 5, 3), (3, 8)], {}, [(5, 8)]),
     "transformer_layer": ([(5, 8), (5,)], {"num_heads": 4}, [(5, 8)]),
     "gru": ([(5, 8)], {"hidden_size": 3}, [(5, 3), (3,)]),
     "augru": ([(5, 8), (5,)], {"hidden_size": 3}, [(5, 3), (3,)]),

@@ -513,18 +513,20 @@ class EmbeddingLookup:
 
     Attributes:
         table: that is looked up.
-        bottom_name: of the sparse slots, or `<name><i>` of one of them.
-        top_name: of the result. Lookups that share it are one tensor, side by side.
-        combiner: "sum", "mean" or "concat".
+        bottom_name: of the sparse slots, of which there is one.
+        top_name: of the result.
+        combiner: "sum", "mean" (also "average") or "concat".
+        is_part: whether the call gave lists: its results are one tensor, side by side.
     """
 
     table: EmbeddingTableConfig = required()
     bottom_name: str = required()
     top_name: str = required()
     combiner: str = required()
+    is_part: bool = False
 
     def __post_init__(self) -> None:
-        if self.combiner not in ("sum", "mean", "concat"):
+        if self.combiner not in ("sum", "mean", "average", "concat"):
             raise ConfigError(
                 f"embedding_lookup.combiner: unknown combiner, got {self.combiner!r}. Use 'sum', "
                 "'mean' or 'concat'."
@@ -566,8 +568,9 @@ class EmbeddingCollectionConfig:
                 "embedding_lookup: expected lists of one length for table_config, bottom_name "
                 f"and combiner, got {sizes} entries. Give one of each for each lookup."
             )
-        for table, bottom, combiner_of_one in zip(tables, bottoms, combiners, strict=True):
-            self.lookups.append(EmbeddingLookup(table, bottom, top_name, combiner_of_one))
+        is_part = not isinstance(bottom_name, str)
+        for table, bottom, pooling in zip(tables, bottoms, combiners, strict=True):
+            self.lookups.append(EmbeddingLookup(table, bottom, top_name, pooling, is_part))
 
     def shard(
         self,

@@ -114,6 +114,8 @@ LAYERS: Mapping[str, Kind] = {
     "sequence_mask": Kind(layers.SequenceMask),
     "attention_pooling": Kind(layers.AttentionPooling, _last("dim")),
     "multi_head_attention": Kind(layers.MultiHeadAttention),
+    "attention_scores": Kind(layers.AttentionScores),
+    "attention_sum": Kind(layers.AttentionSum),
     "transformer_layer": Kind(layers.TransformerLayer, _last("width")),
     "gru": Kind(layers.GRU, _last("input_size")),
     "augru": Kind(layers.AUGRU, _last("input_size")),

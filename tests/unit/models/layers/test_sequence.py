@@ -20,6 +20,8 @@ from hotbed.models.layers import (  # noqa: E402
     AUGRU,
     GRU,
     AttentionPooling,
+    AttentionScores,
+    AttentionSum,
     MultiHeadAttention,
     PadSequence,
     SequenceMask,
@@ -81,6 +83,18 @@ def unit(w: Weights, target: np.ndarray, history: np.ndarray) -> np.ndarray:
 
 def weighed(weights: np.ndarray, history: np.ndarray) -> np.ndarray:
     return (weights[:, :, None] * history).sum(1)
+
+
+def scores(s: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Inner products of each pair of each head, one after the other."""
+    result = np.zeros((s.n, s.h, s.f, s.t))
+    for head in range(s.h):
+        part = slice(head * s.d, (head + 1) * s.d)
+        for query in range(s.f):
+            for key in range(s.t):
+                products = q[:, query, part] * k[:, key, part]
+                result[:, head, query, key] = products.sum(1) / math.sqrt(s.d)
+    return result
 
 
 def attention(
@@ -159,6 +173,13 @@ CASES = [
         sizes={"f": (1, 4), "t": (1, 5)},
     ),
     Case(
+        "sequence_mask_of_keys",
+        lambda s: SequenceMask(1, s.t),
+        [Input(("n", 1), lengths)],
+        lambda s, w, keys: sequence_mask(s, w, np.ones((s.n, 1)), keys)[:, :, :1],
+        sizes={"f": (1, 2), "t": (1, 5)},
+    ),
+    Case(
         "attention_pooling",
         lambda s: AttentionPooling(s.d, [s.h]),
         [("n", "d"), *SEQUENCE],
@@ -189,6 +210,27 @@ CASES = [
         lambda s: MultiHeadAttention(s.h),
         [*[("n", "f", "h*d")] * 3, Input(("n", 1, "f", "f"), zero_or_one)],
         lambda s, w, q, k, v, m: attention(s.h, q, k, v, m[:, 0]),
+    ),
+    Case(
+        "attention_scores",
+        lambda s: AttentionScores(s.h),
+        [("n", "f", "h*d"), ("n", "t", "h*d")],
+        lambda s, w, q, k: scores(s, q, k),
+    ),
+    Case(
+        "attention_sum",
+        lambda s: AttentionSum(),
+        [("n", "h", "f", "t"), ("n", "t", "h*d")],
+        lambda s, w, a, v: np.concatenate(
+            [a[:, i] @ v[..., i * s.d : (i + 1) * s.d] for i in range(s.h)], 2
+        ),
+    ),
+    Case(
+        "gru_without_recurrent_bias",
+        lambda s: GRU(s.d, s.h, recurrent_bias=False),
+        [("n", "t", "d")],
+        torch_gru,
+        sizes={"n": (1, 4), "h": (1, 4)},
     ),
     Case(
         "attention_of_split_heads",

@@ -124,6 +124,12 @@ CASES = [
         lambda s, w, x: x.reshape(s.n, s.t, s.d),
     ),
     Case(
+        "shape",
+        lambda s: Reshape(shape=[-1, s.d, s.t]),
+        [("n", "t", "d")],
+        lambda s, w, x: x.reshape(s.n, s.d, s.t),
+    ),
+    Case(
         "selected",
         lambda s: Reshape(selected=[2, 0]),
         [("n", "f", "d")],
@@ -162,7 +168,9 @@ def test_places_are_no_state() -> None:
         (lambda: Reshape(leading_dim=0), "Reshape.leading_dim: must be an integer >= 1, got 0"),
         (lambda: Reshape(time_steps=3), "Reshape.time_steps: needs leading_dim, got 3 alone"),
         (lambda: Reshape(selected=[]), "Reshape.selected: expected places from 0 on, got []"),
-        (lambda: Reshape(selected=[1], leading_dim=3), "Reshape: selected comes alone, got"),
+        (lambda: Reshape(selected=[1], leading_dim=3), "Reshape: selected and shape come alone"),
+        (lambda: Reshape(shape=[2, 3]), "Reshape.shape: expected sizes from 1 on, and -1 once"),
+        (lambda: Reshape(shape=[-1], selected=[1]), "Reshape: shape comes alone, got selected"),
     ],
 )
 def test_bad_arguments_are_config_errors(make: Any, message: str) -> None:

@@ -5,16 +5,27 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hotbed.compat.hugectr.clauses import Graph, Input, OptParams, SparseEmbedding
+from hotbed.compat.hugectr.clauses import (
+    EmbeddingCollectionConfig,
+    EmbeddingLookup,
+    EmbeddingTableConfig,
+    Graph,
+    Input,
+    OptParams,
+    SparseEmbedding,
+)
 from hotbed.compat.hugectr.reader import Columns
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
 from hotbed.data.schema import Dense, Id, Label
+from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+
+_POOLINGS = {"sum": "sum", "mean": "mean", "average": "mean", "concat": "none"}
 
 
 class Sparse(NamedTuple):
@@ -78,6 +89,8 @@ class Inputs:
         for embedding in graph.embeddings:
             if isinstance(embedding, SparseEmbedding):
                 self._add_embedding(embedding)
+            else:
+                self._add_collection(embedding)
 
     def _add_labels(self) -> None:
         raw_names = iter(self._columns.labels)
@@ -115,6 +128,59 @@ class Inputs:
         self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets))
         self._network.add_input("fields", name, {"columns": list(slots)})
 
+    def _add_collection(self, collection: EmbeddingCollectionConfig) -> None:
+        """Add the tables of an embedding collection, and a tensor for each of its lookups.
+
+        A lookup is [n, 1, vec]; `concat` puts the rows of a sample side by side, padded to the
+        hotness of the slot. Lookups of one call are side by side in one tensor [n, …].
+        """
+        slots: dict[str, tuple[str, ...]] = {}
+        offsets: dict[str, tuple[int, ...]] = {}
+        tables = {lookup.table.name: lookup.table for lookup in collection.lookups}
+        for table in tables.values():
+            self._add_table(table.name, table.ev_size, table.opt_params_or_empty, _rows(table))
+        together: dict[str, list[str]] = {}
+        for lookup in collection.lookups:
+            sparse = self._sparse(lookup.bottom_name)
+            names = self._add_slots(sparse, lookup.table.name, _POOLINGS[lookup.combiner])
+            slots[lookup.table.name] = (*slots.get(lookup.table.name, ()), *names)
+            offsets[lookup.table.name] = (*offsets.get(lookup.table.name, ()), *sparse.offsets)
+            top = lookup.top_name
+            if lookup.is_part:
+                top = f"{lookup.top_name}{len(together.setdefault(lookup.top_name, []))}"
+                together[lookup.top_name].append(top)
+            self._add_lookup(lookup, names, top, sparse.hotness)
+        for top, parts in together.items():
+            self._network.add("concat", parts, [top])
+        for name, table in tables.items():
+            self.embeddings.append(EmbeddingOf(table, name, slots[name], offsets[name]))
+
+    def _add_lookup(
+        self,
+        lookup: EmbeddingLookup,
+        names: tuple[str, ...],
+        top: str,
+        hotness: tuple[int, ...],
+    ) -> None:
+        """Add the tensor `top`: [n, vec] for a part of a tensor, else [n, 1, vec]."""
+        if len(names) != 1:
+            raise ConfigError(
+                f"embedding_lookup.bottom_name: a lookup takes one slot, got "
+                f"{lookup.bottom_name!r} with {len(names)}. Give each slot sparse params of its "
+                "own."
+            )
+        if lookup.combiner != "concat":
+            kind = "flat" if lookup.is_part else "fields"
+            self._network.add_input(kind, top, {"columns": list(names)})
+            return
+        rows = f"{top}.rows"
+        keys = {"column": names[0], "length": hotness[0]}
+        self._network.add_input("sequence", rows, keys, f"{top}.mask")
+        shape = [-1, hotness[0] * lookup.table.ev_size]
+        if not lookup.is_part:
+            shape.insert(1, 1)
+        self._network.add("reshape", [rows], [top], {"shape": shape})
+
     def _sparse(self, bottom: str) -> Sparse:
         """Return the sparse slots of this name."""
         if bottom not in self._slots:
@@ -135,11 +201,12 @@ class Inputs:
         taken = {column.name for column in self.ids}
         if taken.intersection(names):  # a second table looks up the same slots
             names = tuple(f"{name}_of_{table}" for name in names)
-        for name, raw in zip(names, sparse.raw_names, strict=True):
+        for name, raw, offset in zip(names, sparse.raw_names, sparse.offsets, strict=True):
             self.ids.append(
                 Id(
                     name,
                     table=table,
+                    transforms=[Shift(offset)] if offset else [],
                     pooling=pooling,
                     column=_unless_equal(raw, name),
                 )
@@ -165,6 +232,19 @@ class Inputs:
             init=init,
             seed=self._seed,
         )
+
+
+def _rows(table: EmbeddingTableConfig) -> Init:
+    """Return the initial rows of a table of an embedding collection.
+
+    HugeCTR draws them within sqrt(1 / rows) of a table of fixed size, else within 0.05.
+    """
+    params = table.init_param_or_empty
+    if params is not None and params.up_bound is not None:
+        return Uniform(params.up_bound)
+    if table.max_vocabulary_size > 0:
+        return Uniform(table.max_vocabulary_size**-0.5)
+    return Uniform(0.05)
 
 
 def _slots(input: Input, columns: Columns) -> dict[str, Sparse]:

@@ -254,6 +254,43 @@ def _scale(network: Network, layer: DenseLayer) -> None:
     network.add("scale", layer.bottom_names, layer.top_names, keys)
 
 
+def _attention(network: Network, layer: DenseLayer) -> None:
+    """Translate an attention, whole or in the two parts of v4.0 to v4.3.
+
+    There, the layer with two tops makes the scores and hands the values on; a layer of scores and
+    values sums them.
+    """
+    keys = {"num_heads": layer.num_attention_heads}
+    bottoms = layer.bottom_names
+    if len(layer.top_names) == 2:
+        network.add("attention_scores", bottoms[:2], layer.top_names[:1], keys)
+        network.tensors[layer.top_names[1]] = network.tensor(bottoms[2])
+    elif len(bottoms) == 2 and layer.transpose_b:
+        network.add("attention_scores", bottoms, layer.top_names, keys)
+    elif len(bottoms) == 2:
+        network.add("attention_sum", bottoms, layer.top_names)
+    else:
+        network.add("multi_head_attention", bottoms, layer.top_names, keys)
+
+
+def _gru(network: Network, layer: DenseLayer) -> None:
+    """Translate a GRU: rows of all steps of all samples, in and out.
+
+    HugeCTR stores the weights in cuDNN's order, which is torch's, and a first state of zeros.
+    """
+    top = layer.top_names[0]
+    steps = f"{top}.steps"
+    states = f"{top}.states"
+    shape = {"leading_dim": layer.vector_size, "time_steps": layer.SeqLength}
+    network.add("reshape", layer.bottom_names, [steps], shape)
+    keys = {"hidden_size": layer.num_output, "recurrent_bias": False, **_initializers(layer)}
+    node = network.add("gru", [steps], [states, f"{top}.last"], keys)
+    network.add("reshape", [states], [top], {"leading_dim": layer.num_output})
+    for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"):
+        network.weight(top, f"{node}.gru.{name}")
+    network.weight(top, "", shape=(layer.batchsize * layer.num_output,))
+
+
 def _softmax(network: Network, layer: DenseLayer) -> None:
     """Translate a softmax; only that with a mask multiplies by its factor."""
     keys = {}
@@ -300,7 +337,8 @@ _LAYERS: Mapping[Layer_t, Translate] = {
     Layer_t.PReLU_Dice: _prelu_dice,
     Layer_t.Scale: _scale,
     Layer_t.Softmax: _softmax,
-    Layer_t.MultiHeadAttention: _plain("multi_head_attention", "num_heads=num_attention_heads"),
+    Layer_t.MultiHeadAttention: _attention,
+    Layer_t.GRU: _gru,
     Layer_t.SequenceMask: _plain(
         "sequence_mask",
         "length_from=max_sequence_len_from",

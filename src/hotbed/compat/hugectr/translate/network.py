@@ -40,10 +40,12 @@ class Network:
         kind: str,
         top: str,
         keys: Mapping[str, Any],
+        mask: str | None = None,
     ) -> None:
-        """Add an input of the network that makes the tensor `top`."""
+        """Add an input of the network that makes the tensor `top`, and a `mask` if it has one."""
         name = self._named(top)
-        self.inputs.append({"input": kind, "name": name, "outputs": [top], **keys})
+        tops = [top] if mask is None else [top, mask]
+        self.inputs.append({"input": kind, "name": name, "outputs": tops, **keys})
         self.tensors[top] = top
 
     def add(

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers over histories: tensors [n, length, dim] with a mask [n, length]."""
 
-from hotbed.models.layers.sequence.attention import MultiHeadAttention
+from hotbed.models.layers.sequence.attention import (
+    AttentionScores,
+    AttentionSum,
+    MultiHeadAttention,
+)
 from hotbed.models.layers.sequence.augru import AUGRU
 from hotbed.models.layers.sequence.gru import GRU
 from hotbed.models.layers.sequence.mask import SequenceMask
@@ -13,6 +17,8 @@ __all__ = [
     "AUGRU",
     "GRU",
     "AttentionPooling",
+    "AttentionScores",
+    "AttentionSum",
     "MultiHeadAttention",
     "PadSequence",
     "SequenceMask",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,12 +20,14 @@ class Reshape(nn.Module):
     * `Reshape()`: [n, a, b, …] -> [n, a * b * …];
     * `Reshape(leading_dim=d)`: any shape -> [elements / d, d];
     * `Reshape(leading_dim=d, time_steps=t)`: any shape -> [elements / (t * d), t, d];
-    * `Reshape(selected=[…])`: [n, f, d] -> [n, len(selected) * d], the chosen fields in that order.
+    * `Reshape(selected=[…])`: [n, f, d] -> [n, len(selected) * d], the chosen fields in that order;
+    * `Reshape(shape=[-1, a, b])`: any shape -> [elements / (a * b), a, b].
 
     Args:
         leading_dim: Size of the last dimension; HugeCTR's name for it.
         time_steps: Size of the dimension before it.
         selected: Places of fields, from 0 on.
+        shape: All sizes of the result; one of them is -1, which is the size that is left.
 
     Source: `Reshape` of HugeCTR, where `time_steps` is `time_step`.
 
@@ -44,12 +47,17 @@ class Reshape(nn.Module):
         leading_dim: int | None = None,
         time_steps: int | None = None,
         selected: Sequence[int] | None = None,
+        shape: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        if selected is not None and (leading_dim is not None or time_steps is not None):
+        sizes_given = leading_dim is not None or time_steps is not None
+        if (selected is not None or shape is not None) and sizes_given:
             raise ConfigError(
-                "Reshape: selected comes alone, got leading_dim or time_steps too. Use two layers."
+                "Reshape: selected and shape come alone, got leading_dim or time_steps too. Use "
+                "two layers."
             )
+        if shape is not None:
+            _check_shape(shape, selected)
         if time_steps is not None and leading_dim is None:
             raise ConfigError(
                 f"Reshape.time_steps: needs leading_dim, got {time_steps} alone. Give both."
@@ -63,6 +71,7 @@ class Reshape(nn.Module):
             )
         self.leading_dim = leading_dim
         self.time_steps = time_steps
+        self.shape = None if shape is None else list(shape)
         indices = None
         if selected is not None:
             indices = torch.tensor(list(selected))
@@ -73,18 +82,22 @@ class Reshape(nn.Module):
         """A tensor -> its elements in the shapes above."""
         if self.indices is not None:
             return self._selected(x, self.indices)
-        if self.leading_dim is None:
+        if self.shape is not None:
+            shape = self.shape
+        elif self.leading_dim is None:
             return x.flatten(1)
-        shape = [self.leading_dim]
-        if self.time_steps is not None:
-            shape = [self.time_steps, self.leading_dim]
-        elements = self.leading_dim * (self.time_steps or 1)
+        elif self.time_steps is None:
+            shape = [-1, self.leading_dim]
+        else:
+            shape = [-1, self.time_steps, self.leading_dim]
+        elements = abs(math.prod(shape))  # without the size that is left
         if x.numel() % elements != 0:
+            rows = [size for size in shape if size > 0]
             raise ConfigError(
-                f"Reshape: {x.numel()} elements do not fill rows of {shape}, got shape "
+                f"Reshape: {x.numel()} elements do not fill rows of {rows}, got shape "
                 f"{list(x.shape)}. Give sizes whose product divides the elements of a sample."
             )
-        return x.reshape(-1, *shape)
+        return x.reshape(shape)
 
     def _selected(self, x: Tensor, indices: Tensor) -> Tensor:
         tensors.dimensions("Reshape.selected", x, 3)
@@ -99,8 +112,21 @@ class Reshape(nn.Module):
         """Return the arguments, for `repr`."""
         if self.indices is not None:
             return f"selected={self.indices.tolist()}"
+        if self.shape is not None:
+            return f"shape={self.shape}"
         if self.leading_dim is None:
             return ""
         if self.time_steps is None:
             return f"leading_dim={self.leading_dim}"
         return f"leading_dim={self.leading_dim}, time_steps={self.time_steps}"
+
+
+def _check_shape(shape: Sequence[int], selected: Sequence[int] | None) -> None:
+    if selected is not None:
+        raise ConfigError("Reshape: shape comes alone, got selected too. Use two layers.")
+    sizes = [size for size in shape if size != -1]
+    if len(sizes) != len(shape) - 1 or any(size < 1 for size in sizes):
+        raise ConfigError(
+            f"Reshape.shape: expected sizes from 1 on, and -1 once, got {list(shape)}. Put -1 in "
+            "the place of the samples."
+        )
