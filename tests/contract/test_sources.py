@@ -19,7 +19,9 @@ from hotbed import config
 from hotbed.connectors import (
     Concat,
     Csv,
+    Generated,
     Jsonl,
+    Keys,
     Libsvm,
     Memory,
     Norm,
@@ -32,6 +34,7 @@ from hotbed.connectors import (
     Source,
     write_file_list,
 )
+from hotbed.connectors.generated import BLOCK_ROWS
 from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
 from hotbed.errors import DataError
 
@@ -170,6 +173,16 @@ def write_raw(folder: Path) -> Source:
     return Raw(str(folder / "*.raw"), **layout)
 
 
+def generated(folder: Path) -> Source:
+    """More than one block, and a slot of lists."""
+    slots = {"one": Keys(50), "bag": Keys(9, count=3, varies=True)}
+    return Generated(BLOCK_ROWS + ROWS, dense={"d": 2}, slots=slots).slice(BLOCK_ROWS - 300)
+
+
+def generated_whole(folder: Path) -> Source:
+    return Generated(ROWS, dense={"d": 1}, slots={"one": Keys(50)}, dense_type="int32")
+
+
 MAKERS: list[Callable[[Path], Source]] = [
     lambda folder: Memory(table()),
     write_csv,
@@ -186,6 +199,8 @@ MAKERS: list[Callable[[Path], Source]] = [
     prepared,
     write_norm,
     write_raw,
+    generated,
+    generated_whole,
 ]
 
 

@@ -6,6 +6,7 @@ from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.delimited import Csv
 from hotbed.connectors.file_list import read_file_list, write_file_list
 from hotbed.connectors.follow import Follow
+from hotbed.connectors.generated import Distribution, Generated, Keys, PowerLaw, UniformKeys
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.jsonl import Jsonl
 from hotbed.connectors.kafka import Kafka
@@ -29,12 +30,15 @@ __all__ = [
     "Csv",
     "DeadLetters",
     "Decoder",
+    "Distribution",
     "Follow",
+    "Generated",
     "Join",
     "Journal",
     "Json",
     "Jsonl",
     "Kafka",
+    "Keys",
     "LateLabels",
     "Libsvm",
     "Live",
@@ -42,6 +46,7 @@ __all__ = [
     "Norm",
     "Parquet",
     "Position",
+    "PowerLaw",
     "Prepared",
     "Raw",
     "ReadPlan",
@@ -50,6 +55,7 @@ __all__ = [
     "Slice",
     "Sort",
     "Source",
+    "UniformKeys",
     "read_file_list",
     "write_file_list",
 ]

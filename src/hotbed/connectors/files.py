@@ -17,7 +17,7 @@ import pyarrow as pa
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source
-from hotbed.errors import DataError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError
 from hotbed.files import resolve
 
 SAMPLE_BYTES = 1 << 20
@@ -270,6 +270,17 @@ class FileSource(Source):
                 "the files back in the same order."
             )
         return index, int(position["row"])
+
+
+def one_path(where: str, path: Paths) -> str:
+    """Return the path of a source that is written.
+
+    Raises:
+        ConfigError: It is a list.
+    """
+    if isinstance(path, str) or hasattr(path, "__fspath__"):
+        return str(path)
+    raise ConfigError(f"{where}: one file is written, got {path!r}. Give the path of one file.")
 
 
 def first_line(error: BaseException) -> str:

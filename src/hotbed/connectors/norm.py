@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from hotbed import _core, checks
 from hotbed.connectors.file_list import read_file_list
-from hotbed.connectors.files import FileSource, Paths, Rows, Section, expand
+from hotbed.connectors.files import FileSource, Paths, Rows, Section, expand, one_path
 from hotbed.connectors.norm_format import LIST_ENDING, NormHeader, read_header, samples_bytes
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import Place
@@ -24,7 +24,6 @@ from hotbed.connectors.samples import (
     check_names,
     fixed_lists,
     matrix,
-    one_path,
     wanted_fields,
 )
 from hotbed.connectors.source import Source

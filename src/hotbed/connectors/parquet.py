@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,10 +19,13 @@ from hotbed.connectors.files import (
     Rows,
     Section,
     first_line,
+    one_path,
     open_bytes,
 )
 from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.source import Source, not_endless
 from hotbed.errors import DecodeError, SchemaError
+from hotbed.files import new_file
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,21 @@ class Parquet(FileSource):
                 file,
                 done + 1,
             ) from error
+
+    def write(self, rows: Source) -> int:
+        """Write the rows of another source as one file, and return their number.
+
+        Raises:
+            ConfigError: `path` is more than one file, or the source is endless.
+        """
+        path = one_path("parquet.path", self.path)
+        not_endless(rows, "a file to write")
+        num_rows = 0
+        with new_file(Path(path)) as file, pq.ParquetWriter(file, rows.schema()) as writer:
+            for batch, _ in rows.read():
+                writer.write_batch(batch)
+                num_rows += batch.num_rows
+        return num_rows
 
 
 def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.files import FileSource, Paths, Rows, Section
+from hotbed.connectors.files import FileSource, Paths, Rows, Section, one_path
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import Place
 from hotbed.connectors.samples import (
@@ -22,7 +22,6 @@ from hotbed.connectors.samples import (
     check_names,
     fixed_lists,
     matrix,
-    one_path,
     wanted_fields,
 )
 from hotbed.connectors.source import Source

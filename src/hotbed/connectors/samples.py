@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.files import Paths
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.errors import ConfigError, SchemaError
@@ -25,17 +24,6 @@ def check_names(where: str, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{where}: two columns have one name, got {sorted(repeated)}. Rename one."
         )
-
-
-def one_path(where: str, path: Paths) -> str:
-    """Return the path of a source that is written.
-
-    Raises:
-        ConfigError: It is a list.
-    """
-    if isinstance(path, str) or hasattr(path, "__fspath__"):
-        return str(path)
-    raise ConfigError(f"{where}: one file is written, got {path!r}. Give the path of one file.")
 
 
 def wanted_fields(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
