@@ -47,6 +47,7 @@ __all__ = [
     "DataSourceParams",
     "DenseLayer",
     "DenseLayerComputeConfig",
+    "DenseLayerSwitchs",
     "EmbeddingCollectionConfig",
     "EmbeddingLookup",
     "EmbeddingPlanner",
@@ -247,7 +248,7 @@ class DataReaderParams:
     source: str | tuple[str, ...] = required()
     keyset: str | tuple[str, ...] = ""
     eval_source: str = required()
-    check_type: Check_t = required()
+    check_type: Check_t = Check_t.Non  # required by HugeCTR, though a sample of v23.12 lacks it
     cache_eval_data: int = 0
     num_samples: int = 0
     eval_num_samples: int = 0
@@ -405,7 +406,26 @@ class Input:
 # --- embeddings -----------------------------------------------------------------------------------
 
 
-@clause("hybrid_embedding_param")
+def _hybrid_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Take `use_train_precompute_indices` and `use_eval_…` of v3.3.1 to v3.9.1, too."""
+    order = [
+        "max_num_frequent_categories",
+        "max_num_infrequent_samples",
+        "p_dup_max",
+        "max_all_reduce_bandwidth",
+        "max_all_to_all_bandwidth",
+        "efficiency_bandwidth_ratio",
+        "communication_type",
+        "hybrid_embedding_type",
+    ]
+    precomputed = ["use_train_precompute_indices", "use_eval_precompute_indices"]
+    if len(args) > len(order):
+        order[6:6] = precomputed
+    values = by_order("hybrid_embedding_param", order, args, keywords)
+    return {key: value for key, value in values.items() if key not in precomputed}
+
+
+@clause("hybrid_embedding_param", _hybrid_form)
 class HybridEmbeddingParam:
     """Settings of a hybrid embedding; all of them are placement."""
 
@@ -601,6 +621,13 @@ class DenseLayerComputeConfig:
     fuse_wb: bool = False
 
 
+@clause("dense_layer_switches")
+class DenseLayerSwitchs:
+    """How a fused layer computes its gradients, in v3.9 to v4.1; its spelling."""
+
+    fuse_wb: bool = False
+
+
 _DENSE_LAYER: list[str] = []  # names of fields in their order; filled below the class
 
 
@@ -611,7 +638,7 @@ def _dense_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, An
         values["lambda_"] = values.pop("lambda")
     if "max_sequence_len" in values:
         length = values.pop("max_sequence_len")
-        values = {"max_sequence_len_from": length, "max_sequence_len_to": length, **values}
+        values = {"max_sequence_len_from": 1, "max_sequence_len_to": length, **values}
     for key in ("bottom_names", "top_names"):
         if isinstance(values.get(key), str):
             values[key] = (values[key],)

@@ -70,6 +70,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _ONE_PROCESS),
     "sparse_embedding.plan_file": Knob("v2.3", _ONE_PROCESS),
     "dense_layer.pos_type": Knob("v3.1", "layers are not fused by their position"),
+    "dense_layer.dense_layer_switches": Knob("v3.9", _CUDA),
     "dense_layer.compute_config": Knob("v4.3", _CUDA),
     "embedding_collection.use_exclusive_keys": Knob("v23.04", _HINT),
     "embedding_collection.comm_strategy": Knob("v4.1", _ONE_PROCESS),

@@ -143,9 +143,14 @@ def _with_shapes(
     weights: Sequence[DenseWeight],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> tuple[DenseWeight, ...]:
-    """Return weights with the shapes that they have in HugeCTR's file."""
+    """Return weights with the shapes that they have in HugeCTR's file.
+
+    Those of layers that no loss needs are left out, as the layers are.
+    """
     shaped = []
     for weight in weights:
+        if weight.path and weight.path not in shapes:
+            continue
         shape = weight.shape or shapes[weight.path]
         if weight.transposed:
             shape = shape[::-1]

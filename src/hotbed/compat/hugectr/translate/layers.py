@@ -244,6 +244,16 @@ def _reduced(kind: str) -> Translate:
 # --- sequences ------------------------------------------------------------------------------------
 
 
+def _sequence_mask(network: Network, layer: DenseLayer) -> None:
+    """Translate a mask; up to v23.06 it takes the lengths of the keys alone, for any query."""
+    bottoms = layer.bottom_names
+    keys = {
+        "length_from": layer.max_sequence_len_from,
+        "length_to": layer.max_sequence_len_to,
+    }
+    network.add("sequence_mask", (bottoms * 2)[:2], layer.top_names, keys)
+
+
 def _prelu_dice(network: Network, layer: DenseLayer) -> None:
     keys = {"alpha": layer.elu_alpha, "epsilon": layer.eps, "learned": False}
     network.add("dice", layer.bottom_names, layer.top_names, keys)
@@ -339,10 +349,6 @@ _LAYERS: Mapping[Layer_t, Translate] = {
     Layer_t.Softmax: _softmax,
     Layer_t.MultiHeadAttention: _attention,
     Layer_t.GRU: _gru,
-    Layer_t.SequenceMask: _plain(
-        "sequence_mask",
-        "length_from=max_sequence_len_from",
-        "length_to=max_sequence_len_to",
-    ),
+    Layer_t.SequenceMask: _sequence_mask,
     Layer_t.Cast: _cast,
 }

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of earlier releases are those of later ones."""
+
+from __future__ import annotations
+
+import hotbed.compat.hugectr as hugectr
+
+
+def test_length_of_v4_3_masks_keys_for_any_query() -> None:
+    layer = hugectr.DenseLayer(
+        hugectr.Layer_t.SequenceMask,
+        ["lengths"],
+        ["mask"],
+        max_sequence_len=10,
+    )
+    assert (layer.max_sequence_len_from, layer.max_sequence_len_to) == (1, 10)
+
+
+def test_hybrid_embedding_takes_the_arguments_of_v3_9() -> None:
+    new = hugectr.HybridEmbeddingParam(
+        2,
+        -1,
+        0.03,
+        1.3e11,
+        2.6e11,
+        1.0,
+        hugectr.CommunicationType.IB_NVLink,
+        hugectr.HybridEmbeddingType.Distributed,
+    )
+    old = hugectr.HybridEmbeddingParam(
+        2,
+        -1,
+        0.03,
+        1.3e11,
+        2.6e11,
+        1.0,
+        True,
+        False,
+        hugectr.CommunicationType.IB_NVLink,
+        hugectr.HybridEmbeddingType.Distributed,
+    )
+    assert old == new
