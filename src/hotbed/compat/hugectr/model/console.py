@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What HugeCTR prints: lines with a time, and headings."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+WIDTH = 110
+
+
+def say(text: str) -> None:
+    """Print a line as HugeCTR's log does, on standard output."""
+    now = datetime.now()
+    print(f"[HCTR][{now:%H:%M:%S}.{now.microsecond // 1000:03}][INFO][RK0][main]: {text}")
+
+
+def say_heading(text: str) -> None:
+    """Print a heading across the page."""
+    print(f"{text:=^{WIDTH}}")

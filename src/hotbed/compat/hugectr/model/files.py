@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ModelFiles: which of HugeCTR's files hold which parts of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hotbed.compat.hugectr.clauses import (
+    EmbeddingCollectionConfig,
+    EmbeddingTrainingCacheParams,
+    Graph,
+    ParamFiles,
+    Solver,
+    SparseEmbedding,
+)
+from hotbed.compat.hugectr.model.console import say
+from hotbed.compat.hugectr.translate import EmbeddingOf, Translation
+from hotbed.compat.hugectr.weights import (
+    SparseFile,
+    load_collection,
+    load_dense,
+    load_dense_states,
+    load_sparse,
+    load_sparse_states,
+    save_collection,
+    save_dense,
+    save_dense_states,
+    save_sparse,
+    save_sparse_states,
+)
+from hotbed.config import did_you_mean
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.training.model import RecModel
+
+
+class ModelFiles:
+    """Saves and loads the parts of a compiled model, by HugeCTR's names of files.
+
+    Args:
+        learner: has network and optimizers.
+        translation: says how parts are stored.
+        graph: of the model.
+        solver: decides the width of keys; one of v2.3 to v3.0.1 saves a table as one file.
+        etc_params: its sparse models are loaded where they exist, and saved to.
+    """
+
+    def __init__(
+        self,
+        learner: RecModel,
+        translation: Translation,
+        graph: Graph,
+        solver: Solver,
+        etc_params: EmbeddingTrainingCacheParams | None,
+    ) -> None:
+        self._learner = learner
+        self._translation = translation
+        self._graph = graph
+        self._solver = solver
+        self._sparse_models = () if etc_params is None else etc_params.sparse_models
+        self._loaded: dict[str, str] = {}  # the file that each embedding was loaded from
+        self._embeddings: dict[str, EmbeddingOf] = {}
+        for embedding in translation.embeddings:
+            if isinstance(embedding.clause, SparseEmbedding):
+                self._embeddings[embedding.clause.sparse_embedding_name] = embedding
+
+    def load_first(self, files: ParamFiles | None) -> None:
+        """Load what a solver or an embedding training cache starts from."""
+        for name, path in zip(self._embeddings, self._sparse_models, strict=False):
+            if (Path(path) / "key").exists():
+                say(f"Use existing embedding: {path}")
+                self.load_sparse({name: path})
+            else:
+                say(f"Empty embedding, trained table will be stored in {path}")
+        if files is None:
+            return
+        if files.dense_model_file:
+            self.load_dense(files.dense_model_file)
+        if files.dense_opt_states_file:
+            self.load_dense_states(files.dense_opt_states_file)
+        if files.sparse_model_files:
+            self.load_sparse(files.sparse_model_files)
+        if files.sparse_opt_states_files:
+            self.load_sparse_states(files.sparse_opt_states_files)
+
+    def save(self, prefix: str, iteration: int) -> None:
+        """Save dense parameters, tables and their optimizer states."""
+        for number, (name, embedding) in enumerate(self._embeddings.items()):
+            table = self._translation.tables[embedding.table]
+            path = f"{prefix}{number}_sparse_{iteration}.model"
+            if number < len(self._sparse_models):
+                path = self._sparse_models[number]
+            save_sparse(path, table, self._format(name))
+            save_sparse_states(f"{prefix}{number}_opt_sparse_{iteration}.model", table)
+        say("Dumping sparse weights to files, successful")
+        network = self._learner.network
+        save_dense(f"{prefix}_dense_{iteration}.model", network, self._translation)
+        save_dense_states(
+            f"{prefix}_opt_dense_{iteration}.model",
+            self._learner.learner.dense,
+            network,
+            self._translation,
+        )
+        say("Dumping dense weights to file, successful")
+
+    def load_dense(self, path: str) -> None:
+        """Load the dense parameters, and the statistics of batches beside them."""
+        say(f"Loading dense model: {path}")
+        load_dense(path, self._learner.network, self._translation)
+
+    def load_dense_states(self, path: str) -> None:
+        """Load the optimizer state of the dense parameters."""
+        say(f"Loading dense opt states: {path}")
+        load_dense_states(
+            path,
+            self._learner.learner.dense,
+            self._learner.network,
+            self._translation,
+        )
+
+    def load_sparse(self, paths: Sequence[str] | Mapping[str, str]) -> None:
+        """Load the rows of all embeddings in their order, or of some by their names."""
+        for name, path in self._by_name("sparse_embedding_files", paths):
+            say(f"Loading sparse model: {path}")
+            load_sparse(path, self.table_of(name), self._format(name))
+            self._loaded[name] = path
+
+    def load_sparse_states(self, paths: Sequence[str] | Mapping[str, str]) -> None:
+        """Load the optimizer states of rows, in the order of the rows that were loaded."""
+        for name, path in self._by_name("sparse_opt_states_files", paths):
+            if name not in self._loaded:
+                raise ConfigError(
+                    f"load_sparse_optimizer_states: the rows of {name!r} are not loaded, got "
+                    f"{path!r}. Load the sparse weights first: they hold the keys."
+                )
+            say(f"Loading sparse optimizer states: {path}")
+            load_sparse_states(
+                path,
+                self._loaded[name],
+                self.table_of(name),
+                self._format(name),
+            )
+
+    def save_collections(self, path: str, names: Sequence[str]) -> None:
+        """Save tables of embedding collections; without names, all."""
+        for number, tables in self._collections(names):
+            save_collection(path, tables, number, i64=self._solver.i64_input_key)
+
+    def load_collections(self, path: str, names: Sequence[str]) -> None:
+        """Load tables of embedding collections; without names, all."""
+        for number, tables in self._collections(names):
+            load_collection(path, tables, number)
+
+    def table_of(self, name: str) -> Table:
+        """Return the table of a `SparseEmbedding`."""
+        if name not in self._embeddings:
+            raise ConfigError(
+                f"embedding: the model has no such embedding, got {name!r}. "
+                f"{did_you_mean(name, self._embeddings)}"
+            )
+        return self._translation.tables[self._embeddings[name].table]
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables of all `SparseEmbedding`, by its name."""
+        return {name: self.table_of(name) for name in self._embeddings}
+
+    def _by_name(
+        self,
+        argument: str,
+        paths: Sequence[str] | Mapping[str, str],
+    ) -> list[tuple[str, str]]:
+        """Return name and path of each embedding."""
+        if isinstance(paths, Mapping):
+            return list(paths.items())
+        if len(paths) != len(self._embeddings):
+            raise ConfigError(
+                f"{argument}: one file for each embedding is needed, got {list(paths)} for "
+                f"{list(self._embeddings)}. Give as many, or a mapping by name."
+            )
+        return list(zip(self._embeddings, paths, strict=True))
+
+    def _format(self, name: str) -> SparseFile:
+        embedding = self._embeddings[name]
+        assert isinstance(embedding.clause, SparseEmbedding)
+        return SparseFile(
+            form="folder" if self._solver.fit is None else "file",
+            localized=embedding.clause.embedding_type.name.startswith("Localized"),
+            i64=self._solver.i64_input_key,
+            offsets=embedding.offsets,
+        )
+
+    def _collections(self, names: Sequence[str]) -> Iterator[tuple[int, dict[int, Table]]]:
+        """Yield each embedding collection: its number, and its tables by theirs."""
+        configs = []
+        for embedding in self._graph.embeddings:
+            if isinstance(embedding, EmbeddingCollectionConfig):
+                configs.append(dict.fromkeys(lookup.table.name for lookup in embedding.lookups))
+        known = [name for config in configs for name in config]
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"table_names: no embedding collection has this table, got {name!r}. "
+                    f"{did_you_mean(name, known)}"
+                )
+        for number, config in enumerate(configs):
+            tables = {}
+            for place, name in enumerate(config):
+                if not names or name in names:
+                    tables[place] = self._translation.tables[name]
+            if tables:
+                yield number, tables

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a table that have changed, as keys and vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hotbed.compat.hugectr.weights.rows import lists_of
+from hotbed.embedding.table import Table
+
+
+def track(table: Table) -> None:
+    """Record which rows change from now on, where the optimizer moves those of a batch only."""
+    if table.rule.scope == "touched":
+        table.track()
+
+
+def changed_rows(table: Table) -> tuple[Any, Any]:
+    """Return keys int64 [n] and vectors float32 [n, dim] of the rows changed since the last call.
+
+    Where the optimizer moves all rows at every step, these are all rows.
+    """
+    if table.rule.scope == "touched":
+        with table.snapshot(changes=True) as snapshot:
+            parts = list(snapshot.rows())
+    else:
+        parts = list(table.export())
+    keys = [part.column("id").to_numpy() for part in parts]
+    vectors = [lists_of(part.column("value"), table.dim) for part in parts]
+    return (
+        np.concatenate([np.empty(0, np.int64), *keys]),
+        np.concatenate([np.empty((0, table.dim), np.float32), *vectors]),
+    )

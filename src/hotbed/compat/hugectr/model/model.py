@@ -1,0 +1,686 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model: HugeCTR's high-level face, over a `hb.RecModel`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotbed.compat.hugectr.clauses import (
+    Clause,
+    DataReaderParams,
+    DenseLayer,
+    EmbeddingCollectionConfig,
+    EmbeddingTrainingCacheParams,
+    FitParams,
+    Graph,
+    GroupDenseLayer,
+    Input,
+    LearningRate,
+    OptParams,
+    Solver,
+    SparseEmbedding,
+)
+from hotbed.compat.hugectr.enums import Tensor_t
+from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.model.batches import DataReader
+from hotbed.compat.hugectr.model.callback import tell_end
+from hotbed.compat.hugectr.model.console import say, say_heading
+from hotbed.compat.hugectr.model.files import ModelFiles
+from hotbed.compat.hugectr.model.fitting import Iterations, Rates
+from hotbed.compat.hugectr.model.increments import changed_rows, track
+from hotbed.compat.hugectr.model.metrics import Results, engine_metrics, measured
+from hotbed.compat.hugectr.model.predictions import append_predictions
+from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
+from hotbed.compat.hugectr.model.summary import summary_of
+from hotbed.compat.hugectr.model.tensors import Tensors
+from hotbed.compat.hugectr.reader import columns_of, evaluation_data, training_data
+from hotbed.compat.hugectr.translate import Translation, translate
+from hotbed.config import did_you_mean
+from hotbed.data.batch import Batch
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError
+from hotbed.models.graph import Graph as Network
+from hotbed.optim.sparse import dense_parameters
+from hotbed.training.model import Evaluation, RecModel
+from hotbed.training.watching.history import History
+
+
+class Model:
+    """A model of HugeCTR: add clauses, compile, then fit.
+
+    Args:
+        solver: how to train.
+        reader_params: what to read. v3.0 has it in the `Input`, and `opt_params` here.
+        opt_params: the optimizer, also of embeddings that name none.
+        etc_params: of an embedding training cache. Tables live in memory here, so that it only
+            changes how data are given: file by file.
+
+    Attributes:
+        graph: the clauses that were added.
+        translation: the graph as values of the engine; from `compile` on.
+        network: the `hb.models.Graph`; from `compile` on.
+        learner: the `hb.RecModel`, which trains, evaluates and saves; from `compile` on.
+        tensors: gradients and values by the names of the graph; from `compile` on.
+
+    Example:
+        >>> model = hugectr.Model(solver, reader, optimizer)
+        >>> model.add(hugectr.Input(…))
+        >>> model.compile()
+        >>> model.fit(max_iter=2000, eval_interval=500)
+    """
+
+    translation: Translation
+    network: Network
+    learner: RecModel
+    tensors: Tensors
+
+    def __init__(
+        self,
+        solver: Solver,
+        reader_params: DataReaderParams | OptParams | None = None,
+        opt_params: OptParams | None = None,
+        etc_params: EmbeddingTrainingCacheParams | None = None,
+    ) -> None:
+        if isinstance(reader_params, OptParams):  # v3.0
+            opt_params = reader_params
+            reader_params = None
+        self.solver = _checked("solver", solver, Solver, "hugectr.CreateSolver(…)")
+        self.reader = reader_params
+        self.optimizer = opt_params or OptParams()
+        self.etc_params = etc_params
+        self._input: Input | None = None
+        self._embeddings: list[SparseEmbedding | EmbeddingCollectionConfig] = []
+        self._layers: list[DenseLayer | GroupDenseLayer] = []
+        rate = self.optimizer.learning_rate or solver.learning_rate
+        self._scheduler = LearningRateScheduler.of(rate)
+        self._rate = rate
+        self._frozen: set[str] = set()
+        self._dense_is_frozen = False
+        self._is_compiled = False
+        self._loss = 0.0
+        self._evaluated: Batch | None = None
+
+    # --- the graph --------------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> Graph:
+        """The clauses that were added, as one value."""
+        if self._input is None:
+            raise ConfigError("model: it has no input, got no hugectr.Input. Add one first.")
+        return Graph(
+            self._input,
+            tuple(self._embeddings),
+            tuple(self._layers),
+            self.solver.model_name,
+        )
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        self._input = graph.input
+        self._embeddings = list(graph.embeddings)
+        self._layers = list(graph.layers)
+        if graph.input.reader is not None and self.reader is None:
+            self.reader = graph.input.reader
+
+    def add(self, clause: Clause) -> None:
+        """Add an input, an embedding or a layer.
+
+        Raises:
+            ConfigError: the model is compiled, or has an input already.
+        """
+        if self._is_compiled:
+            kind = type(clause).__name__
+            raise ConfigError(f"model.add: the model is compiled, got {kind}. Add it before.")
+        if isinstance(clause, Input):
+            if self._input is not None:
+                raise ConfigError("model.add: a model has one input, got a second. Remove it.")
+            self._input = clause
+            self.reader = self.reader or clause.reader
+        elif isinstance(clause, (SparseEmbedding, EmbeddingCollectionConfig)):
+            self._embeddings.append(clause)
+        elif isinstance(clause, (DenseLayer, GroupDenseLayer)):
+            self._layers.append(clause)
+        else:
+            raise ConfigError(
+                f"model.add: not a clause of a graph, got {type(clause).__name__}. Give an Input, "
+                "an embedding or a layer."
+            )
+
+    def compile(
+        self,
+        loss_names: Sequence[str] = (),
+        loss_weights: Sequence[float] = (),
+    ) -> None:
+        """Make the network, its tables and the data readers.
+
+        Args:
+            loss_names: names of labels whose losses are weighted.
+            loss_weights: their weights; the others have the weight 1, or that of the `Input`.
+
+        Raises:
+            ConfigError: the graph cannot be translated; the message names the layer.
+        """
+        graph = self.graph
+        if self.reader is None:
+            raise ConfigError("model.compile: nothing to read, got no reader. Give reader_params.")
+        weights = self._loss_weights(loss_names, loss_weights)
+        say_heading("Model Compile")
+        seed = self.solver.seed or random.randrange(1, 2**31)
+        say(f"Global seed is {seed}")
+        torch.manual_seed(seed)
+        self.translation = translate(
+            graph,
+            self.optimizer,
+            columns_of(self.reader, graph.input),
+            lr=self._rate.lr,
+            batchsize=self.solver.batchsize,
+            seed=seed,
+            loss_weights=weights,
+        )
+        self.network = Network(
+            self.translation.schema,
+            self.translation.tables,
+            self.translation.description,
+        )
+        self.learner = RecModel(
+            self.network,
+            self.translation.loss,
+            self.translation.rule,
+            engine_metrics(self._metrics),
+            amp_level="auto" if self.solver.use_mixed_precision else "O0",
+        )
+        self.tensors = Tensors(self.learner, self.translation)
+        self._files = ModelFiles(
+            self.learner,
+            self.translation,
+            graph,
+            self.solver,
+            self.etc_params,
+        )
+        self._open_readers()
+        self._evaluation = Evaluation(self.learner)
+        self._is_compiled = True
+        self.set_learning_rate(self._rate.lr)
+        self._apply_frozen()
+        self._files.load_first(self.solver.files)
+        if self.etc_params is not None:
+            for table in self._files.tables.values():
+                track(table)
+
+    def summary(self) -> None:
+        """Print the layers with their tensors, and what parameters and rows take."""
+        self._require_compiled("summary")
+        say_heading("Model Summary")
+        print(summary_of(self))
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def fit(self, *arguments: Any, **keywords: Any) -> History:
+        """Train, and return the history of the engine.
+
+        Args:
+            num_epochs: passes over the data, if the solver has `repeat_dataset=False`.
+            max_iter: iterations otherwise; 2000 by default.
+            display: a line with loss and learning rate every so many iterations; 200.
+            eval_interval: an evaluation every so many iterations; 1000.
+            snapshot: files of weights every so many iterations; 10000. There are none at the end.
+            snapshot_prefix: of their names.
+
+        Raises:
+            ConfigError: an argument is wrong, or the number of iterations or epochs is not above 0.
+            NonFiniteGradient: a gradient is NaN or infinite.
+        """
+        self._require_compiled("fit")
+        params = self.solver.fit
+        if params is None or arguments or keywords:
+            params = FitParams(*arguments, **keywords)
+        repeats = self.solver.repeat_dataset
+        epochs = params.max_iter if repeats else params.num_epochs
+        if not repeats and self.etc_params is not None:
+            epochs = max(epochs, 1)
+        if epochs <= 0:
+            name, mode = ("max_iter", "True") if repeats else ("num_epochs", "False")
+            raise ConfigError(
+                f"fit.{name}: not above 0 with repeat_dataset={mode}, got {epochs}. Give a "
+                "number from 1."
+            )
+        self._say_fit(params, epochs)
+        callbacks = self.solver.training_callbacks if repeats else ()
+        for callback in callbacks:
+            callback.on_training_start()
+        self.start_data_reading()
+        if not repeats:
+            self._train_reader.set_source()
+        iterations = Iterations(self, params)
+        began = time.perf_counter()
+        history = self.learner.fit(
+            self._train_reader.lend(),
+            epochs=epochs,
+            callbacks=[iterations, Rates(self)],
+            progress=False,
+            max_steps=params.max_iter if repeats else None,
+        )
+        self._train_reader.arrive(iterations.position if repeats else None)
+        if not iterations.ended_early:
+            tell_end(callbacks, iterations.steps - 1)
+            seconds = time.perf_counter() - began
+            unit = "" if repeats else f"{epochs} epochs "
+            say(
+                f"Finish {unit}{iterations.steps} iterations with batchsize: "
+                f"{self.solver.batchsize} in {seconds:.2f}s."
+            )
+        return history
+
+    def start_data_reading(self) -> None:
+        """Let `train` and `eval` read; `fit` does so by itself."""
+        self._require_compiled("start_data_reading")
+        self._train_reader.start()
+        self._eval_reader.start()
+
+    def train(self, is_first_batch: bool = True) -> bool:
+        """Learn the next batch; return False at the end of the data, with nothing learned.
+
+        `is_first_batch` is a hint of v3.3 to v4.3 to CUDA graphs, and is not read.
+        """
+        self._require_compiled("train")
+        batch = self._train_reader.next()
+        if batch is None:
+            return False
+        with self.tensors.watched():
+            self._loss = self.learner.step(batch)
+        return True
+
+    def eval(self, is_first_batch: bool = True) -> bool:
+        """Score the next batch of the evaluation data; return False at their end."""
+        self._require_compiled("eval")
+        batch = self._eval_reader.next()
+        if batch is None:
+            return False
+        self._evaluation.add(batch)
+        self._evaluated = batch
+        return True
+
+    def get_current_loss(self) -> float:
+        """Return the loss of the batch that `train` learned last, before its update."""
+        return self._loss
+
+    def get_eval_metrics(self) -> list[tuple[str, float]]:
+        """Return name and value of each metric of the solver, of the batches since the last call.
+
+        A metric that is not defined, as of no batch, is nan.
+        """
+        self._require_compiled("get_eval_metrics")
+        results = Results(self._metrics, measured(self._evaluation.results))
+        self._evaluation = Evaluation(self.learner)
+        return list(results.by_name.items())
+
+    def check_overflow(self) -> None:
+        """Do nothing: tables grow, and no row is dropped."""
+
+    def copy_weights_for_evaluation(self) -> None:
+        """Do nothing: training and evaluation share their weights."""
+
+    def get_data_reader_train(self) -> DataReader:
+        """Return the reader of the training data."""
+        self._require_compiled("get_data_reader_train")
+        return self._train_reader
+
+    def get_data_reader_eval(self) -> DataReader:
+        """Return the reader of the evaluation data."""
+        self._require_compiled("get_data_reader_eval")
+        return self._eval_reader
+
+    def set_source(
+        self,
+        source: str | Sequence[str],
+        *others: Any,
+        keyset: Sequence[str] = (),
+        eval_source: str = "",
+    ) -> None:
+        """Read from other files from now on: `(source, eval_source)`.
+
+        With an embedding training cache `(source, keyset, eval_source)`. Keysets are not read: a
+        table holds all of its rows.
+
+        Raises:
+            ConfigError: the solver repeats its data.
+        """
+        self._require_compiled("set_source")
+        if self.solver.repeat_dataset:
+            raise ConfigError(
+                "set_source: only a solver with repeat_dataset=False changes its files, got True. "
+                "Train in epochs."
+            )
+        eval_source = eval_source or (others[-1] if others else "")
+        self._train_reader.set_source(list(source) if not isinstance(source, str) else source)
+        if eval_source:
+            self._eval_reader.set_source(eval_source)
+
+    # --- learning rates, frozen parts -------------------------------------------------------------
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate of the next steps, of dense parameters and tables."""
+        self._require_compiled("set_learning_rate")
+        if self.learner.learner.dense is not None:
+            self.learner.dense_learning_rate = lr
+        if self.learner.learner.sparse is not None:
+            self.learner.table_learning_rates = lr  # type: ignore[assignment]
+
+    def get_learning_rate_scheduler(self) -> LearningRateScheduler:
+        """Return the scheduler that `fit` reads; a loop of your own calls `get_next()`."""
+        return self._scheduler
+
+    def reset_learning_rate_scheduler(self, base_lr: float, *others: Any, **keywords: Any) -> None:
+        """Begin a new schedule: `warmup_steps`, `decay_start`, …, as those of the solver."""
+        self._scheduler.reset(LearningRate(base_lr, *others, **keywords))
+
+    def freeze_dense(self) -> None:
+        """Keep the dense parameters as they are."""
+        self._dense_is_frozen = True
+        self._apply_frozen()
+
+    def unfreeze_dense(self) -> None:
+        """Train the dense parameters again."""
+        self._dense_is_frozen = False
+        self._apply_frozen()
+
+    def freeze_embedding(self, embedding_name: str = "") -> None:
+        """Keep the rows of an embedding as they are; without a name, of all embeddings."""
+        self._frozen |= self._embeddings_named(embedding_name)
+        self._apply_frozen()
+
+    def unfreeze_embedding(self, embedding_name: str = "") -> None:
+        """Train the rows of an embedding again; without a name, of all embeddings."""
+        self._frozen -= self._embeddings_named(embedding_name)
+        self._apply_frozen()
+
+    # --- what is inside ---------------------------------------------------------------------------
+
+    def check_out_tensor(self, tensor_name: str, tensor_type: Tensor_t = Tensor_t.Train) -> Any:
+        """Return a tensor of the graph by its name, float32 [n, …].
+
+        Args:
+            tensor_name: as the clauses name it.
+            tensor_type: `Train` for the gradient of the loss in it, of the last `train()` or the
+                last iteration of `fit`; `Evaluate` for its values, of the last batch evaluated.
+
+        Raises:
+            ConfigError: there is no such tensor, or nothing was trained or evaluated.
+        """
+        self._require_compiled("check_out_tensor")
+        if tensor_type is Tensor_t.Train:
+            return self.tensors.gradient(tensor_name)
+        return self.tensors.value(tensor_name, self._evaluated)
+
+    def export_predictions(
+        self,
+        output_prediction_file_name: str,
+        output_label_file_name: str,
+    ) -> None:
+        """Append predictions and labels of the batch that was evaluated last to two text files."""
+        self._require_compiled("export_predictions")
+        if self._evaluated is None:
+            raise ConfigError(
+                "export_predictions: there was no evaluation, got "
+                f"{output_prediction_file_name!r}. Evaluate first."
+            )
+        append_predictions(
+            self.learner,
+            self._evaluated,
+            Path(output_prediction_file_name),
+            Path(output_label_file_name),
+        )
+
+    def get_incremental_model(self) -> list[tuple[Any, Any]]:
+        """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
+
+        These are the rows that have changed since the last call; all rows of a table whose
+        optimizer moves all rows at every step.
+        """
+        self._require_compiled("get_incremental_model")
+        if self.etc_params is None:
+            raise ConfigError(
+                "get_incremental_model: changes are recorded with an embedding training cache "
+                "only, got a model without one. Give etc_params=hugectr.CreateETC(…)."
+            )
+        return [changed_rows(table) for table in self._files.tables.values()]
+
+    def get_embedding_training_cache(self) -> KeysetReader:
+        """Return what takes keysets; tables hold all of their rows, so that it reads none."""
+        return KeysetReader()
+
+    def get_model_oversubscriber(self) -> KeysetReader:
+        """Return what takes keysets: the name up to v3.2."""
+        return KeysetReader()
+
+    def get_params_num(self) -> int:
+        """Return the number of dense parameters and of floats in rows."""
+        self._require_compiled("get_params_num")
+        dense = sum(weight.numel() for weight in self.dense_parameters())
+        return dense + sum(len(table) * table.dim for table in self.learner.tables.values())
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def save_params_to_files(self, prefix: str, iter: int = 0) -> None:
+        """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states."""
+        self._require_compiled("save_params_to_files")
+        self._files.save(prefix, iter)
+
+    def load_dense_weights(self, dense_model_file: str) -> None:
+        """Load a file of dense parameters."""
+        self._require_compiled("load_dense_weights")
+        self._files.load_dense(dense_model_file)
+
+    def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
+        """Load the optimizer state of the dense parameters."""
+        self._require_compiled("load_dense_optimizer_states")
+        self._files.load_dense_states(dense_opt_states_file)
+
+    def load_sparse_weights(self, *files: Any, **by_keyword: Any) -> None:
+        """Load rows: a list with one file for each embedding, or a mapping of name to file."""
+        self._require_compiled("load_sparse_weights")
+        self._files.load_sparse(_files_given("sparse_embedding_files", files, by_keyword))
+
+    def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
+        """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
+        self._require_compiled("load_sparse_optimizer_states")
+        self._files.load_sparse_states(_files_given("sparse_opt_states_files", files, by_keyword))
+
+    def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Save tables of embedding collections in a folder; without names, all."""
+        self._require_compiled("embedding_dump")
+        self._files.save_collections(path, table_names)
+
+    def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
+        """Load tables of embedding collections; without names, all."""
+        self._require_compiled("embedding_load")
+        self._files.load_collections(path, table_names)
+
+    def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
+        """Take the graph of a JSON file.
+
+        Args:
+            graph_config_file: its path.
+            include_dense_network: False takes the input and the embeddings only.
+        """
+        if self._is_compiled:
+            raise ConfigError(
+                "construct_from_json: the model is compiled, got "
+                f"{graph_config_file!r}. Construct it before."
+            )
+        graph = read_graph(json.loads(Path(graph_config_file).read_text()))
+        if not include_dense_network:
+            graph = dataclasses.replace(graph, layers=())
+        self.graph = graph
+
+    # --- for fit and summary ----------------------------------------------------------------------
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether there are evaluation data, and batches of them to evaluate."""
+        return bool(self._eval_reader.source) and self.solver.max_eval_batches > 0
+
+    def evaluated(self, prefix: str = "", iteration: int = 0) -> Results:
+        """Return the metrics of the next `max_eval_batches` batches.
+
+        With a `prefix`, their predictions and labels are appended to `<prefix>_prediction_<i>` and
+        `<prefix>_label_<i>`.
+        """
+        batches = self._remembered(self._eval_reader.take(self.solver.max_eval_batches))
+        if not prefix:
+            return Results(self._metrics, measured(partial(self.learner.evaluate, batches)))
+        evaluation = Evaluation(self.learner)
+        for batch in batches:
+            evaluation.add(batch)
+            self.export_predictions(f"{prefix}_prediction_{iteration}", f"{prefix}_label_{iteration}")
+        return Results(self._metrics, measured(evaluation.results))
+
+    def dense_parameters(self) -> list[torch.nn.Parameter]:
+        """Return the dense parameters of the network."""
+        return dense_parameters(self.network)
+
+    def shape_of(self, tensor: str) -> str:
+        """Return the shape of a tensor of HugeCTR's graph as text; "" of a loss."""
+        return self.network.shapes.get(self.translation.tensors.get(tensor, ""), "")
+
+    # --- internals --------------------------------------------------------------------------------
+
+    @property
+    def _metrics(self) -> Mapping[Any, float]:
+        return self.solver.metrics_spec or {}
+
+    def _remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches, and keep the last one for `export_predictions` and `check_out_tensor`."""
+        for batch in batches:
+            self._evaluated = batch
+            yield batch
+
+    def _require_compiled(self, method: str) -> None:
+        if not self._is_compiled:
+            raise ConfigError(
+                f"model.{method}: the model is not compiled, got a call before compile(). Call "
+                "compile() first."
+            )
+
+    def _loss_weights(
+        self,
+        names: Sequence[str],
+        weights: Sequence[float],
+    ) -> dict[str, float]:
+        """Return the weights of losses by label: those of the input, and those of `compile`."""
+        known = self.graph.input.label_names
+        if len(names) != len(weights):
+            raise ConfigError(
+                f"compile.loss_weights: one weight for each of {list(names)} is needed, got "
+                f"{list(weights)}. Give as many."
+            )
+        for name in names:
+            if name not in known:
+                raise ConfigError(
+                    f"compile.loss_names: the input has no such label, got {name!r}. "
+                    f"{did_you_mean(name, known)}"
+                )
+        of_input = dict(zip(known, self.graph.input.label_weights, strict=False))
+        return {**of_input, **dict(zip(names, weights, strict=True))}
+
+    def _open_readers(self) -> None:
+        reader = self.reader
+        assert reader is not None
+
+        def train(source: Any) -> Dataset:
+            changed = dataclasses.replace(reader, source=source)
+            schema = self.translation.schema
+            return training_data(changed, self.graph.input, self.solver, schema)
+
+        def evaluate(source: Any) -> Dataset:
+            changed = dataclasses.replace(reader, eval_source=source)
+            schema = self.translation.schema
+            return evaluation_data(changed, self.graph.input, self.solver, schema)
+
+        repeats = self.solver.repeat_dataset
+        self._train_reader = DataReader(train, reader.source, repeats=repeats)
+        self._eval_reader = DataReader(evaluate, reader.eval_source, repeats=repeats)
+
+    def _embeddings_named(self, name: str) -> set[str]:
+        """Return an embedding as a set; without a name, all of them."""
+        names = []
+        for embedding in self._embeddings:
+            if isinstance(embedding, SparseEmbedding):
+                names.append(embedding.sparse_embedding_name)
+        if name and name not in names:
+            raise ConfigError(
+                f"freeze_embedding: the model has no such embedding, got {name!r}. "
+                f"{did_you_mean(name, names)}"
+            )
+        return {name} if name else set(names)
+
+    def _apply_frozen(self) -> None:
+        if not self._is_compiled:
+            return
+        for parameter in self.dense_parameters():
+            parameter.requires_grad_(not self._dense_is_frozen)
+        for name, table in self._files.tables.items():
+            table.requires_grad_(name not in self._frozen)
+
+    def _say_fit(self, params: FitParams, epochs: int) -> None:
+        """Print the settings of a fit."""
+        solver = self.solver
+        say_heading("Model Fit")
+        mode = "non-epoch mode with number of iterations"
+        if not solver.repeat_dataset:
+            mode = "epoch mode with number of epochs"
+        say(f"Use {mode}: {epochs}")
+        say(
+            f"Training batchsize: {solver.batchsize}, evaluation batchsize: {solver.batchsize_eval}"
+        )
+        say(
+            f"Evaluation interval: {params.eval_interval}, snapshot interval: {params.snapshot}"
+        )
+        say(f"Dense network trainable: {not self._dense_is_frozen}")
+        for name in self._files.tables:
+            say(f"Sparse embedding {name} trainable: {name not in self._frozen}")
+        rate = self._rate
+        say(f"lr: {rate.lr:f}, warmup_steps: {rate.warmup_steps}, end_lr: {rate.end_lr:f}")
+        say(
+            f"decay_start: {rate.decay_start}, decay_steps: {rate.decay_steps}, "
+            f"decay_power: {rate.decay_power:f}"
+        )
+        say(f"Training source file: {self._train_reader.source}")
+        say(f"Evaluation source file: {self._eval_reader.source}")
+
+
+class KeysetReader:
+    """Takes the keysets of an embedding training cache."""
+
+    def update(self, keyset_file: str | Sequence[str]) -> None:
+        """Do nothing: a table holds all of its rows."""
+
+
+def _files_given(argument: str, files: tuple[Any, ...], by_keyword: dict[str, Any]) -> Any:
+    """Return the one argument of a method that takes a list or a mapping."""
+    values = [*files, *by_keyword.values()]
+    known = (argument, f"{argument}_map")
+    wrong = [name for name in by_keyword if name not in known]
+    if len(values) != 1 or wrong:
+        raise ConfigError(
+            f"{argument}: one list or mapping of files is needed, got {len(values)} arguments"
+            f"{' ' + str(wrong) if wrong else ''}. Give {argument}=[…]."
+        )
+    return values[0]
+
+
+def _checked(name: str, value: Any, kind: type, advice: str) -> Any:
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"model.{name}: not a {kind.__name__}, got {type(value).__name__}. Give {advice}."
+        )
+    return value

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The summary of a model: the table that HugeCTR prints, and what the model really takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from hotbed.compat.hugectr.clauses import (
+    DenseLayer,
+    EmbeddingCollectionConfig,
+    GroupDenseLayer,
+    SparseEmbedding,
+)
+
+if TYPE_CHECKING:
+    from hotbed.compat.hugectr.model.model import Model
+
+COLUMNS = (40, 30, 30, 30)
+RULE = "-" * 113
+MIB = 2**20
+
+
+def summary_of(model: Model) -> str:
+    """Return the summary of a model as text."""
+    return "\n".join((*_structure(model), *_footprint(model)))
+
+
+def _structure(model: Model) -> Iterator[str]:
+    """Yield the table of layers with the names of their tensors."""
+    taken = model.graph.input
+    sparse = ",".join(param.top_name for param in taken.data_reader_sparse_param_array)
+    yield "Model structure"
+    yield _row("Label", "Dense", "Sparse")
+    yield _row(",".join(taken.label_names), taken.dense_name, sparse)
+    dims = ",".join(str(dim) for dim in taken.label_dims)
+    yield _row(f"[n, {dims}]", f"[n, {taken.dense_dim}]")
+    yield RULE
+    yield _row("Layer Type", "Input Name", "Output Name", "Output Shape")
+    yield RULE
+    for kind, inputs, outputs in _layers(model):
+        for number in range(max(len(inputs), len(outputs))):
+            output = _at(outputs, number)
+            yield _row(
+                "" if number else kind,
+                _at(inputs, number),
+                output,
+                model.shape_of(output),
+            )
+        yield RULE
+
+
+def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Yield kind, inputs and outputs of each embedding and layer."""
+    for embedding in model.graph.embeddings:
+        if isinstance(embedding, SparseEmbedding):
+            kind = embedding.embedding_type.name
+            yield kind, (embedding.bottom_name,), (embedding.sparse_embedding_name,)
+        elif isinstance(embedding, EmbeddingCollectionConfig):
+            lookups = embedding.lookups
+            tops = dict.fromkeys(lookup.top_name for lookup in lookups)
+            bottoms = dict.fromkeys(lookup.bottom_name for lookup in lookups)
+            yield "EmbeddingCollection", tuple(bottoms), tuple(tops)
+    for layer in model.graph.layers:
+        if isinstance(layer, DenseLayer):
+            yield layer.layer_type.name, layer.bottom_names, layer.top_names
+        elif isinstance(layer, GroupDenseLayer):
+            kind = layer.group_layer_type.name
+            yield kind, layer.bottom_name_list, layer.top_name_list
+
+
+def _footprint(model: Model) -> Iterator[str]:
+    """Yield what dense parameters and tables take now, and what rows cost."""
+    num_dense = sum(weight.numel() for weight in model.dense_parameters())
+    yield f"Dense parameters: {num_dense:,}, {num_dense * 4 / MIB:,.1f} MiB without optimizer state"
+    for name, table in model.learner.tables.items():
+        row_bytes = int(table.native.row_bytes)
+        num_rows = len(table)
+        text = (
+            f"Table {name}: rows of {table.dim} floats, {row_bytes:,} bytes each with optimizer "
+            f"state; {num_rows:,} rows, {num_rows * row_bytes / MIB:,.1f} MiB now"
+        )
+        expected = table.capacity
+        if expected:
+            text += f"; {expected * row_bytes / MIB:,.1f} MiB with {expected:,} rows"
+        yield text
+    if model.learner.tables:
+        yield "Tables grow with the keys that are learned; workspace and slot sizes reserve nothing."
+
+
+def _row(*texts: str) -> str:
+    cells = [f"{text:<{width}}" for text, width in zip(texts, COLUMNS, strict=False)]
+    return "".join(cells).rstrip()
+
+
+def _at(names: tuple[str, ...], number: int) -> str:
+    if number < len(names):
+        return names[number]
+    return ""
