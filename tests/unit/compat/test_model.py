@@ -170,7 +170,9 @@ def test_fit_prints_what_hugectr_prints(capsys: Any) -> None:
     built.summary()
     built.fit(max_iter=20, display=5, eval_interval=10, snapshot=0)
     lines = re.sub(r"\[HCTR\]\[[\d:.]+\]\[INFO\]\[RK0\]\[main\]: ", "", capsys.readouterr().out)
-    assert re.findall(r"^Iter: (\d+) Time\(5 iters\): \S+s Loss: 0\.\d+ lr:0\.05$", lines, re.M) == [
+    assert re.findall(
+        r"^Iter: (\d+) Time\(5 iters\): \S+s Loss: 0\.\d+ lr:0\.05$", lines, re.M
+    ) == [
         "5",
         "10",
         "15",
@@ -194,9 +196,7 @@ def test_epoch_mode_reads_each_epoch_from_its_beginning(capsys: Any) -> None:
     assert "Epoch 1" in printed
 
 
-def test_training_ends_when_the_auc_is_above_its_threshold(
-    capsys: Any, tmp_path: Path
-) -> None:
+def test_training_ends_when_the_auc_is_above_its_threshold(capsys: Any, tmp_path: Path) -> None:
     built = made(solver(metrics_spec={hugectr.MetricsType.AUC: 0.4}))
     built.fit(max_iter=50, eval_interval=4, snapshot=4, snapshot_prefix=f"{tmp_path}/")
     assert built.learner.counters["steps"] == 4
@@ -282,7 +282,9 @@ def test_snapshots_hold_the_weights_of_their_iteration(tmp_path: Path) -> None:
 
 def test_eval_gives_the_metrics_of_evaluate_and_begins_anew(columns: Any) -> None:
     kinds = [kind for kind in hugectr.MetricsType if kind.name != "AverageLoss"]
-    built = made(solver(metrics_spec={kind: 1.0 for kind in [*kinds, hugectr.MetricsType.AverageLoss]}))
+    built = made(
+        solver(metrics_spec={kind: 1.0 for kind in [*kinds, hugectr.MetricsType.AverageLoss]})
+    )
     built.fit(max_iter=60, display=0, eval_interval=0, snapshot=0)
     for _ in range(ROWS // 128):
         assert built.eval()

@@ -162,6 +162,6 @@ def _read(path: str) -> Mapping[str, Any]:
         raise ConfigError(f"{path}: not JSON, got {error}. Correct it.") from error
     if not isinstance(spec, dict) or "optimizer" not in spec:
         raise ConfigError(
-            f"{path}: an object with optimizer and layers is needed, got {str(spec):.60}. Add them."
+            f"{path}: an object with optimizer and layers is needed, got {spec!s:.60}. Add them."
         )
     return spec

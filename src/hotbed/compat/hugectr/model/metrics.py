@@ -66,6 +66,4 @@ class Results:
         return fmean(values)
 
     def _of_labels(self, name: str) -> list[float]:
-        return [
-            value for key, value in self._measured.items() if key.rpartition(".")[2] == name
-        ]
+        return [value for key, value in self._measured.items() if key.rpartition(".")[2] == name]

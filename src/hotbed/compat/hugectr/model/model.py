@@ -373,7 +373,7 @@ class Model:
         if self.learner.learner.dense is not None:
             self.learner.dense_learning_rate = lr
         if self.learner.learner.sparse is not None:
-            self.learner.table_learning_rates = lr  # type: ignore[assignment]
+            self.learner.table_learning_rates = lr
 
     def get_learning_rate_scheduler(self) -> LearningRateScheduler:
         """Return the scheduler that `fit` reads; a loop of your own calls `get_next()`."""
@@ -541,7 +541,9 @@ class Model:
         evaluation = Evaluation(self.learner)
         for batch in batches:
             evaluation.add(batch)
-            self.export_predictions(f"{prefix}_prediction_{iteration}", f"{prefix}_label_{iteration}")
+            self.export_predictions(
+                f"{prefix}_prediction_{iteration}", f"{prefix}_label_{iteration}"
+            )
         return Results(self._metrics, measured(evaluation.results))
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
@@ -642,9 +644,7 @@ class Model:
         say(
             f"Training batchsize: {solver.batchsize}, evaluation batchsize: {solver.batchsize_eval}"
         )
-        say(
-            f"Evaluation interval: {params.eval_interval}, snapshot interval: {params.snapshot}"
-        )
+        say(f"Evaluation interval: {params.eval_interval}, snapshot interval: {params.snapshot}")
         say(f"Dense network trainable: {not self._dense_is_frozen}")
         for name in self._files.tables:
             say(f"Sparse embedding {name} trainable: {name not in self._frozen}")

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from hotbed import checks
 from hotbed.compat.hugectr.clauses import LearningRate
 from hotbed.optim.schedule import Chain, Hold, Polynomial, Schedule, Warmup
