@@ -382,7 +382,7 @@ def test_tensors_are_gradients_of_the_last_step_and_values_of_the_last_evaluatio
     assert gradient.shape == (64, 8)
     assert gradient.any()
     assert gradient.dtype == np.float32
-    with pytest.raises(ConfigError, match="there was no evaluation, got 'rows'"):
+    with pytest.raises(ConfigError, match="nothing was evaluated yet, got 'rows'"):
         built.check_out_tensor("rows", hugectr.Tensor_t.Evaluate)
     built.eval()
     values = built.check_out_tensor("rows", hugectr.Tensor_t.Evaluate)

@@ -23,7 +23,7 @@ class DataReader:
 
     Args:
         open: returns the dataset of a source.
-        source: of the first dataset; "" if there is none.
+        source: of the first dataset; "" without data.
         repeats: whether batches begin again.
     """
 

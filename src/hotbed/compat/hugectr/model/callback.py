@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training callbacks: what a solver's `training_callbacks` are told during `fit`."""
+"""Training callbacks: the calls that `fit` makes to a solver's `training_callbacks`."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ class Model:
         self._require_compiled("export_predictions")
         if self._evaluated is None:
             raise ConfigError(
-                "export_predictions: there was no evaluation, got "
+                "export_predictions: nothing was evaluated yet, got "
                 f"{output_prediction_file_name!r}. Evaluate first."
             )
         append_predictions(

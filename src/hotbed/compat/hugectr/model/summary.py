@@ -72,7 +72,8 @@ def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...
 def _footprint(model: Model) -> Iterator[str]:
     """Yield what dense parameters and tables take now, and what rows cost."""
     num_dense = sum(weight.numel() for weight in model.dense_parameters())
-    yield f"Dense parameters: {num_dense:,}, {num_dense * 4 / MIB:,.1f} MiB without optimizer state"
+    size = f"{num_dense * 4 / MIB:,.1f} MiB without optimizer state"
+    yield f"Dense parameters: {num_dense:,}, {size}"
     for name, table in model.learner.tables.items():
         row_bytes = int(table.native.row_bytes)
         num_rows = len(table)
@@ -85,7 +86,7 @@ def _footprint(model: Model) -> Iterator[str]:
             text += f"; {expected * row_bytes / MIB:,.1f} MiB with {expected:,} rows"
         yield text
     if model.learner.tables:
-        yield "Tables grow with the keys that are learned; workspace and slot sizes reserve nothing."
+        yield "Tables grow with their keys; workspace and slot sizes reserve nothing."
 
 
 def _row(*texts: str) -> str:

@@ -51,8 +51,8 @@ class Tensors:
         place = self._place(name)
         if batch is None:
             raise ConfigError(
-                f"check_out_tensor: there was no evaluation, got {name!r} with Tensor_t.Evaluate. "
-                "Evaluate first."
+                f"check_out_tensor: nothing was evaluated yet, got {name!r} with "
+                "Tensor_t.Evaluate. Evaluate first."
             )
         with recorded(self._learner.network, [place]) as record:
             self._learner.predict(batch)
