@@ -23,7 +23,7 @@ from hotbed.compat.hugectr.inference import (
     VolatileDatabaseParams,
 )
 from hotbed.compat.hugectr.json.inference import read_ps_config
-from hotbed.errors import ConfigError, DataError, FormatError
+from hotbed.errors import ConfigError, DataError, FormatError, RowShapeError
 
 
 def sparse_folder(path: Path, rows: dict[int, tuple[float, ...]]) -> str:
@@ -83,7 +83,7 @@ def test_keys_read_their_vectors_and_others_the_default(files: list[str], tmp_pa
         hps.lookup(keys, "wd1", 0)
     with pytest.raises(DataError, match="tables 0 to 1, got 2"):
         hps.lookup(keys, "wdl", 2)
-    with pytest.raises(DataError, match="expected integers"):
+    with pytest.raises(RowShapeError, match="expected whole numbers"):
         hps.lookup([0.5], "wdl", 0)
 
 

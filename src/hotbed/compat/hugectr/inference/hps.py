@@ -68,7 +68,8 @@ class HPS:
             device_id: without effect: rows lie in the memory of the host.
 
         Raises:
-            DataError: there is no such model or table, or the keys are not integers [n].
+            DataError: there is no such model or table.
+            RowShapeError: the keys are not integers [n].
         """
         vectors: NDArray[np.float32] = self._table(model_name, table_id).lookup(as_ids(h_keys))
         return vectors
