@@ -85,8 +85,11 @@ class Ids:
         Sample i of feature k is entry `i * num_features + k` of these ids.
 
         Raises:
-            RowShapeError: The number of entries is not a multiple of `num_features`.
+            RowShapeError: The number of entries is not a multiple of `num_features`, or the offsets
+                do not rise from 0 to the number of ids.
         """
+        if self.offsets is not None:
+            _check_offsets(np.asarray(self.offsets), len(self.values))
         num_samples, rest = divmod(len(self), num_features)
         if rest:
             raise RowShapeError(
@@ -120,6 +123,17 @@ class Ids:
             return Ids(values, None, weights)
         lengths = np.concatenate([part.lengths() for part in parts])
         return Ids(values, offsets_of(lengths), weights)
+
+
+def _check_offsets(offsets: NDArray[Any], num_ids: int) -> None:
+    """Raise RowShapeError unless `offsets` rise from 0 to the number of ids."""
+    is_rising = offsets.ndim == 1 and len(offsets) and bool((offsets[1:] >= offsets[:-1]).all())
+    if not is_rising or offsets[0] != 0 or offsets[-1] != num_ids:
+        raise RowShapeError(
+            f"ids: expected offsets that rise from 0 to {num_ids}, the number of ids, got "
+            f"{offsets.tolist()[:8]} of {len(offsets)}. Give where the ids of each entry begin, "
+            "and their number."
+        )
 
 
 def as_ids(ids: Any, what: str = "ids") -> NDArray[np.int64]:

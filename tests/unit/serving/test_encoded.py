@@ -119,3 +119,6 @@ def test_ids_of_samples_unstack_into_features() -> None:
     assert [part.values.tolist() for part in flat] == [[0, 2], [1, 3]]
     with pytest.raises(RowShapeError, match="entries for 3 features, got 4 entries, 1 more"):
         ids.unstack(3)
+    for offsets in ([0, 2, 1, 6], [1, 2, 3, 6], [0, 1, 2, 5], [0, 1, 2, 7], []):
+        with pytest.raises(RowShapeError, match="expected offsets that rise from 0 to 6"):
+            hb.Ids(np.arange(6), np.array(offsets, np.int64)).unstack(3)

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sessions of HugeCTR: v3.0 with server and cache, v3.1 and later with `InferenceParams`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.compat.hugectr.clause import by_order
+from hotbed.compat.hugectr.clauses import DataReaderParams, Solver
+from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.inference.served import ServedModel
+from hotbed.compat.hugectr.json.inference import read_inference, read_json
+from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.config import did_you_mean
+from hotbed.data.batch import Batch
+from hotbed.errors import ConfigError
+from hotbed.metrics import AUC
+from hotbed.serving.cache import EmbeddingCache
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.session import InferenceSession as EngineSession
+
+_MIN_CACHE_BYTES = 1 << 20
+_REQUEST = ["dense_feature", "embeddingcolumns", "row_ptrs", "i64_input_key"]
+_FILES = [
+    "num_batches",
+    "source",
+    "data_reader_type",
+    "check_type",
+    "slot_size_array",
+    "num_samples",
+    "data_source_params",
+]
+
+
+class ServedModels:
+    """Models by name, and the parameter server that has their rows.
+
+    `CreateParameterServer` makes it.
+    """
+
+    def __init__(self) -> None:
+        self.server = ParameterServer()
+        self._models: dict[str, ServedModel] = {}
+
+    def __getitem__(self, name: str) -> ServedModel:
+        if name not in self._models:
+            advice = did_you_mean(name, self._models)
+            raise ConfigError(f"model {name!r}: the parameter server does not have it. {advice}")
+        return self._models[name]
+
+    def add(self, config: dict[str, Any], params: InferenceParams) -> ServedModel:
+        """Load the model of a JSON file and of its weight files."""
+        model = ServedModel(self.server, read_graph(config), params)
+        self._models[params.model_name] = model
+        return model
+
+
+def CreateParameterServer(
+    model_config_path: Sequence[str],
+    model_name: Sequence[str],
+    i64_input_key: bool,
+) -> ServedModels:
+    """Load models of v3.0 and v3.0.1.
+
+    Args:
+        model_config_path: JSON files with the clauses `inference` and `layers`.
+        model_name: the name of each.
+        i64_input_key: whether keys have 64 bits; `input_key_type` of a file must agree.
+
+    Raises:
+        ConfigError: a file is wrong, or is still one of training.
+        PersistError, FormatError: a weight file is missing or has the wrong size.
+    """
+    if len(model_config_path) != len(model_name):
+        raise ConfigError(
+            f"CreateParameterServer.model_name: expected one for each of {len(model_config_path)} "
+            f"files, got {list(model_name)}. Name each model."
+        )
+    models = ServedModels()
+    for path, name in zip(model_config_path, model_name, strict=True):
+        models.add(read_json(path), _params(path, name, i64_input_key))
+    return models
+
+
+def _params(path: str, name: str, i64: bool) -> InferenceParams:
+    """Return the parameters in a file of v3.0, under the name of a model."""
+    import dataclasses
+
+    params = read_inference(read_json(path), path)
+    if params.i64_input_key != i64:
+        key_type = "I64" if params.i64_input_key else "I32"
+        raise ConfigError(
+            f"{path}: inference.input_key_type: it is {key_type}, got i64_input_key={i64}. Let "
+            "both say the same."
+        )
+    return dataclasses.replace(params, model_name=name)
+
+
+class ServedCache:
+    """A model of a parameter server, with the rows that its requests keep in memory.
+
+    `CreateEmbeddingCache` makes it.
+    """
+
+    def __init__(self, models: ServedModels, name: str, share: float | None) -> None:
+        self.model = models[name]
+        self.server = models.server
+        self.rows: EmbeddingCache | None = None
+        if share is not None:
+            num_bytes = max(_MIN_CACHE_BYTES, int(share * self.model.num_row_bytes))
+            self.rows = EmbeddingCache(models.server, name, num_bytes)
+
+
+def CreateEmbeddingCache(
+    parameter_server: ServedModels,
+    cuda_dev_id: int,
+    use_gpu_embedding_cache: bool,
+    cache_size_percentage: float,
+    model_config_path: str,
+    model_name: str,
+    i64_input_key: bool,
+) -> ServedCache:
+    """Return a cache of one model of a parameter server, in the memory of the host.
+
+    Args:
+        parameter_server: that has the model.
+        cuda_dev_id: without effect: there is no GPU.
+        use_gpu_embedding_cache: whether rows are kept in a cache; without, they are read from the
+            files of the server.
+        cache_size_percentage: share of the rows that the cache holds, 0 to 1.
+        model_config_path: its JSON file.
+        model_name: its name.
+        i64_input_key: whether keys have 64 bits.
+    """
+    log_no_effect("inference_params.device_id")
+    log_no_effect("inference_params.use_gpu_embedding_cache")
+    return ServedCache(
+        parameter_server,
+        model_name,
+        cache_size_percentage if use_gpu_embedding_cache else None,
+    )
+
+
+class InferenceSession:
+    """Score requests with one model.
+
+    Args:
+        config_file: the JSON file of the model.
+        device_id: without effect: there is no GPU.
+        embedding_cache: of `CreateEmbeddingCache`.
+
+    Example:
+        >>> server = CreateParameterServer(["dcn.json"], ["dcn"], False)
+        >>> cache = CreateEmbeddingCache(server, 0, True, 0.2, "dcn.json", "dcn", False)
+        >>> InferenceSession("dcn.json", 0, cache).predict(dense, keys, row_ptrs)
+    """
+
+    def __init__(self, config_file: str, device_id: int, embedding_cache: ServedCache) -> None:
+        self._model = embedding_cache.model
+        version = embedding_cache.server.model(self._model.params.model_name)
+        self._session = EngineSession(version, embedding_cache.rows)
+
+    def predict(self, *args: Any, **keywords: Any) -> Any:
+        """Return predictions of a request, or of samples in files.
+
+        `predict(dense_feature, embeddingcolumns, row_ptrs)` returns a list of floats: those of the
+        first sample, then those of the second, and so on. `embeddingcolumns` has the keys as the
+        table knows them, with the offsets of their slots. The fourth argument of v3.0,
+        `i64_input_key=True`, changes nothing.
+
+        `predict(num_batches, source, data_reader_type, check_type, slot_size_array=[],
+        num_samples=0, data_source_params=...)` returns an array of `num_batches * max_batchsize`
+        predictions [n], or [n, labels] for several. Reading starts anew at the end of the data.
+
+        Raises:
+            DataError: the request does not fit the model.
+        """
+        if _is_request(args, keywords):
+            values = by_order("predict", _REQUEST, args, keywords)
+            scores = self._model.ask(
+                self._session,
+                values["dense_feature"],
+                values["embeddingcolumns"],
+                values["row_ptrs"],
+            )
+            return scores.reshape(-1).tolist()
+        predictions = self._predict_files(by_order("predict", _FILES, args, keywords))
+        if predictions.shape[1] == 1:
+            return predictions[:, 0]
+        return predictions
+
+    def evaluate(self, *args: Any, **keywords: Any) -> float:
+        """Return the AUC of samples in files, the mean over labels if there are several.
+
+        The arguments are those of `predict` over files.
+        """
+        values = by_order("evaluate", _FILES, args, keywords)
+        metrics = {label: AUC() for label in self._model.labels}
+        for batch, scores in self._batches(values):
+            for place, (label, metric) in enumerate(metrics.items()):
+                metric.update(scores[:, place], batch.labels[label])
+        return float(np.mean([metric.eval() for metric in metrics.values()]))
+
+    def refresh_embedding_cache(self) -> None:
+        """Do nothing: a cache never holds rows that differ from those of the model."""
+
+    def _predict_files(self, values: dict[str, Any]) -> NDArray[np.float32]:
+        """Return predictions [n, labels] of samples in files."""
+        parts = [scores for _, scores in self._batches(values)]
+        return np.concatenate(parts)
+
+    def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+        """Yield batches of files with their predictions, until there are enough samples."""
+        from hotbed.compat.hugectr.reader import columns_of, evaluation_data
+        from hotbed.compat.hugectr.translate import translate
+        from hotbed.compat.hugectr.clauses import OptParams
+
+        size = self._model.params.max_batchsize
+        reader = _reader(values)
+        graph = self._model.graph
+        schema = translate(graph, OptParams(), columns_of(reader, graph.input)).schema
+        solver = Solver(
+            batchsize=size,
+            batchsize_eval=size,
+            i64_input_key=self._model.params.i64_input_key,
+        )
+        dataset = evaluation_data(reader, graph.input, solver, schema)
+        missing = values["num_batches"] * size
+        for _ in itertools.count():
+            for batch in dataset:
+                part = batch[:missing]
+                yield part, self._model.scores(self._session, part.dense, part.ids)
+                missing -= len(part)
+                if not missing:
+                    return
+
+
+def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Return whether the arguments of `predict` are a request, not files."""
+    if args:
+        return not isinstance(args[0], (int, np.integer))
+    return "num_batches" not in keywords
+
+
+def _reader(values: dict[str, Any]) -> DataReaderParams:
+    """Return the reader of files that `predict` and `evaluate` name."""
+    for key in _FILES[:4]:
+        if key not in values:
+            raise ConfigError(f"predict.{key}: missing argument, got {', '.join(values)}. Add it.")
+    optional = {
+        key: values[key] for key in ("slot_size_array", "data_source_params") if key in values
+    }
+    return DataReaderParams(
+        data_reader_type=values["data_reader_type"],
+        source=values["source"],
+        eval_source=values["source"],
+        check_type=values["check_type"],
+        num_samples=values.get("num_samples", 0),
+        eval_num_samples=values.get("num_samples", 0),
+        **optional,
+    )
+
+
+def CreateInferenceSession(
+    model_config_path: str | os.PathLike[str], inference_params: InferenceParams
+) -> InferenceSession:
+    """Return a session of v3.1 and later.
+
+    Args:
+        model_config_path: the graph of `Model.graph_to_json`. A loss in the last place is a
+            sigmoid here, as in HugeCTR.
+        inference_params: names the weight files.
+
+    Raises:
+        ConfigError: the graph is wrong.
+        PersistError, FormatError: a weight file is missing or has the wrong size.
+    """
+    models = ServedModels()
+    models.add(_graph(model_config_path), inference_params)
+    name = inference_params.model_name
+    share = None
+    if inference_params.use_gpu_embedding_cache:
+        share = inference_params.cache_size_percentage
+    cache = ServedCache(models, name, share)
+    return InferenceSession(str(model_config_path), inference_params.device_id, cache)
+
+
+def _graph(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON of a graph; a clause of training in it is an error."""
+    config = read_json(Path(path))
+    for clause in ("solver", "optimizer"):
+        if clause in config:
+            raise ConfigError(
+                f"{path}: {clause}: a clause of training, got it in a graph for inference. Delete "
+                f'the lines of "{clause}".'
+            )
+    return config
+
+
+class InferenceModel(InferenceSession):
+    """Score samples in files: v3.4.1 to v23.11, which did it on several GPUs.
+
+    Args:
+        model_config_path: as of `CreateInferenceSession`.
+        inference_params: names the weight files.
+    """
+
+    def __init__(
+        self, model_config_path: str | os.PathLike[str], inference_params: InferenceParams
+    ) -> None:
+        session = CreateInferenceSession(model_config_path, inference_params)
+        self._model = session._model
+        self._session = session._session
+
+    def predict(self, *args: Any, **keywords: Any) -> NDArray[np.float32]:
+        """Return predictions [n, labels] of samples in files.
+
+        The arguments are those of `InferenceSession.predict` over files.
+        """
+        return self._predict_files(by_order("predict", _FILES, args, keywords))
