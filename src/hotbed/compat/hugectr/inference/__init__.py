@@ -9,10 +9,22 @@ from hotbed.compat.hugectr.inference.params import (
     UpdateSourceParams,
     VolatileDatabaseParams,
 )
+from hotbed.compat.hugectr.inference.session import (
+    CreateEmbeddingCache,
+    CreateInferenceSession,
+    CreateParameterServer,
+    InferenceModel,
+    InferenceSession,
+)
 
 __all__ = [
     "HPS",
+    "CreateEmbeddingCache",
+    "CreateInferenceSession",
+    "CreateParameterServer",
+    "InferenceModel",
     "InferenceParams",
+    "InferenceSession",
     "ParameterServerConfig",
     "PersistentDatabaseParams",
     "UpdateSourceParams",

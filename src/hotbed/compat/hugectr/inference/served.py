@@ -110,6 +110,7 @@ class ServedModel:
 
         Raises:
             DataError: the sizes do not fit each other or the model.
+            RowShapeError: `row_ptrs` do not rise from 0 to the number of keys.
         """
         slot_nums = [param.slot_num for param in self.graph.input.data_reader_sparse_param_array]
         pointers = as_ids(row_ptrs, "row_ptrs")
@@ -136,9 +137,7 @@ class ServedModel:
                 ids[name] = slot
         return self.scores(session, matrix, ids)
 
-    def scores(
-        self, session: InferenceSession, dense: Any, ids: Any
-    ) -> NDArray[np.float32]:
+    def scores(self, session: InferenceSession, dense: Any, ids: Any) -> NDArray[np.float32]:
         """Return the predictions [n, labels] of encoded values."""
         outputs = session.ask_encoded(dense, ids).outputs
         if len(outputs) == 1:
@@ -170,7 +169,8 @@ class ServedModel:
 
 def _most_keys(param: Any) -> int:
     """Return the most keys of a sample in sparse slots."""
-    return param.max_feature_num or sum(param.hotness)
+    most: int = param.max_feature_num or sum(param.hotness)
+    return most
 
 
 def _slots(graph: Graph, translation: Translation) -> list[list[str]]:

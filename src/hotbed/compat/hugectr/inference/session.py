@@ -181,7 +181,7 @@ class InferenceSession:
         predictions [n], or [n, labels] for several. Reading starts anew at the end of the data.
 
         Raises:
-            DataError: the request does not fit the model.
+            DataError, RowShapeError: the request does not fit the model.
         """
         if _is_request(args, keywords):
             values = by_order("predict", _REQUEST, args, keywords)
@@ -219,9 +219,9 @@ class InferenceSession:
 
     def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their predictions, until there are enough samples."""
+        from hotbed.compat.hugectr.clauses import OptParams
         from hotbed.compat.hugectr.reader import columns_of, evaluation_data
         from hotbed.compat.hugectr.translate import translate
-        from hotbed.compat.hugectr.clauses import OptParams
 
         size = self._model.params.max_batchsize
         reader = _reader(values)

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugeCTR's inference calls score as the model that was trained, from its JSON and weight files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hotbed as hb
+from hotbed.compat.hugectr import OptParams, weights
+from hotbed.compat.hugectr.inference import (
+    CreateEmbeddingCache,
+    CreateInferenceSession,
+    CreateParameterServer,
+    InferenceModel,
+    InferenceParams,
+    InferenceSession,
+)
+from hotbed.compat.hugectr.json.layers import read_graph
+from hotbed.compat.hugectr.translate import translate
+from hotbed.errors import ConfigError, DataError, FormatError, PersistError, RowShapeError
+
+NUM_SAMPLES = 60
+SPARSE = [
+    {"top": "data1", "type": "DistributedSlot", "max_feature_num_per_sample": 9, "slot_num": 3},
+    {"top": "wide_data", "type": "LocalizedSlot", "max_feature_num_per_sample": 4, "slot_num": 1},
+]
+
+
+def embedding(name: str, bottom: str, kind: str, dim: int, combiner: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": kind,
+        "bottom": bottom,
+        "top": name,
+        "sparse_embedding_hparam": {
+            "max_vocabulary_size_per_gpu": 1000,
+            "embedding_vec_size": dim,
+            "combiner": combiner,
+        },
+    }
+
+
+def layers(*, tables: int = 2, normalized: bool = False) -> list[dict[str, Any]]:
+    """A wide and deep network, as v3.0 writes it for inference."""
+    data = {
+        "name": "data",
+        "type": "Data",
+        "check": "Sum",
+        "label": {"label_dim": 1},
+        "dense": {"top": "dense", "dense_dim": 2},
+        "sparse": SPARSE[:tables],
+    }
+    hash_kind = "SlotSparseEmbeddingHash"
+    found = [data, embedding("emb1", "data1", f"Distributed{hash_kind}", 4, 1)]
+    if tables == 2:
+        found.append(embedding("emb2", "wide_data", f"Localized{hash_kind}", 1, 0))
+    found += [
+        {"type": "Reshape", "bottom": "emb1", "top": "reshape1", "leading_dim": 12},
+        {"type": "Concat", "bottom": ["reshape1", "dense"], "top": "concat1"},
+        {"type": "InnerProduct", "bottom": "concat1", "top": "fc1", "fc_param": {"num_output": 8}},
+    ]
+    last = "fc1"
+    if normalized:
+        bn = {"factor": 0.9, "eps": 1e-5}
+        found.append({"type": "BatchNorm", "bottom": "fc1", "top": "bn1", "bn_param": bn})
+        last = "bn1"
+    found += [
+        {"type": "ReLU", "bottom": last, "top": "relu1"},
+        {"type": "InnerProduct", "bottom": "relu1", "top": "fc2", "fc_param": {"num_output": 1}},
+    ]
+    if tables == 2:
+        found += [
+            {"type": "Reshape", "bottom": "emb2", "top": "reshape2", "leading_dim": 1},
+            {"type": "Add", "bottom": ["fc2", "reshape2"], "top": "add1"},
+        ]
+    logit = "add1" if tables == 2 else "fc2"
+    return [*found, {"type": "Sigmoid", "bottom": logit, "top": "sigmoid"}]
+
+
+def data(tables: int, n: int = NUM_SAMPLES, seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+
+    def bags(most: int, low: int) -> list[list[int]]:
+        return [rng.integers(low, low + 20, rng.integers(0, most + 1)).tolist() for _ in range(n)]
+
+    columns: dict[str, Any] = {
+        "dense": rng.random((n, 2), np.float32).tolist(),
+        "label": rng.integers(0, 2, n),
+    }
+    for slot in range(3):
+        columns[f"data1_{slot}"] = bags(3, 20 * slot)
+    if tables == 2:
+        columns["wide_data"] = bags(4, 0)
+    return columns
+
+
+class Trained:
+    """A model that was trained, and its files in HugeCTR's formats."""
+
+    def __init__(self, home: Path, tables: int, *, normalized: bool, form: Any) -> None:
+        torch.manual_seed(0)
+        self.spec = {"layers": layers(tables=tables, normalized=normalized)}
+        translation = translate(read_graph(self.spec), OptParams())
+        network = hb.models.Graph(translation.schema, translation.tables, translation.description)
+        self.model = hb.RecModel(network, translation.loss, hb.Adam(lr=0.05))
+        self.columns = data(tables)
+        source = hb.sources.Memory(self.columns)
+        self.dataset = hb.Dataset(source, translation.schema, 20)
+        self.model.fit(self.dataset, epochs=3, progress=False)
+        self.dense = str(home / "_dense_9.model")
+        weights.save_dense(self.dense, network, translation)
+        self.sparse = []
+        for number, one in enumerate(translation.embeddings):
+            path = str(home / f"{number}_sparse_9.model")
+            localized = number == 1
+            weights.save_sparse(
+                path, translation.tables[one.table], weights.SparseFile(form, localized, i64=False)
+            )
+            self.sparse.append(path)
+
+    @property
+    def scores(self) -> np.ndarray:
+        return np.asarray(self.model.predict(self.dataset))
+
+
+def inference_json(path: Path, trained: Trained, **clause: Any) -> str:
+    sparse = trained.sparse if len(trained.sparse) > 1 else trained.sparse[0]
+    spec = {
+        "inference": {
+            "max_batchsize": NUM_SAMPLES,
+            "hit_rate_threshold": 0.6,
+            "dense_model_file": trained.dense,
+            "sparse_model_file": sparse,
+            **clause,
+        },
+        **trained.spec,
+    }
+    path.write_text(json.dumps(spec))
+    return str(path)
+
+
+def one_csr(columns: dict[str, Any], names: list[str], n: int) -> tuple[list[float], ...]:
+    """Keys by sample, and where those of each slot begin."""
+    keys: list[Any] = []
+    pointers = [0]
+    for sample in range(n):
+        for name in names:
+            keys += columns[name][sample]
+            pointers.append(len(keys))
+    dense = [one for row in columns["dense"][:n] for one in row]
+    return dense, keys, pointers
+
+
+DEEP = ["data1_0", "data1_1", "data1_2"]
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_session_of_v3_0_scores_as_training(form: str, cached: bool, tmp_path: Path) -> None:
+    trained = Trained(tmp_path, 1, normalized=True, form=form)
+    config = inference_json(tmp_path / "dcn.json", trained)
+    server = CreateParameterServer([config], ["dcn"], False)
+    cache = CreateEmbeddingCache(server, 0, cached, 0.2, config, "dcn", False)
+    session = InferenceSession(config, 0, cache)
+    dense, keys, pointers = one_csr(trained.columns, DEEP, NUM_SAMPLES)
+    scores = session.predict(dense, keys, pointers)
+    assert isinstance(scores, list)
+    assert isinstance(scores[0], float)
+    assert np.abs(np.array(scores) - trained.scores).max() <= 1e-6
+    again = session.predict(dense_feature=dense, embeddingcolumns=keys, row_ptrs=pointers)
+    assert again == scores
+    assert session.predict([], [], [0]) == []
+
+
+def test_several_tables_have_pointers_of_their_own(tmp_path: Path) -> None:
+    trained = Trained(tmp_path, 2, normalized=False, form="folder")
+    (tmp_path / "wdl.json").write_text(json.dumps(trained.spec))
+    session = CreateInferenceSession(str(tmp_path / "wdl.json"), params(trained))
+    columns = trained.columns
+    dense, keys, joined = one_csr(columns, [*DEEP, "wide_data"], NUM_SAMPLES)
+    assert np.abs(np.array(session.predict(dense, keys, joined)) - trained.scores).max() <= 1e-6
+    pointers = [*one_csr(columns, DEEP, NUM_SAMPLES)[2]]
+    pointers += one_csr(columns, ["wide_data"], NUM_SAMPLES)[2]
+    assert session.predict(dense, keys, pointers) == session.predict(dense, keys, joined)
+    session.refresh_embedding_cache()
+
+
+def params(trained: Trained, **changed: Any) -> InferenceParams:
+    return InferenceParams(
+        **{
+            "model_name": "wdl",
+            "max_batchsize": NUM_SAMPLES,
+            "hit_rate_threshold": 1.0,
+            "dense_model_file": trained.dense,
+            "sparse_model_files": trained.sparse,
+            "device_id": 0,
+            "use_gpu_embedding_cache": True,
+            "cache_size_percentage": 0.5,
+            "i64_input_key": False,
+            **changed,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("deep"), 1, normalized=False, form="file")
+
+
+def test_a_loss_in_the_last_place_of_a_graph_is_a_sigmoid(deep: Trained, tmp_path: Path) -> None:
+    spec = copy.deepcopy(deep.spec)
+    spec["layers"][0]["label"]["top"] = "label"
+    loss = {"type": "BinaryCrossEntropyLoss", "bottom": ["fc2", "label"], "top": "loss"}
+    spec["layers"][-1] = loss
+    (tmp_path / "g.json").write_text(json.dumps(spec))
+    session = CreateInferenceSession(tmp_path / "g.json", params(deep))
+    request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
+    assert np.abs(np.array(session.predict(*request)) - deep.scores).max() <= 1e-6
+
+
+def test_without_a_sigmoid_scores_are_logits(deep: Trained, tmp_path: Path) -> None:
+    spec = {"layers": deep.spec["layers"][:-1]}
+    (tmp_path / "g.json").write_text(json.dumps(spec))
+    session = CreateInferenceSession(tmp_path / "g.json", params(deep))
+    logits = np.array(session.predict(*one_csr(deep.columns, DEEP, NUM_SAMPLES)))
+    assert np.abs(1 / (1 + np.exp(-logits)) - deep.scores).max() <= 1e-6
+
+
+def test_a_key_without_a_row_reads_the_default(deep: Trained, tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+    dense, keys, pointers = one_csr(deep.columns, DEEP, 1)
+    unknown = [9_999 for _ in range(3)]
+    outputs = []
+    for default in (0.0, 5.0):
+        one = params(deep, default_value_for_each_table=[default])
+        session = CreateInferenceSession(tmp_path / "g.json", one)
+        outputs.append(session.predict(dense, unknown, [0, 1, 2, 3])[0])
+        outputs.append(session.predict(dense, [], [0, 0, 0, 0])[0])
+    # the mean of one default vector is that vector; without keys it is zero
+    assert outputs[0] == outputs[1] == outputs[3] != outputs[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda dense, keys, ptrs: (dense[1:], keys, ptrs),
+            "2 values for each of 5 samples, got 9",
+        ),
+        (lambda dense, keys, ptrs: (dense, keys, ptrs[:-2]), r"row_ptrs: expected n \* 3 entries"),
+        (lambda dense, keys, ptrs: (dense, [*keys, 1], ptrs), "the number of ids"),
+        (lambda dense, keys, ptrs: (dense, keys, [1, *ptrs[1:]]), "rise from 0"),
+        (lambda dense, keys, ptrs: (dense, keys * 9, ptrs), "at most 9 keys for each of 5 samples"),
+        (lambda dense, keys, ptrs: (dense * 20, keys, [0] * 301), "at most 60 samples"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused(
+    change: Any, message: str, deep: Trained, tmp_path: Path
+) -> None:
+    (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+    session = CreateInferenceSession(tmp_path / "g.json", params(deep))
+    with pytest.raises((DataError, RowShapeError), match=message):
+        session.predict(*change(*one_csr(deep.columns, DEEP, 5)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda spec: spec.update(solver={}), 'Delete the lines of "solver"'),
+        (lambda spec: spec.update(optimizer={}), 'Delete the lines of "optimizer"'),
+        (lambda spec: spec.pop("inference"), 'Add "inference": {"dense_model_file"'),
+        (
+            lambda spec: spec["layers"].__setitem__(
+                -1, {"type": "BinaryCrossEntropyLoss", "bottom": ["fc2", "label"], "top": "loss"}
+            ),
+            r'Write {"type": "Sigmoid", "bottom": "fc2", "top": "sigmoid"} in its place',
+        ),
+        (lambda spec: spec["inference"].update(batchsize=1), "batchsize: unknown key"),
+        (lambda spec: spec["inference"].pop("dense_model_file"), "dense_model_file: missing key"),
+        (lambda spec: spec["inference"].update(input_key_type="I16"), "not I32 or I64"),
+        (lambda spec: spec["inference"].update(input_key_type="I64"), "i64_input_key=False"),
+        (lambda spec: spec["inference"].update(sparse_model_file=[]), "one sparse file for each"),
+    ],
+)
+def test_files_that_are_not_for_inference_show_the_edit(
+    edit: Any, message: str, deep: Trained, tmp_path: Path
+) -> None:
+    path = tmp_path / "dcn.json"
+    inference_json(path, deep)
+    spec = json.loads(path.read_text())
+    edit(spec)
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ConfigError, match=message):
+        CreateParameterServer([str(path)], ["dcn"], False)
+
+
+def test_missing_and_wrong_files_are_named(deep: Trained, tmp_path: Path) -> None:
+    config = inference_json(tmp_path / "dcn.json", deep, dense_model_file="nowhere.model")
+    with pytest.raises(PersistError, match=r"nowhere\.model: expected a file, got nothing"):
+        CreateParameterServer([config], ["dcn"], False)
+    config = inference_json(tmp_path / "dcn.json", deep, dense_model_file=deep.sparse[0])
+    with pytest.raises(FormatError, match="numbers of the dense layers"):
+        CreateParameterServer([config], ["dcn"], False)
+    with pytest.raises(ConfigError, match="expected one for each of 1 files"):
+        CreateParameterServer([config], [], False)
+    with pytest.raises(PersistError, match="cannot be read"):
+        CreateParameterServer([str(tmp_path / "no.json")], ["dcn"], False)
