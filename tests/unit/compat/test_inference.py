@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import hotbed as hb
-from hotbed.compat.hugectr import OptParams, weights
+from hotbed.compat.hugectr import Check_t, DataReaderType_t, OptParams, weights
 from hotbed.compat.hugectr.inference import (
     CreateEmbeddingCache,
     CreateInferenceSession,
@@ -235,7 +237,7 @@ def test_without_a_sigmoid_scores_are_logits(deep: Trained, tmp_path: Path) -> N
 
 def test_a_key_without_a_row_reads_the_default(deep: Trained, tmp_path: Path) -> None:
     (tmp_path / "g.json").write_text(json.dumps(deep.spec))
-    dense, keys, pointers = one_csr(deep.columns, DEEP, 1)
+    dense = one_csr(deep.columns, DEEP, 1)[0]
     unknown = [9_999 for _ in range(3)]
     outputs = []
     for default in (0.0, 5.0):
@@ -312,3 +314,68 @@ def test_missing_and_wrong_files_are_named(deep: Trained, tmp_path: Path) -> Non
         CreateParameterServer([config], [], False)
     with pytest.raises(PersistError, match="cannot be read"):
         CreateParameterServer([str(tmp_path / "no.json")], ["dcn"], False)
+
+
+@pytest.mark.parametrize("kind", [DataReaderType_t.Norm, DataReaderType_t.Parquet])
+def test_files_are_scored_as_requests(kind: Any, deep: Trained, tmp_path: Path) -> None:
+    columns = deep.columns
+    numbers = np.array(columns["dense"], np.float32)
+    offsets = (0, 20, 40)
+    if kind is DataReaderType_t.Norm:
+        source = norm(tmp_path, columns, numbers)
+        keywords: dict[str, Any] = {}
+    else:
+        source = parquet(tmp_path, columns, numbers, offsets)
+        keywords = {"slot_size_array": [20, 20, 20]}
+    (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+    model = InferenceModel(tmp_path / "g.json", params(deep, max_batchsize=25, i64_input_key=False))
+    check = Check_t.Sum if kind is DataReaderType_t.Norm else Check_t.Non
+    scores = model.predict(3, source, kind, check, **keywords)
+    assert scores.shape == (75, 1)  # 60 samples, and the first 15 again
+    expected = np.concatenate([deep.scores, deep.scores[:15]])
+    assert np.abs(scores[:, 0] - expected).max() <= 1e-6
+    session = CreateInferenceSession(tmp_path / "g.json", params(deep, max_batchsize=NUM_SAMPLES))
+    named = {
+        "num_batches": 1,
+        "source": source,
+        "data_reader_type": kind,
+        "check_type": check,
+        **keywords,
+    }
+    assert (session.predict(**named) == scores[:NUM_SAMPLES, 0]).all()
+    metric = hb.metrics.AUC()
+    metric.update(deep.scores, np.asarray(columns["label"]))
+    assert session.evaluate(**named) == pytest.approx(metric.eval(), abs=1e-9)
+
+
+def norm(home: Path, columns: dict[str, Any], numbers: Any) -> str:
+    """A Norm file and a file list."""
+    source = hb.sources.Norm(str(home / "0.data"), ["label"], DEEP, key_bits=32, checksum=True)
+    source.write(hb.sources.Memory({**columns, "dense": list(numbers)}))
+    (home / "list.txt").write_text(f"1\n{home / '0.data'}\n")
+    return str(home / "list.txt")
+
+
+def parquet(home: Path, columns: dict[str, Any], numbers: Any, offsets: Any) -> str:
+    """A Parquet file with its metadata and a file list, whose ids lack the offsets."""
+    table: dict[str, Any] = {"label": np.asarray(columns["label"], np.float32)}
+    for place in range(2):
+        table[f"I{place}"] = numbers[:, place]
+    for slot, offset in enumerate(offsets):
+        ids = [[one - offset for one in row] for row in columns[DEEP[slot]]]
+        table[f"C{slot}"] = pa.array(ids, pa.list_(pa.int64()))
+    pq.write_table(pa.table(table), home / "0.parquet")
+    entries = {
+        "labels": ["label"],
+        "conts": ["I0", "I1"],
+        "cats": ["C0", "C1", "C2"],
+    }
+    metadata: dict[str, Any] = {"file_stats": [{"file_name": "0.parquet", "num_rows": NUM_SAMPLES}]}
+    for role, names in entries.items():
+        places = [list(table).index(name) for name in names]
+        metadata[role] = [
+            {"col_name": name, "index": place} for name, place in zip(names, places, strict=True)
+        ]
+    (home / "_metadata.json").write_text(json.dumps(metadata))
+    (home / "list.txt").write_text(f"1\n{home / '0.parquet'}\n")
+    return str(home / "list.txt")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.clause import by_order
-from hotbed.compat.hugectr.clauses import DataReaderParams, Solver
+from hotbed.compat.hugectr.clauses import DataReaderParams, OptParams, Solver
 from hotbed.compat.hugectr.inference.params import InferenceParams
 from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.compat.hugectr.reader import columns_of, evaluation_data
+from hotbed.compat.hugectr.translate import translate
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
-from hotbed.errors import ConfigError
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import AUC
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
@@ -92,8 +95,6 @@ def CreateParameterServer(
 
 def _params(path: str, name: str, i64: bool) -> InferenceParams:
     """Return the parameters in a file of v3.0, under the name of a model."""
-    import dataclasses
-
     params = read_inference(read_json(path), path)
     if params.i64_input_key != i64:
         key_type = "I64" if params.i64_input_key else "I32"
@@ -132,7 +133,7 @@ def CreateEmbeddingCache(
 
     Args:
         parameter_server: that has the model.
-        cuda_dev_id: without effect: there is no GPU.
+        cuda_dev_id: without effect: scores are computed on the CPU.
         use_gpu_embedding_cache: whether rows are kept in a cache; without, they are read from the
             files of the server.
         cache_size_percentage: share of the rows that the cache holds, 0 to 1.
@@ -154,7 +155,7 @@ class InferenceSession:
 
     Args:
         config_file: the JSON file of the model.
-        device_id: without effect: there is no GPU.
+        device_id: without effect: scores are computed on the CPU.
         embedding_cache: of `CreateEmbeddingCache`.
 
     Example:
@@ -219,28 +220,36 @@ class InferenceSession:
 
     def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their predictions, until there are enough samples."""
-        from hotbed.compat.hugectr.clauses import OptParams
-        from hotbed.compat.hugectr.reader import columns_of, evaluation_data
-        from hotbed.compat.hugectr.translate import translate
-
-        size = self._model.params.max_batchsize
         reader = _reader(values)
-        graph = self._model.graph
-        schema = translate(graph, OptParams(), columns_of(reader, graph.input)).schema
-        solver = Solver(
-            batchsize=size,
-            batchsize_eval=size,
-            i64_input_key=self._model.params.i64_input_key,
-        )
-        dataset = evaluation_data(reader, graph.input, solver, schema)
-        missing = values["num_batches"] * size
-        for _ in itertools.count():
+        dataset = self._dataset(reader)
+        missing = values["num_batches"] * self._model.params.max_batchsize
+        while missing > 0:
+            before = missing
             for batch in dataset:
                 part = batch[:missing]
-                yield part, self._model.scores(self._session, part.dense, part.ids)
+                dense = [values.reshape(len(part), -1) for values in part.dense.values()]
+                matrix = np.concatenate(dense, axis=1) if dense else None
+                yield part, self._model.scores(self._session, matrix, part.ids)
                 missing -= len(part)
                 if not missing:
                     return
+            if missing == before:
+                raise DataError(
+                    f"{reader.source}: no samples, got an empty source. Check the path."
+                )
+
+    def _dataset(self, reader: DataReaderParams) -> Dataset:
+        """Return the samples of files, whose values are those of training."""
+        graph = self._model.graph
+        params = self._model.params
+        solver = Solver(
+            batchsize=params.max_batchsize,
+            batchsize_eval=params.max_batchsize,
+            i64_input_key=params.i64_input_key,
+            drop_incomplete_batch=False,
+        )
+        schema = translate(graph, OptParams(), columns_of(reader, graph.input)).schema
+        return evaluation_data(reader, graph.input, solver, schema)
 
 
 def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
