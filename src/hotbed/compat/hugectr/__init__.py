@@ -5,7 +5,7 @@ Calls and JSON files become values of the engine, which does the work. docs/migr
 shows both side by side.
 """
 
-from hotbed.compat.hugectr import calls, clauses, data, enums, model, optimizer, session
+from hotbed.compat.hugectr import calls, clauses, data, enums, inference, model, optimizer, session
 from hotbed.compat.hugectr.calls import *  # noqa: F403
 from hotbed.compat.hugectr.clauses import *  # noqa: F403
 from hotbed.compat.hugectr.enums import *  # noqa: F403
@@ -21,5 +21,6 @@ __all__ = [
     *session.__all__,
     "adapt_json",
     "data",
+    "inference",
     "optimizer",
 ]
