@@ -5,7 +5,17 @@ Calls and JSON files become values of the engine, which does the work. docs/migr
 shows both side by side.
 """
 
-from hotbed.compat.hugectr import calls, clauses, data, enums, inference, model, optimizer, session
+from hotbed.compat.hugectr import (
+    calls,
+    clauses,
+    data,
+    enums,
+    inference,
+    model,
+    optimizer,
+    session,
+    tools,
+)
 from hotbed.compat.hugectr.calls import *  # noqa: F403
 from hotbed.compat.hugectr.clauses import *  # noqa: F403
 from hotbed.compat.hugectr.enums import *  # noqa: F403
@@ -23,4 +33,5 @@ __all__ = [
     "data",
     "inference",
     "optimizer",
+    "tools",
 ]

@@ -225,7 +225,7 @@ def _source(
     if kind in _ONE_FILE:
         files: list[Source] = []
         for path in paths:
-            raw = _raw(reader, input, solver, path)
+            raw = raw_source(reader, input, solver, path)
             files.append(_cut(raw, num_samples))
     else:
         files = [_norm(reader, input, solver, path) for path in paths]
@@ -261,12 +261,13 @@ def _norm(
     return norm
 
 
-def _raw(
+def raw_source(
     reader: DataReaderParams,
     input: Input,
     solver: Solver,
     path: str,
 ) -> Raw:
+    """Return a file of a Raw or RawAsync reader."""
     labels, slots = _names(input)
     hotness = [1] * len(slots)
     is_async = reader.data_reader_type is DataReaderType_t.RawAsync
