@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,6 +237,32 @@ class Nesterov(Rule):
         momentum = w.dtype.type(self.momentum)
         s[:] = _within(momentum * s + g)
         w -= w.dtype.type(lr) * (g + momentum * s)
+
+
+def velocity(momentum: Any, lr: float) -> Any:
+    """Return the state of `Momentum` or `Nesterov` as the step that it takes, -lr * momentum.
+
+    Keras and HugeCTR keep this form: v = momentum * v - lr * g; w += v.
+
+    Args:
+        momentum: an array or a tensor.
+        lr: learning rate of the next step.
+    """
+    return momentum * -lr
+
+
+def momentum_of(velocity: Any, lr: float) -> Any:
+    """Return the state of `Momentum` or `Nesterov` of a `velocity`.
+
+    Raises:
+        ConfigError: `lr` is 0.
+    """
+    if lr == 0:
+        raise ConfigError(
+            "momentum: a velocity does not say its momentum at a learning rate of 0, got lr=0. "
+            "Give the rate of the step before."
+        )
+    return velocity / -lr
 
 
 @dataclass(frozen=True)

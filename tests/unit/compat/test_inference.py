@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import hotbed as hb
+import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr import Check_t, DataReaderType_t, OptParams, weights
 from hotbed.compat.hugectr.inference import (
     CreateEmbeddingCache,
@@ -379,3 +380,47 @@ def parquet(home: Path, columns: dict[str, Any], numbers: Any, offsets: Any) -> 
     (home / "_metadata.json").write_text(json.dumps(metadata))
     (home / "list.txt").write_text(f"1\n{home / '0.parquet'}\n")
     return str(home / "list.txt")
+
+
+def test_a_model_of_the_high_level_api_is_served_from_its_files(
+    deep: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = norm(tmp_path, deep.columns, np.array(deep.columns["dense"], np.float32))
+    solver = hugectr.CreateSolver(batchsize=20, batchsize_eval=20, max_eval_batches=3)
+    reader = hugectr.DataReaderParams(
+        DataReaderType_t.Norm, source=[source], eval_source=source, check_type=Check_t.Sum
+    )
+    model = hugectr.Model(solver, reader, hugectr.CreateOptimizer())
+    sparse = hugectr.DataReaderSparseParam("data1", 3, False, 3)
+    model.add(hugectr.Input(1, "label", 2, "dense", [sparse]))
+    kind = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash
+    model.add(hugectr.SparseEmbedding(kind, 1, 4, "sum", "emb1", "data1"))
+    layer = hugectr.Layer_t
+    for kind, bottoms, tops, keywords in (
+        (layer.Reshape, ["emb1"], ["reshape1"], {"leading_dim": 12}),
+        (layer.Concat, ["reshape1", "dense"], ["concat1"], {}),
+        (layer.MultiCross, ["concat1"], ["cross1"], {"num_layers": 2}),
+        (layer.BatchNorm, ["cross1"], ["bn1"], {}),
+        (layer.InnerProduct, ["bn1"], ["fc1"], {"num_output": 1}),
+        (layer.BinaryCrossEntropyLoss, ["fc1", "label"], ["loss"], {}),
+    ):
+        model.add(hugectr.DenseLayer(kind, bottoms, tops, **keywords))
+    model.compile()
+    model.fit(max_iter=9, display=0, eval_interval=0, snapshot=0)
+    model.save_params_to_files("m", 9)
+    model.graph_to_json("m.json")
+    trained = np.asarray(model.learner.predict(model.evaluation))
+    one = InferenceParams(
+        model_name="m",
+        max_batchsize=NUM_SAMPLES,
+        hit_rate_threshold=1.0,
+        dense_model_file="m_dense_9.model",
+        sparse_model_files=["m0_sparse_9.model"],
+        use_gpu_embedding_cache=False,
+        cache_size_percentage=1.0,
+        i64_input_key=False,
+    )
+    served = CreateInferenceSession("m.json", one)
+    request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
+    assert np.abs(np.array(served.predict(*request)) - trained).max() <= 1e-6

@@ -230,17 +230,18 @@ def test_places_behind_the_last_key_are_left_out(
     assert "5 places for 3 keys" in caplog.text
 
 
-def test_momentum_is_not_written_and_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = filled(rule=hb.Momentum())
-    save_sparse(tmp_path / "rows", one, SparseFile())
-    with caplog.at_level(logging.WARNING, "hotbed.compat.hugectr"):
-        save_sparse_states(tmp_path / "states", one)
-    assert "contains the learning rate" in caplog.text
-    assert not (tmp_path / "states").exists()
-    with pytest.raises(ConfigError, match="Load the rows without it"):
-        load_sparse_states(tmp_path / "states", tmp_path / "rows", one, SparseFile())
+@pytest.mark.parametrize("rule", [hb.Momentum(lr=0.5), hb.Nesterov(lr=0.5)])
+def test_momentum_of_rows_contains_the_learning_rate(rule: Any, tmp_path: Path) -> None:
+    before = filled(rule=rule)  # one step with gradients of 1: HugeCTR's m is -lr * 1
+    save_sparse(tmp_path / "rows", before, SparseFile())
+    for lr, value in ((None, -0.5), (0.25, -0.25)):
+        save_sparse_states(tmp_path / "states", before, lr)
+        assert struct.unpack("<6f", (tmp_path / "states").read_bytes()) == (value,) * 6
+        after = table(rule=rule)
+        load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), lr)
+        assert rows(after, "state") == rows(before, "state")
+    with pytest.raises(ConfigError, match="learning rate of 0"):
+        load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), 0.0)
 
 
 # --- dense ----------------------------------------------------------------------------------------
@@ -300,7 +301,9 @@ def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path
     assert all((network.state_dict()[name] == value).all() for name, value in before.items())
 
 
-@pytest.mark.parametrize("rule", [hb.Adam(), hb.Adagrad(), hb.Ftrl(), hb.Sgd(), hb.Momentum()])
+@pytest.mark.parametrize(
+    "rule", [hb.Adam(), hb.Adagrad(), hb.Ftrl(), hb.Sgd(), hb.Momentum(lr=0.5), hb.Nesterov(lr=0.5)]
+)
 def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> None:
     network = Net()
     optimizer = dense_optimizer(rule, network.parameters())
@@ -311,12 +314,16 @@ def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> Non
         optimizer.step()
     path = tmp_path / "states"
     save_dense_states(path, optimizer, network, TRANSLATION)
-    if isinstance(rule, hb.Momentum):
-        assert not path.exists()
-        return
     data = path.read_bytes()
-    names = {"Adam": ["exp_avg", "exp_avg_sq"], "Adagrad": ["sum"], "Ftrl": ["n", "z"]}
+    names = {
+        "Adam": ["exp_avg", "exp_avg_sq"],
+        "Adagrad": ["sum"],
+        "Ftrl": ["n", "z"],
+        "Momentum": ["momentum_buffer"],
+        "Nesterov": ["momentum_buffer"],
+    }
     kept = names.get(type(rule).__name__, [])
+    factor = -rule.lr if "momentum_buffer" in kept else 1.0  # HugeCTR: m = mu * m - lr * g
     assert len(data) == 56 * len(kept)
     for block, name in enumerate(kept):
         states = {
@@ -326,7 +333,8 @@ def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> Non
         }
         expected = [*states["fc.weight"].T.flatten().tolist(), *states["fc.bias"].tolist()]
         expected += states["cross"].flatten().tolist()
-        assert list(struct.unpack_from("<14f", data, 56 * block)) == expected
+        written = struct.unpack_from("<14f", data, 56 * block)
+        assert list(written) == [one * factor for one in expected]
     twin = Net()
     twin.load_state_dict(network.state_dict())
     fresh = dense_optimizer(rule, twin.parameters())

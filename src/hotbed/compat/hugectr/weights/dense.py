@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
-from hotbed.errors import ConfigError, FormatError
+from hotbed.embedding.rule import momentum_of, velocity
+from hotbed.errors import FormatError
 from hotbed.files import new_file
 from hotbed.optim.ftrl import FtrlOptimizer
 
@@ -33,6 +34,9 @@ _STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     FtrlOptimizer: ("n", "z"),
 }
 """The states of a parameter in torch, in the order of HugeCTR's file."""
+_MOMENTUM = "momentum_buffer"
+_COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+"""Optimizers that count the steps of a parameter."""
 
 
 def save_dense(path: str | Path, network: nn.Module, translation: Translation) -> None:
@@ -76,21 +80,14 @@ def save_dense_states(
 ) -> None:
     """Write the optimizer state of the dense parameters: each kind of state of all of them.
 
-    A parameter that has not been updated has zeros. For `momentum_sgd` and `nesterov` no file is
-    written, and one line is logged: their state in HugeCTR contains the learning rate.
+    A parameter that has not been updated has zeros.
     """
-    names = _state_names(optimizer)
-    if names is None:
-        log.warning(
-            "%s: not written, because HugeCTR's state of %s contains the learning rate of each "
-            "step, and this one does not. Training resumes from checkpoints.",
-            path,
-            type(optimizer).__name__,
-        )
-        return
     arrays = []
-    for name in names:
+    for name in _state_names(optimizer):
         states = _states(optimizer, network, name, new=False)
+        if name == _MOMENTUM:
+            rate = _rate(optimizer)
+            states = {path: velocity(state, rate) for path, state in states.items()}
         arrays += [_stored(weight, states) for weight in translation.dense_weights]
     _write(Path(path), arrays)
 
@@ -115,23 +112,22 @@ def load_dense_states(
     Raises:
         PersistError: there is no such file.
         FormatError: it does not have the size of the model's state. Nothing has changed.
-        ConfigError: the state of this optimizer means something else in HugeCTR.
+        ConfigError: the optimizer has momentum, and its rate is 0.
     """
     names = _state_names(optimizer)
-    if names is None:
-        raise ConfigError(
-            f"{path}: HugeCTR's state of this optimizer contains the learning rate of each step, "
-            f"got {type(optimizer).__name__}. Load the weights without it."
-        )
     weights = translation.dense_weights
     arrays = _read(Path(path), weights, len(names))
     blocks = [arrays[block : block + len(weights)] for block in range(0, len(arrays), len(weights))]
     for name, block in zip(names, blocks, strict=True):
         states = _states(optimizer, network, name, new=True)
         for weight, array in zip(weights, block, strict=True):
-            _load(weight, states, array)
-    if names:
-        _set_steps(optimizer, step)
+            stored = array
+            if name == _MOMENTUM:
+                stored = momentum_of(array, _rate(optimizer))
+            _load(weight, states, stored)
+    if isinstance(optimizer, _COUNTING):
+        for state in optimizer.state.values():
+            state["step"] = torch.tensor(float(step))
 
 
 # --- parameters by name ---------------------------------------------------------------------------
@@ -237,14 +233,20 @@ def _read_statistics(
 # --- optimizer state ------------------------------------------------------------------------------
 
 
-def _state_names(optimizer: torch.optim.Optimizer | None) -> tuple[str, ...] | None:
-    """Return the states of a parameter; None if they mean something else in HugeCTR."""
-    if optimizer is None:
-        return ()
+def _state_names(optimizer: torch.optim.Optimizer | None) -> tuple[str, ...]:
+    """Return the states of a parameter."""
     if isinstance(optimizer, torch.optim.SGD):
         has_momentum = any(group["momentum"] for group in optimizer.param_groups)
-        return None if has_momentum else ()
-    return _STATES.get(type(optimizer))
+        return (_MOMENTUM,) if has_momentum else ()
+    if optimizer is None:
+        return ()
+    return _STATES[type(optimizer)]
+
+
+def _rate(optimizer: torch.optim.Optimizer | None) -> float:
+    """Return the learning rate of an optimizer, which HugeCTR's momentum contains."""
+    assert optimizer is not None
+    return float(optimizer.param_groups[0]["lr"])
 
 
 def _states(
@@ -274,9 +276,3 @@ def _states(
             state[name] = tensor
         states[path] = tensor
     return states
-
-
-def _set_steps(optimizer: torch.optim.Optimizer | None, step: int) -> None:
-    assert optimizer is not None
-    for state in optimizer.state.values():
-        state["step"] = torch.tensor(float(step))

@@ -21,7 +21,7 @@ from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_
 from hotbed.compat.hugectr.weights.rows import batches, check_keys, lists_of, rows_of
 from hotbed.embedding import rule as rules
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, FormatError
+from hotbed.errors import FormatError
 from hotbed.files import new_file
 
 log = logging.getLogger("hotbed.compat.hugectr")
@@ -106,30 +106,28 @@ def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
     return len(keys)
 
 
-def save_sparse_states(path: str | Path, table: Table) -> None:
+def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) -> None:
     """Write the optimizer state of a table: each kind of state of all rows, in their order.
 
     With the update type LazyGlobal (scope catch_up of Adam) the steps of the last update follow,
-    uint64 a number as HugeCTR keeps them in memory; HugeCTR does not read that far. For momentum
-    and Nesterov no file is written, and one line is logged.
+    uint64 a number as HugeCTR keeps them in memory; HugeCTR does not read that far.
+
+    Args:
+        path: of the file.
+        table: whose state it is.
+        lr: learning rate of the table now, which HugeCTR's momentum contains; None takes that of
+            its rule.
     """
     path = Path(path)
-    num_states = _num_states(table)
-    if num_states is None:
-        log.warning(
-            "%s: not written, because HugeCTR's state of %s contains the learning rate of each "
-            "step, and this one does not. Training resumes from checkpoints.",
-            path,
-            type(table.rule).__name__,
-        )
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     dim = table.dim
     with new_file(path) as file:
-        for state in range(num_states):
+        for state in range(_num_states(table)):
             for batch in table.export():
                 states = lists_of(batch.column("state"), table.state_width)
                 block = states[:, state * dim : (state + 1) * dim]
+                if _has_momentum(table):
+                    block = rules.velocity(block, _rate(table, lr))
                 file.write(np.ascontiguousarray(block, FLOAT).tobytes())
         if _keeps_times(table):
             for batch in table.export():
@@ -142,24 +140,28 @@ def load_sparse_states(
     sparse_path: str | Path,
     table: Table,
     format: SparseFile,
+    lr: float | None = None,
 ) -> None:
     """Read the optimizer state of the rows in `sparse_path`, and these rows themselves.
 
     State i belongs to key i, as where HugeCTR loads a model on one GPU. A file of HugeCTR holds
     the state of its whole memory: places behind the last key are left out.
 
+    Args:
+        path: of the state.
+        sparse_path: of the rows.
+        table: takes both.
+        format: of the rows.
+        lr: learning rate of the table now, which HugeCTR's momentum contains; None takes that of
+            its rule.
+
     Raises:
         PersistError: there is no such file.
         FormatError: the sizes do not fit. Nothing has changed.
-        ConfigError: the state of this rule means something else in HugeCTR.
+        ConfigError: the rule has momentum, and the rate is 0.
     """
     path = Path(path)
     num_states = _num_states(table)
-    if num_states is None:
-        raise ConfigError(
-            f"{path}: HugeCTR's state of this optimizer contains the learning rate of each step, "
-            f"got {type(table.rule).__name__}. Load the rows without it."
-        )
     keys, vectors = _read(Path(sparse_path), table.dim, format)
     if not num_states:
         check_size(path, 0, f"the state of {type(table.rule).__name__}")
@@ -184,7 +186,11 @@ def load_sparse_states(
             num_places,
             len(keys),
         )
-    flat = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim)) if size else None
+    flat: Any = None
+    if size:
+        flat = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
+    if size and _has_momentum(table):
+        flat = rules.momentum_of(flat, _rate(table, lr))
     times = None
     if has_times and size:
         first = len(keys) * float_bytes
@@ -212,11 +218,18 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
     return records["key"], records["vector"]
 
 
-def _num_states(table: Table) -> int | None:
-    """Return the kinds of state of a row; None if they mean something else in HugeCTR."""
-    if isinstance(table.rule, (rules.Momentum, rules.Nesterov)):
-        return None
+def _num_states(table: Table) -> int:
+    """Return the kinds of state of a row."""
     return len(range(0, table.state_width, table.dim))
+
+
+def _has_momentum(table: Table) -> bool:
+    """Return whether the state is momentum, which HugeCTR keeps times the learning rate."""
+    return isinstance(table.rule, (rules.Momentum, rules.Nesterov))
+
+
+def _rate(table: Table, lr: float | None) -> float:
+    return table.rule.lr if lr is None else lr
 
 
 def _keeps_times(table: Table) -> bool:
