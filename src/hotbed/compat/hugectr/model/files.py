@@ -86,13 +86,18 @@ class ModelFiles:
 
     def save(self, prefix: str, iteration: int) -> None:
         """Save dense parameters, tables and their optimizer states."""
+        rates = self._learner.table_learning_rates
         for number, (name, embedding) in enumerate(self._embeddings.items()):
             table = self._translation.tables[embedding.table]
             path = f"{prefix}{number}_sparse_{iteration}.model"
             if number < len(self._sparse_models):
                 path = self._sparse_models[number]
             save_sparse(path, table, self._format(name))
-            save_sparse_states(f"{prefix}{number}_opt_sparse_{iteration}.model", table)
+            save_sparse_states(
+                f"{prefix}{number}_opt_sparse_{iteration}.model",
+                table,
+                rates[embedding.table],
+            )
         say("Dumping sparse weights to files, successful")
         network = self._learner.network
         save_dense(f"{prefix}_dense_{iteration}.model", network, self._translation)
@@ -135,11 +140,13 @@ class ModelFiles:
                     f"{path!r}. Load the sparse weights first: they hold the keys."
                 )
             say(f"Loading sparse optimizer states: {path}")
+            table = self.table_of(name)
             load_sparse_states(
                 path,
                 self._loaded[name],
-                self.table_of(name),
+                table,
                 self._format(name),
+                self._learner.table_learning_rates[table.name],
             )
 
     def save_collections(self, path: str, names: Sequence[str]) -> None:
