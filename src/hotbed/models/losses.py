@@ -99,6 +99,8 @@ class BCE(Loss):
     Args:
         pos_weight: p above, weight of positive samples.
         label_smoothing: labels 0, 1 become s / 2, 1 - s / 2.
+        missing_below: labels below this number are missing, and the loss of their samples is 0; the
+            mean still counts them. None: no label is missing.
 
     >>> BCE()(torch.zeros(2), torch.tensor([0.0, 1.0]))
     tensor(0.6931)
@@ -106,9 +108,12 @@ class BCE(Loss):
 
     pos_weight: float = 1.0
     label_smoothing: float = 0.0
+    missing_below: float | None = None
 
     def __post_init__(self) -> None:
         checks.finite_number("BCE.pos_weight", self.pos_weight, least=0)
+        if self.missing_below is not None:
+            checks.finite_number("BCE.missing_below", self.missing_below)
         checks.finite_number(
             "BCE.label_smoothing",
             self.label_smoothing,
@@ -122,6 +127,9 @@ class BCE(Loss):
         label: Tensor,
         weight: Tensor | None,
     ) -> Tensor:
+        if self.missing_below is not None:
+            known = (label >= self.missing_below).float()
+            weight = known if weight is None else known * weight
         if self.label_smoothing:
             label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)

@@ -162,6 +162,16 @@ def test_bce_is_torchs_mean_with_and_without_weights() -> None:
     )
 
 
+def test_missing_labels_count_as_samples_without_loss() -> None:
+    x = torch.tensor([1.0, -2.0, 3.0])
+    y = torch.tensor([1.0, -1.0, 0.0])
+    known = F.binary_cross_entropy_with_logits(x[[0, 2]], y[[0, 2]], reduction="none")
+    torch.testing.assert_close(BCE(missing_below=-0.5)(x, y), known.sum() / 3)
+    weight = torch.tensor([2.0, 5.0, 0.5])
+    weighted = (known * weight[[0, 2]]).sum() / 3
+    torch.testing.assert_close(BCE(missing_below=-0.5)(x, y, weight), weighted)
+
+
 def test_mse_is_torchs_mean() -> None:
     x, y, w = draw()
     torch.testing.assert_close(MSE()(x, y), F.mse_loss(x, y))

@@ -268,7 +268,8 @@ def _initialize(
     drawn = False
     for name, parameter in layer.named_parameters():
         is_bias = "bias" in name
-        if is_bias == (key == "bias_init") and (is_bias or parameter.dim() > 1):
+        is_meant = is_bias == (key == "bias_init") and (is_bias or parameter.dim() > 1)
+        if is_meant and parameter.requires_grad:
             _draw(parameter, initializer)
             drawn = True
     if not drawn:

@@ -81,7 +81,8 @@ def translate(
     if not losses.outputs:
         losses.add_ends(graph.input.label_names)
     if scores is not None:  # the engine makes scores of these logits
-        network.tensors[scores.top_names[0]] = network.tensor(scores.bottom_names[0])
+        top = scores.top_names[0]
+        network.tensors[top] = network.tensor(scores.bottom_names[0], top)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
     schema = Schema(
         [
@@ -150,7 +151,7 @@ def _with_shapes(
     shaped = []
     for weight in weights:
         if weight.path and weight.path not in shapes:
-            continue
+            continue  # of a layer that is left out
         shape = weight.shape or shapes[weight.path]
         if weight.transposed:
             shape = shape[::-1]

@@ -274,7 +274,8 @@ def _attention(network: Network, layer: DenseLayer) -> None:
     bottoms = layer.bottom_names
     if len(layer.top_names) == 2:
         network.add("attention_scores", bottoms[:2], layer.top_names[:1], keys)
-        network.tensors[layer.top_names[1]] = network.tensor(bottoms[2])
+        top = layer.top_names[1]
+        network.tensors[top] = network.tensor(bottoms[2], top)
     elif len(bottoms) == 2 and layer.transpose_b:
         network.add("attention_scores", bottoms, layer.top_names, keys)
     elif len(bottoms) == 2:

@@ -107,7 +107,7 @@ class Losses:
             )
         logits = self._parts(layer.bottom_names[0], columns)
         for label, logit, target in zip(columns, logits, targets, strict=True):
-            self._output(label, logit, BCE(), target / len(columns))
+            self._output(label, logit, BCE(missing_below=-0.5), target / len(columns))
 
     def _parts(self, prediction: str, columns: Sequence[str]) -> list[str]:
         """Return the tensor of each label, cut out of a prediction of several."""
@@ -138,7 +138,7 @@ class Losses:
                 f"label {label!r}: two losses take it, got {prediction!r} as the second "
                 "prediction. Keep one of them."
             )
-        self.outputs[label] = self._network.tensor(prediction)
+        self.outputs[label] = self._network.tensor(prediction, label)
         self._losses[label] = loss
         if weight != 1.0:
             self._weights[label] = weight

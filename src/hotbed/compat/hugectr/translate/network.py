@@ -70,17 +70,19 @@ class Network:
                     "Rename the top of one of them."
                 )
         name = self._named(tops[0])
-        inputs = [self.tensor(bottom) for bottom in bottoms]
+        inputs = [self.tensor(bottom, tops[0]) for bottom in bottoms]
         entry = {"layer": kind, "name": name, "inputs": inputs, "outputs": list(tops)}
         self.layers.append({**entry, **(keys or {})})
         self.tensors.update({top: top for top in tops})
         return name
 
-    def tensor(self, name: str) -> str:
-        """Return the name in the description of a tensor of HugeCTR's graph."""
+    def tensor(self, name: str, top: str) -> str:
+        """Return the name in the description of a tensor that the layer of `top` takes."""
         if name not in self.tensors:
             advice = did_you_mean(name, self.tensors)
-            raise ConfigError(f"bottom {name!r}: no layer above makes it, got {name!r}. {advice}")
+            raise ConfigError(
+                f"{top}.bottom_names: no layer above makes it, got {name!r}. {advice}"
+            )
         return self.tensors[name]
 
     def weight(

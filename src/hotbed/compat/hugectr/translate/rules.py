@@ -44,6 +44,8 @@ def dense_rule(
         l2: factor of the L2 regularizer.
     """
     rule = _MAKERS[optimizer.optimizer_type](optimizer, lr)
+    if isinstance(rule, Nesterov) and not rule.momentum:
+        rule = Sgd(lr)  # the same steps; torch's Nesterov needs a momentum
     if not (l1 or l2):
         return rule
     return replace(rule, l1=rule.l1 + l1, l2=rule.l2 + l2)

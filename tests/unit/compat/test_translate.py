@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole graphs of HugeCTR: embeddings, losses, optimizers, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import hotbed as hb
+import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr import (
+    DataReaderSparseParam,
+    DenseLayer,
+    EmbeddingCollectionConfig,
+    EmbeddingTableConfig,
+    Graph,
+    Input,
+    Layer_t,
+    Optimizer_t,
+    OptParams,
+    SparseEmbedding,
+    Update_t,
+)
+from hotbed.compat.hugectr.reader import Columns
+from hotbed.compat.hugectr.translate import Translation, named_columns, translate
+from hotbed.errors import ConfigError
+
+TYPE = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+ADAM = OptParams()
+
+
+def embedding(name: str, bottom: str, dim: int, **arguments: Any) -> SparseEmbedding:
+    values = {"combiner": "sum", **arguments}
+    return SparseEmbedding(
+        TYPE,
+        embedding_vec_size=dim,
+        sparse_embedding_name=name,
+        bottom_name=bottom,
+        **values,
+    )
+
+
+def layer(kind: Layer_t, bottoms: Any, tops: Any, **arguments: Any) -> DenseLayer:
+    return DenseLayer(kind, bottoms, tops, **arguments)
+
+
+def one_fc(bottom: str, num_output: int = 1) -> list[DenseLayer]:
+    return [layer(Layer_t.InnerProduct, bottom, "logit", num_output=num_output)]
+
+
+BCE = layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "label"], "loss")
+
+
+def built(translation: Translation) -> hb.models.Graph:
+    return hb.models.Graph(translation.schema, translation.tables, translation.description)
+
+
+def first_batch(translation: Translation, columns: dict[str, Any]) -> hb.Batch:
+    table = pa.table(columns)
+    source = hb.sources.Memory(table)
+    return next(iter(hb.Dataset(source, translation.schema, batch_size=len(table))))
+
+
+def rows_of(table: hb.Table, ids: list[int]) -> Any:
+    return table.gather(table.find_or_insert(np.array(ids)))
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def two_slots(combiner: str = "sum") -> Graph:
+    data = Input(1, "label", 0, "dense", [DataReaderSparseParam("data1", 3, False, 2)])
+    layers = [layer(Layer_t.Reshape, "emb", "flat", leading_dim=8), *one_fc("flat"), BCE]
+    return Graph(data, [embedding("emb", "data1", 4, combiner=combiner)], layers)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_slots_share_the_keys_of_one_table(combiner: str) -> None:
+    translation = translate(two_slots(combiner), ADAM)
+    assert list(translation.tables) == ["emb"]
+    assert [column.name for column in translation.schema.ids] == ["data1_0", "data1_1"]
+    table = translation.tables["emb"]
+    ids = {"data1_0": [[5, 9]], "data1_1": [[9]]}
+    batch = first_batch(translation, {"label": [1.0], **ids})
+    network = built(translation)
+    with hb.models.recorded(network, ["emb"]) as tensors:
+        network(batch)
+    rows = rows_of(table, [5, 9])
+    pooled = rows.sum(0) / {"sum": 1, "mean": 2}[combiner]
+    assert tensors.values["emb"].shape == (1, 2, 4)
+    assert np.allclose(tensors.values["emb"][0], [pooled, rows[1]])
+
+
+def test_offsets_of_the_reader_shift_the_keys_of_each_slot() -> None:
+    columns = Columns(("y",), (), ("C1", "C2"), (0, 100))
+    translation = translate(two_slots(), ADAM, columns)
+    batch = first_batch(translation, {"y": [1.0], "C1": [5], "C2": [5]})
+    assert [batch.ids[name].values.tolist() for name in ("data1_0", "data1_1")] == [[5], [105]]
+    assert translation.embeddings[0].offsets == (0, 100)
+    assert translation.embeddings[0].slots == ("data1_0", "data1_1")
+
+
+def test_two_tables_look_up_the_same_slots() -> None:
+    graph = two_slots()
+    wide = embedding("wide", "data1", 1)
+    layers = [
+        layer(Layer_t.Reshape, "emb", "flat", leading_dim=8),
+        layer(Layer_t.Reshape, "wide", "flat2", leading_dim=2),
+        layer(Layer_t.Concat, ["flat", "flat2"], "both"),
+        *one_fc("both"),
+        BCE,
+    ]
+    graph = Graph(graph.input, [*graph.embeddings, wide], layers)
+    translation = translate(graph, ADAM)
+    batch = first_batch(translation, {"label": [1.0], "data1_0": [5], "data1_1": [6]})
+    assert built(translation)(batch).shape == (1,)
+    assert translation.embeddings[1].slots == ("data1_0_of_wide", "data1_1_of_wide")
+
+
+def collection(combiners: list[str], *, lists: bool) -> Graph:
+    params = [DataReaderSparseParam(f"data{i}", 3, False, 1) for i in range(2)]
+    tables = [EmbeddingTableConfig(f"t{i}", 1000, 4) for i in range(2)]
+    config = EmbeddingCollectionConfig()
+    if lists:
+        config.embedding_lookup(tables, ["data0", "data1"], "emb", combiners)
+        layers = []
+    else:
+        for i, combiner in enumerate(combiners):
+            config.embedding_lookup(tables[i], f"data{i}", f"e{i}", combiner)
+        layers = [layer(Layer_t.Concat, ["e0", "e1"], "emb", axis=2)]
+    config.shard([["t0", "t1"]], [("mp", ["t0", "t1"])])
+    layers = [*layers, layer(Layer_t.Reshape, "emb", "flat"), *one_fc("flat"), BCE]
+    return Graph(Input(1, "label", 0, "dense", params), [config], layers)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_an_embedding_collection_looks_up_each_table_by_its_combiner(lists: bool) -> None:
+    translation = translate(collection(["mean", "concat"], lists=lists), ADAM)
+    ids = {"data0": [[5, 9]], "data1": [[7, 8]]}
+    batch = first_batch(translation, {"label": [1.0], **ids})
+    network = built(translation)
+    with hb.models.recorded(network, ["emb"]) as tensors:
+        network(batch)
+    mean = rows_of(translation.tables["t0"], [5, 9]).mean(0)
+    rows = rows_of(translation.tables["t1"], [7, 8]).ravel()
+    expected = np.concatenate([mean, rows, np.zeros(4)])  # a hotness of 3, two ids
+    shape = (1, 16) if lists else (1, 1, 16)
+    assert tensors.values["emb"].shape == shape
+    assert np.allclose(tensors.values["emb"].ravel(), expected)
+    assert [one.table for one in translation.embeddings] == ["t0", "t1"]
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("update_type", "scope"),
+    [(Update_t.Local, "touched"), (Update_t.Global, "all"), (Update_t.LazyGlobal, "catch_up")],
+)
+def test_update_types_are_scopes_of_the_tables(update_type: Update_t, scope: str) -> None:
+    translation = translate(two_slots(), OptParams(update_type=update_type), lr=0.5)
+    expected = hb.Adam(0.5, eps=1e-7, eps_hat=True, scope=scope)
+    assert translation.tables["emb"].rule == expected
+    assert translation.rule == hb.Adam(0.5, eps=1e-7, eps_hat=True)
+
+
+def test_an_embedding_has_an_optimizer_of_its_own() -> None:
+    own = OptParams(Optimizer_t.MomentumSGD, Update_t.Global, momentum_factor=0.5)
+    graph = two_slots()
+    tables = [embedding("emb", "data1", 4, optimizer=own)]
+    translation = translate(Graph(graph.input, tables, graph.layers), ADAM, lr=0.1)
+    assert translation.tables["emb"].rule == hb.Momentum(0.1, 0.5, scope="all")
+    assert isinstance(translation.rule, hb.Adam)
+
+
+@pytest.mark.parametrize("kind", Optimizer_t)
+def test_every_optimizer_trains(kind: Optimizer_t) -> None:
+    translation = translate(two_slots(), OptParams(kind, Update_t.Local), lr=0.01)
+    model = hb.RecModel(built(translation), translation.loss, translation.rule)
+    table = {"label": [1.0, 0.0], "data1_0": [5, 6], "data1_1": [7, 7]}
+    data = hb.Dataset(hb.sources.Memory(pa.table(table)), translation.schema, batch_size=2)
+    before = float(model.step(next(iter(data))))
+    for batch in data:
+        after = float(model.step(batch))
+    assert after < before
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def losses(
+    layers: list[DenseLayer], dims: list[int], names: list[str], **arguments: Any
+) -> Translation:
+    data = Input(dims, names, 3, "dense", [])
+    return translate(Graph(data, (), layers), ADAM, **arguments)
+
+
+def loss_of(translation: Translation, labels: dict[str, list[float]]) -> tuple[Any, Any]:
+    """Return the loss of two samples, and the last tensor of HugeCTR's graph."""
+    torch.manual_seed(0)
+    network = built(translation).eval()
+    dense = pa.array([[1.0, 2.0, -3.0], [0.5, -2.0, 1.0]], pa.list_(pa.float32()))
+    batch = first_batch(translation, {**labels, "dense": dense})
+    with hb.models.recorded(network, ["logit"]) as tensors, torch.no_grad():
+        outputs = network(batch)
+    targets = {name: torch.tensor(values) for name, values in labels.items()}
+    if isinstance(outputs, torch.Tensor):
+        loss = translation.loss(outputs, *targets.values())
+    else:
+        loss = translation.loss(outputs, targets)
+    return float(loss), torch.tensor(tensors.values["logit"])
+
+
+def test_cross_entropy_of_two_logits() -> None:
+    end = layer(Layer_t.CrossEntropyLoss, ["logit", "label"], "loss")
+    translation = losses([*one_fc("dense", 2), end], [1], ["label"])
+    loss, logit = loss_of(translation, {"label": [1.0, 0.0]})
+    expected = torch.nn.functional.cross_entropy(logit, torch.tensor([1, 0]))
+    assert loss == pytest.approx(float(expected))
+
+
+def test_multi_cross_entropy_leaves_out_missing_labels() -> None:
+    end = layer(
+        Layer_t.MultiCrossEntropyLoss,
+        ["logit", "label"],
+        "loss",
+        target_weight_vec=[0.5, 2.0],
+    )
+    translation = losses([*one_fc("dense", 2), end], [2], ["label"])
+    labels = {"label_0": [1.0, -1.0], "label_1": [0.0, 1.0]}
+    loss, logit = loss_of(translation, labels)
+    x, total = logit.numpy(), 0.0
+    for row, column, label, weight in ((0, 0, 1, 0.5), (0, 1, 0, 2), (1, 1, 1, 2)):
+        share = 1 / (1 + np.exp(-x[row, column]))
+        total -= weight * np.log(share if label else 1 - share)
+    assert loss == pytest.approx(total / 4)  # labels that are missing count as terms of 0
+
+
+def test_several_losses_are_weighed() -> None:
+    layers = [
+        *one_fc("dense", 2),
+        layer(Layer_t.Slice, "logit", ["one", "two"], ranges=[(0, 1), (1, 2)]),
+        layer(Layer_t.BinaryCrossEntropyLoss, ["one", "a"], "loss_a"),
+        layer(Layer_t.BinaryCrossEntropyLoss, ["two", "b"], "loss_b"),
+    ]
+    translation = losses(layers, [1, 1], ["a", "b"], loss_weights={"a": 0.25, "b": 3.0})
+    loss, logit = loss_of(translation, {"a": [1.0, 0.0], "b": [1.0, 1.0]})
+    parts = torch.nn.functional.binary_cross_entropy_with_logits
+    expected = 0.25 * parts(logit[:, 0], torch.tensor([1.0, 0.0]))
+    expected += 3 * parts(logit[:, 1], torch.tensor([1.0, 1.0]))
+    assert loss == pytest.approx(float(expected))
+
+
+def test_slices_of_a_label_are_labels() -> None:
+    layers = [
+        layer(Layer_t.Slice, "label", ["a", "b"], ranges=[(0, 1), (1, 2)]),
+        *one_fc("dense"),
+        layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "b"], "loss"),
+    ]
+    translation = losses(layers, [2], ["label"])
+    assert translation.description["outputs"] == {"label_1": "logit"}
+    assert [label.name for label in translation.schema.labels] == ["label_1"]
+
+
+def test_a_regularizer_is_a_penalty_of_the_rule() -> None:
+    keys = {"use_regularizer": True, "regularizer_type": hugectr.Regularizer_t.L2, "lambda": 0.5}
+    end = layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "label"], "loss", **keys)
+    translation = losses([*one_fc("dense"), end], [1], ["label"], batchsize=100)
+    assert (translation.rule.l1, translation.rule.l2) == (0.0, 0.005)
+
+
+def test_a_graph_for_inference_gives_logits() -> None:
+    layers = [*one_fc("dense"), layer(Layer_t.Sigmoid, "logit", "score")]
+    translation = losses(layers, [1], ["label"])
+    assert translation.description["outputs"] == {"label": "logit"}
+    assert translation.tensors["score"] == "logit"
+
+
+# --- names and mistakes ---------------------------------------------------------------------------
+
+
+def test_names_that_torch_or_descriptions_refuse_are_mapped() -> None:
+    layers = [
+        layer(Layer_t.InnerProduct, "dense", "type", num_output=2),
+        layer(Layer_t.InnerProduct, "type", "fc 1.a", num_output=1),
+        layer(Layer_t.BinaryCrossEntropyLoss, ["fc 1.a", "label"], "loss"),
+    ]
+    translation = losses(layers, [1], ["label"])
+    assert [weight.layer for weight in translation.dense_weights[::2]] == ["type", "fc 1.a"]
+    assert built(translation).tensors["fc 1.a"] == "layers.fc_1_a"
+
+
+MISTAKES = {
+    "unknown bottom": (
+        [layer(Layer_t.ReLU, "dens", "relu1"), *one_fc("dense"), BCE],
+        "relu1.bottom_names: no layer above makes it, got 'dens'. Did you mean 'dense'?",
+    ),
+    "a top twice": (
+        [layer(Layer_t.ReLU, "dense", "x"), layer(Layer_t.ReLU, "dense", "x"), BCE],
+        "x: two layers make a tensor of this name, got relu as the second.",
+    ),
+    "names that become one": (
+        [layer(Layer_t.ReLU, "dense", "a b"), layer(Layer_t.ReLU, "a b", "a_b"), BCE],
+        "a_b: the same layer as 'a b' once other characters",
+    ),
+    "a loss without a label": (
+        [*one_fc("dense"), layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "lable"], "loss")],
+        "loss.bottom_names: the second is not a label, got 'lable'. Did you mean 'label'?",
+    ),
+    "two losses of one label": (
+        [*one_fc("dense"), BCE, BCE],
+        "label 'label': two losses take it",
+    ),
+    "weights of other labels": (
+        [
+            *one_fc("dense"),
+            layer(
+                Layer_t.MultiCrossEntropyLoss,
+                ["logit", "label"],
+                "loss",
+                target_weight_vec=[1, 1],
+            ),
+        ],
+        "loss.target_weight_vec: expected one for each of 1 labels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_of_layers_name_the_place(name: str) -> None:
+    layers, message = MISTAKES[name]
+    with pytest.raises(ConfigError) as error:
+        losses(layers, [1], ["label"])
+    assert message in str(error.value)
+
+
+def test_mistakes_of_embeddings_name_the_place() -> None:
+    graph = two_slots()
+    twice = Graph(graph.input, [*graph.embeddings] * 2, graph.layers)
+    with pytest.raises(ConfigError, match="two tables have this name, got 'emb'"):
+        translate(twice, ADAM)
+    other = Graph(graph.input, [embedding("emb", "data", 4)], graph.layers)
+    with pytest.raises(ConfigError, match=r"no such sparse slots, got 'data'.*'data1'"):
+        translate(other, ADAM)
+    short = Columns(("label",), (hb.Dense("d", width=2),), (), ())
+    with pytest.raises(ConfigError, match="the reader has 2 dense values, got 3"):
+        translate(
+            Graph(Input(1, "label", 3, "dense", []), (), [*one_fc("dense"), BCE]), ADAM, short
+        )
+
+
+def test_columns_are_named_as_tensors_without_a_reader() -> None:
+    data = Input([1, 2], ["a", "b"], 3, "dense", [DataReaderSparseParam("s", 1, True, 2)])
+    columns = named_columns(data)
+    assert columns.labels == ("a", "b_0", "b_1")
+    assert columns.dense == (hb.Dense("dense", width=3),)
+    assert columns.slots == ("s_0", "s_1")
+
+
+def test_layers_that_no_loss_needs_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [layer(Layer_t.InnerProduct, "dense", "unused"), *one_fc("dense"), BCE]
+    translation = losses(layers, [1], ["label"])
+    assert len(translation.description["layers"]) == 1
+    assert "unused is left out" in caplog.text
+    assert {weight.layer for weight in translation.dense_weights} == {"logit"}
