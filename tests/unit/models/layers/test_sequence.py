@@ -173,13 +173,6 @@ CASES = [
         sizes={"f": (1, 4), "t": (1, 5)},
     ),
     Case(
-        "sequence_mask_of_keys",
-        lambda s: SequenceMask(1, s.t),
-        [Input(("n", 1), lengths)],
-        lambda s, w, keys: sequence_mask(s, w, np.ones((s.n, 1)), keys)[:, :, :1],
-        sizes={"f": (1, 2), "t": (1, 5)},
-    ),
-    Case(
         "attention_pooling",
         lambda s: AttentionPooling(s.d, [s.h]),
         [("n", "d"), *SEQUENCE],

@@ -36,15 +36,8 @@ class SequenceMask(nn.Module):
         self.register_buffer("steps_from", torch.arange(length_from), persistent=False)
         self.register_buffer("steps_to", torch.arange(length_to), persistent=False)
 
-    def forward(self, lengths_from: Tensor, lengths_to: Tensor | None = None) -> Tensor:
-        """Lengths [n] or [n, 1], twice -> float32 [n, 1, length_from, length_to].
-
-        Lengths that come alone are those of the keys, and hold for every query:
-        [n, 1, 1, length_to].
-        """
-        if lengths_to is None:
-            keys = self.steps_to < lengths_from.reshape(-1, 1)
-            return keys[:, None, None, :].float()
+    def forward(self, lengths_from: Tensor, lengths_to: Tensor) -> Tensor:
+        """Lengths [n] or [n, 1], twice -> float32 [n, 1, length_from, length_to]."""
         queries = self.steps_from < lengths_from.reshape(-1, 1)
         keys = self.steps_to < lengths_to.reshape(-1, 1)
         pairs = queries.unsqueeze(2) & keys.unsqueeze(1)
