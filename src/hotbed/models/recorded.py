@@ -52,8 +52,8 @@ def recorded(
             module with several outputs, name one by its number or key: "cut[1]", "[clicked]". A
             `hb.models.Graph` is also asked by the names of its tensors, as is any module with an
             attribute `tensors` that maps names to such paths.
-        values: False records gradients alone. On a CPU they are not copied, so that every step of a
-            loop can be recorded.
+        values: False records gradients alone, of the newest pass that has any. On a CPU they are
+            not copied, so that every step of a loop can be recorded.
 
     Raises:
         ConfigError: there is no such module; while running, an output is not a tensor.
@@ -71,7 +71,7 @@ def recorded(
         )
     if isinstance(names, str):
         raise ConfigError(f"recorded: one text for a list of names, got {names!r}. Give a list.")
-    outputs = [_output(network, name) for name in names]
+    outputs = _outputs(network, names)
     record = Recorded()
     hooks = []
     for output in outputs:
@@ -113,7 +113,8 @@ class _Output:
             tensor = self._picked(outputs)
             if values:
                 record.values[self.name] = _copied(tensor)
-            record.gradients.pop(self.name, None)  # that of the pass before
+            if values or tensor.requires_grad:
+                record.gradients.pop(self.name, None)  # that of the pass before
             if tensor.requires_grad:
                 tensor.register_hook(write_gradient)  # type: ignore[no-untyped-call]
 
@@ -142,8 +143,8 @@ class _Output:
         return picked
 
 
-def _output(network: nn.Module, name: str) -> _Output:
-    """Return the output that is asked for by a path, or by the name of a tensor."""
+def _outputs(network: nn.Module, names: Sequence[str]) -> list[_Output]:
+    """Return the outputs that are asked for by paths, or by names of tensors."""
     modules = dict(network.named_modules())
     tensors: dict[str, str] = {}
     for path, module in modules.items():
@@ -151,17 +152,23 @@ def _output(network: nn.Module, name: str) -> _Output:
         if isinstance(inner, Mapping):
             prefix = f"{path}." if path else ""
             tensors.update({prefix + key: prefix + value for key, value in inner.items()})
-    place = tensors.get(name, name)
-    if place in modules:
-        return _Output(name, modules[place], None)
-    keyed = re.fullmatch(r"(.*)\[(\w+)\]", place)
-    if keyed is not None and keyed[1] in modules:
-        key: int | str = keyed[2]
-        if keyed[2].isdigit():
-            key = int(keyed[2])
-        return _Output(name, modules[keyed[1]], key)
-    advice = did_you_mean(name, [*tensors, *filter(None, modules)])
-    raise ConfigError(f"recorded: the network has no tensor {name!r}, got this name. {advice}")
+    outputs = []
+    for name in names:
+        place = tensors.get(name, name)
+        keyed = re.fullmatch(r"(.*)\[(\w+)\]", place)
+        if place in modules:
+            outputs.append(_Output(name, modules[place], None))
+        elif keyed is not None and keyed[1] in modules:
+            key: int | str = keyed[2]
+            if keyed[2].isdigit():
+                key = int(keyed[2])
+            outputs.append(_Output(name, modules[keyed[1]], key))
+        else:
+            advice = did_you_mean(name, [*tensors, *filter(None, modules)])
+            raise ConfigError(
+                f"recorded: the network has no tensor {name!r}, got this name. {advice}"
+            )
+    return outputs
 
 
 def _copied(tensor: Tensor) -> Array:

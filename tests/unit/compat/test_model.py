@@ -503,3 +503,21 @@ def test_losses_are_weighted_and_their_auc_is_the_mean_over_labels(capsys: Any) 
         made(solver(), labels, loss_names=["others"], loss_weights=[1.0])
     with pytest.raises(ConfigError, match=r"compile\.loss_weights: one weight for each"):
         made(solver(), labels, loss_names=["other"])
+
+
+# --- what is logged -------------------------------------------------------------------------------
+
+
+def test_performance_is_logged_when_the_solver_asks_for_it(caplog: Any) -> None:
+    with caplog.at_level("INFO", logger="hotbed.compat.hugectr"):
+        built = made(solver(perf_logging=True))
+        built.fit(max_iter=4, display=0, eval_interval=4, snapshot=0)
+    events = [record.getMessage().split(", ")[1] for record in caplog.records]
+    assert [event for event in events if "_" in event] == [
+        "epoch_start",
+        "eval_start",
+        "eval_accuracy",
+        "run_stop",
+        "train_samples",
+    ]
+    assert caplog.records[-1].getMessage().endswith("256]")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hotbed.compat.hugectr.clauses import FitParams
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hotbed.compat.hugectr.model.metrics import Results
     from hotbed.compat.hugectr.model.model import Model
     from hotbed.training.run import Run
+
+
+_LOG = logging.getLogger("hotbed.compat.hugectr")
 
 
 class Rates:
@@ -58,7 +61,6 @@ class Iterations:
         self._params = params
         self._callbacks = model.solver.training_callbacks if model.solver.repeat_dataset else ()
         self._rate_before = model.get_learning_rate_scheduler().get_step()
-        self._last = ExitStack()
         self._began = 0.0
         self._shown = 0.0
         self.position: Any = None
@@ -67,7 +69,9 @@ class Iterations:
 
     def on_fit_begin(self, run: Run) -> None:
         self._began = time.perf_counter()
+        self._perf("epoch_start", 0)
         self._shown = self._began
+        self._model.tensors.release()
         self._watch_last(run)
 
     def on_epoch_begin(self, run: Run) -> None:
@@ -87,9 +91,10 @@ class Iterations:
         self._watch_last(run)
 
     def on_fit_end(self, run: Run) -> None:
-        self._last.close()
         self.position = run.position
         self.steps = run.step
+        self._perf("run_stop", "success" if self.ended_early else "aborted")
+        self._perf("train_samples", run.samples)
 
     def _watch_last(self, run: Run) -> None:
         """Keep the gradients of the next iteration if it is the last one."""
@@ -98,7 +103,7 @@ class Iterations:
             num_epochs = run.goal.end_epoch - run.goal.first_epoch
             num_steps = (run.goal.epoch_steps or 0) * num_epochs
         if run.step + 1 == num_steps:
-            self._last.enter_context(self._model.tensors.watched())
+            self._model.tensors.watch()
 
     def _is_saved(self, step: int) -> bool:
         return step > 1 and _is_due(step, self._params.snapshot)
@@ -119,6 +124,7 @@ class Iterations:
     def _evaluate(self, run: Run) -> None:
         began = time.perf_counter()
         iteration = run.step - 1  # callbacks count from 0
+        self._perf("eval_start", iteration)
         for callback in self._callbacks:
             callback.on_eval_start(iteration)
         prefix = self._params.export_predictions_prefix
@@ -130,10 +136,19 @@ class Iterations:
             run.stop("a training callback asked for it")
             return
         results.say()
+        for name, value in results.by_name.items():
+            self._perf("eval_accuracy", f"{name} {value:g}", iteration)
         if self._has_hit(run, results):
             return
         seconds = time.perf_counter() - began
         say(f"Eval Time for {self._model.solver.max_eval_batches} iters: {seconds:g}s")
+
+    def _perf(self, event: str, *values: Any) -> None:
+        """Log an event of MLPerf with its milliseconds, if the solver asks for it."""
+        if self._model.solver.perf_logging:
+            milliseconds = 1000 * (time.perf_counter() - self._began)
+            texts = ", ".join(str(value) for value in values)
+            _LOG.info("[%.2f, %s, %s]", milliseconds, event, texts)
 
     def _has_hit(self, run: Run, results: Results) -> bool:
         """Return whether the AUC is above the threshold of the solver, which ends training."""

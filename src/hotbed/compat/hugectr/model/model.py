@@ -295,8 +295,8 @@ class Model:
         batch = self._train_reader.next()
         if batch is None:
             return False
-        with self.tensors.watched():
-            self._loss = self.learner.step(batch)
+        self.tensors.watch()
+        self._loss = self.learner.step(batch)
         return True
 
     def eval(self, is_first_batch: bool = True) -> bool:
@@ -453,6 +453,18 @@ class Model:
                 "only, got a model without one. Give etc_params=hugectr.CreateETC(…)."
             )
         return [changed_rows(table) for table in self._files.tables.values()]
+
+    def dump_incremental_model_2kafka(self) -> None:
+        """Refuse to write to Kafka here: checkpoints publish changed rows.
+
+        Raises:
+            ConfigError: always; it says which callback publishes.
+        """
+        raise ConfigError(
+            "dump_incremental_model_2kafka: rows are published by a checkpoint, got a call of the "
+            "model. Train model.learner with hb.callbacks.Checkpoint(path, "
+            "publish=hb.PublishTopic(…)), or send what get_incremental_model() returns."
+        )
 
     def get_embedding_training_cache(self) -> KeysetReader:
         """Return what takes keysets; tables hold all of their rows, so that it reads none."""

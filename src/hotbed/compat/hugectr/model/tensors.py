@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
-from hotbed.models import recorded
+from hotbed.models.recorded import Recorded, recorded
 from hotbed.training.model import RecModel
 
 
@@ -26,25 +25,31 @@ class Tensors:
     def __init__(self, learner: RecModel, translation: Translation) -> None:
         self._learner = learner
         self._names = translation.tensors
-        self._gradients: Mapping[str, Any] = {}
+        self._watching = ExitStack()
+        self._record: Recorded | None = None
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Keep the gradients of the steps within, of the last one."""
-        names = list(dict.fromkeys(self._names.values()))
-        with recorded(self._learner.network, names, values=False) as record:
-            yield
-        self._gradients = record.gradients
+    def watch(self) -> None:
+        """Keep the gradients of every step from now on, those of the last one."""
+        if self._record is None:
+            names = list(dict.fromkeys(self._names.values()))
+            watching = recorded(self._learner.network, names, values=False)
+            self._record = self._watching.enter_context(watching)
+
+    def release(self) -> None:
+        """Keep the gradients of later steps no more: they take memory."""
+        self._watching.close()
+        self._record = None
 
     def gradient(self, name: str) -> Any:
         """Return the gradient of the loss in a tensor, of the last step that was watched."""
         place = self._place(name)
-        if place not in self._gradients:
+        gradients = {} if self._record is None else self._record.gradients
+        if place not in gradients:
             raise ConfigError(
                 f"check_out_tensor: tensor {name!r} has no gradient, got Tensor_t.Train. Train "
                 "first; data have values only, which Tensor_t.Evaluate returns."
             )
-        return self._gradients[place]
+        return gradients[place]
 
     def value(self, name: str, batch: Batch | None) -> Any:
         """Return a tensor of the network for a batch, in evaluation."""
