@@ -48,6 +48,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.grouped_all_reduce": Knob("v3.1", _SUMS),
     "solver.num_iterations_statistics": Knob("v3.1", _ONE_PROCESS),
     "solver.async_mlp_wgrad": Knob("v3.2", _PIPELINE),
+    "solver.scaler": Knob("v2.3", "the scale of losses adapts by itself"),
     "solver.gen_loss_summary": Knob("v3.3", "the loss is always known"),
     "solver.overlap_lr": Knob("v3.3", _PIPELINE),
     "solver.overlap_init_wgrad": Knob("v3.3", _PIPELINE),
