@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from hotbed.serving.parameter_server import ParameterServer
 
 if TYPE_CHECKING:
     from hotbed.serving.session import InferenceSession
+    from hotbed.training.model import RecModel
 
 _LOSSES = (
     Layer_t.BinaryCrossEntropyLoss,
@@ -67,18 +67,37 @@ class ServedModel:
         translation = translate(graph, OptParams())
         self._slots = _slots(graph, translation)
         self.labels = [label.name for label in translation.schema.labels]
+        learner = self.learner(translation)
         self.num_row_bytes = 0
-        tables = {}
-        for embedding, file in zip(translation.embeddings, self._files(translation), strict=True):
-            table, num_bytes = _read_table(translation, embedding.table, embedding.clause, file)
-            tables[embedding.table] = table
-            self.num_row_bytes += num_bytes
+        for table in learner.tables.values():
+            self.num_row_bytes += len(table) * (table.dim * 4 + 16)
         with tempfile.TemporaryDirectory(prefix="hotbed-hugectr-") as folder:
-            _export(folder, translation, tables, graph, params)
+            learner.export(folder)
             server.load(params.model_name, folder)
 
-    def _files(self, translation: Translation) -> Iterator[tuple[str, float, bool]]:
-        """Yield file, default value and width of keys of each embedding."""
+    def learner(self, translation: Translation) -> RecModel:
+        """Return the model in memory, with the weights of its files.
+
+        Args:
+            translation: of the graph, for the columns of some reader.
+        """
+        from hotbed.models.graph import Graph as Network
+        from hotbed.models.losses import MSE
+        from hotbed.training.model import RecModel
+
+        tables = self._tables(translation)
+        network = Network(translation.schema, tables, translation.description)
+        if translation.dense_weights or self.params.dense_model_file:
+            load_dense(self.params.dense_model_file, network, translation)
+        last = self.graph.layers[-1]
+        loss: Any = translation.loss
+        if isinstance(last, DenseLayer) and last.layer_type not in _LOSSES:
+            labels = [label.name for label in translation.schema.labels]
+            loss = MSE() if len(labels) == 1 else {label: MSE() for label in labels}
+        return RecModel(network, loss, "sgd")
+
+    def _tables(self, translation: Translation) -> dict[str, Table]:
+        """Return the tables of the embeddings, with the rows of their files."""
         files = self.params.sparse_model_files
         if len(files) != len(translation.embeddings):
             raise ConfigError(
@@ -87,9 +106,16 @@ class ServedModel:
                 "order of the embeddings."
             )
         defaults = self.params.default_value_for_each_table
-        for number, file in enumerate(files):
+        tables = {}
+        for number, (embedding, file) in enumerate(zip(translation.embeddings, files, strict=True)):
+            name = embedding.table
             default = defaults[number] if number < len(defaults) else 0.0
-            yield file, default, self.params.i64_input_key
+            table = Table(name, translation.tables[name].dim, rule=Sgd(), init=Constant(default))
+            clause = embedding.clause
+            localized = isinstance(clause, SparseEmbedding) and clause.embedding_type in _LOCALIZED
+            load_sparse(file, table, SparseFile(localized=localized, i64=self.params.i64_input_key))
+            tables[name] = table
+        return tables
 
     def ask(
         self,
@@ -198,41 +224,3 @@ def _joined(
         lengths.append(part.reshape(num_samples, slot_num))
         first = end
     return offsets_of(np.concatenate(lengths, axis=1).reshape(-1))
-
-
-def _read_table(
-    translation: Translation,
-    name: str,
-    clause: Any,
-    file: tuple[str, float, bool],
-) -> tuple[Table, int]:
-    """Return a table with the rows of its file, and the memory that they take."""
-    path, default, i64 = file
-    dim = translation.tables[name].dim
-    table = Table(name, dim, rule=Sgd(), init=Constant(default))
-    localized = isinstance(clause, SparseEmbedding) and clause.embedding_type in _LOCALIZED
-    num_rows = load_sparse(path, table, SparseFile(localized=localized, i64=i64))
-    return table, num_rows * (dim * 4 + 16)
-
-
-def _export(
-    folder: str | Path,
-    translation: Translation,
-    tables: dict[str, Table],
-    graph: Graph,
-    params: InferenceParams,
-) -> None:
-    """Write the exported model."""
-    from hotbed.models.graph import Graph as Network
-    from hotbed.models.losses import MSE
-    from hotbed.training.model import RecModel
-
-    network = Network(translation.schema, tables, translation.description)
-    if translation.dense_weights or params.dense_model_file:
-        load_dense(params.dense_model_file, network, translation)
-    last = graph.layers[-1]
-    loss: Any = translation.loss
-    if isinstance(last, DenseLayer) and last.layer_type not in _LOSSES:
-        labels = [label.name for label in translation.schema.labels]
-        loss = MSE() if len(labels) == 1 else {label: MSE() for label in labels}
-    RecModel(network, loss, "sgd").export(folder)

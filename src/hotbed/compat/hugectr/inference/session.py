@@ -19,8 +19,9 @@ from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.compat.hugectr.model.tensors import Tensors
 from hotbed.compat.hugectr.reader import columns_of, evaluation_data
-from hotbed.compat.hugectr.translate import translate
+from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
@@ -168,6 +169,7 @@ class InferenceSession:
         self._model = embedding_cache.model
         version = embedding_cache.server.model(self._model.params.model_name)
         self._session = EngineSession(version, embedding_cache.rows)
+        self._last: tuple[Translation, Batch] | None = None
 
     def predict(self, *args: Any, **keywords: Any) -> Any:
         """Return predictions of a request, or of samples in files.
@@ -221,7 +223,7 @@ class InferenceSession:
     def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their predictions, until there are enough samples."""
         reader = _reader(values)
-        dataset = self._dataset(reader)
+        translation, dataset = self._dataset(reader)
         missing = values["num_batches"] * self._model.params.max_batchsize
         while missing > 0:
             before = missing
@@ -230,6 +232,7 @@ class InferenceSession:
                 dense = [values.reshape(len(part), -1) for values in part.dense.values()]
                 matrix = np.concatenate(dense, axis=1) if dense else None
                 yield part, self._model.scores(self._session, matrix, part.ids)
+                self._last = (translation, part)
                 missing -= len(part)
                 if not missing:
                     return
@@ -238,8 +241,8 @@ class InferenceSession:
                     f"{reader.source}: no samples, got an empty source. Check the path."
                 )
 
-    def _dataset(self, reader: DataReaderParams) -> Dataset:
-        """Return the samples of files, whose values are those of training."""
+    def _dataset(self, reader: DataReaderParams) -> tuple[Translation, Dataset]:
+        """Return the samples of files, and the translation of the graph for their columns."""
         graph = self._model.graph
         params = self._model.params
         solver = Solver(
@@ -248,8 +251,8 @@ class InferenceSession:
             i64_input_key=params.i64_input_key,
             drop_incomplete_batch=False,
         )
-        schema = translate(graph, OptParams(), columns_of(reader, graph.input)).schema
-        return evaluation_data(reader, graph.input, solver, schema)
+        translation = translate(graph, OptParams(), columns_of(reader, graph.input))
+        return translation, evaluation_data(reader, graph.input, solver, translation.schema)
 
 
 def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -328,6 +331,7 @@ class InferenceModel(InferenceSession):
         session = CreateInferenceSession(model_config_path, inference_params)
         self._model = session._model
         self._session = session._session
+        self._last = None
 
     def predict(self, *args: Any, **keywords: Any) -> NDArray[np.float32]:
         """Return predictions [n, labels] of samples in files.
@@ -335,3 +339,21 @@ class InferenceModel(InferenceSession):
         The arguments are those of `InferenceSession.predict` over files.
         """
         return self._predict_files(by_order("predict", _FILES, args, keywords))
+
+    def check_out_tensor(self, tensor_name: str) -> NDArray[np.float32]:
+        """Return a tensor of the network for the last batch that was scored.
+
+        Args:
+            tensor_name: the name of the tensor in the graph.
+
+        Raises:
+            ConfigError: nothing was scored yet, or there is no such tensor.
+        """
+        if self._last is None:
+            raise ConfigError(
+                f"check_out_tensor: nothing was scored yet, got {tensor_name!r}. Predict first."
+            )
+        translation, batch = self._last
+        tensors = Tensors(self._model.learner(translation), translation)
+        value: NDArray[np.float32] = tensors.value(tensor_name, batch)
+        return value
