@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a script that says `import hugectr`, as it is.
+
+    python -m hotbed.compat.hugectr.run dcn.py
+    python -m hotbed.compat.hugectr.run dcn.py --max-iter 50 --data-scale 0.01   # a rehearsal
+
+A rehearsal is short: it generates the data that the script reads, under the script's own paths and
+from the parameters of its reader, and never over a file that exists. A training file (`.json`) is
+run in the same way. Arguments that are not those of this module go to the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import runpy
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr.clauses import FitParams
+from hotbed.compat.hugectr.job import read_training, train_file
+from hotbed.compat.hugectr.model import Model
+from hotbed.compat.hugectr.rehearsal import Reading, Rehearsal
+from hotbed.errors import HotbedError
+from hotbed.job.file import read_mapping
+from hotbed.training.watching.history import History
+
+
+def rehearsed(rehearsal: Rehearsal) -> type[Model]:
+    """Return a `Model` whose runs are as short as a rehearsal says."""
+
+    class RehearsedModel(Model):
+        def compile(self, *arguments: Any, **keywords: Any) -> None:
+            if self.reader is not None:
+                self._shorten(self.reader)
+            super().compile(*arguments, **keywords)
+
+        def fit(self, *arguments: Any, **keywords: Any) -> History:
+            params = self.solver.fit
+            if params is None or arguments or keywords:
+                params = rehearsal.fit(
+                    FitParams(*arguments, **keywords),
+                    repeats=self.solver.repeat_dataset,
+                )
+            before = self.get_learning_rate_scheduler().get_step()
+            history = super().fit(**vars(params))
+            steps = self.get_learning_rate_scheduler().get_step() - before
+            print(f"rehearsal: learned {steps} iterations")
+            return history
+
+        def _shorten(self, reader: hugectr.DataReaderParams) -> None:
+            self.solver = rehearsal.solver(self.solver)
+            reading = rehearsal.reading(reader, self.solver)
+            self.reader = reading.reader
+            if reading.is_generated:
+                self.graph = rehearsal.graph(self.graph)
+            print(
+                f"rehearsal: batches of {self.solver.batchsize} samples, "
+                f"{self.solver.max_eval_batches} of {self.solver.batchsize_eval} to evaluate"
+            )
+            for source in reading.generate(self.solver, self.graph.input):
+                print(f"rehearsal: generated {source}, with slots of {self._slots(reading)} keys")
+
+        @staticmethod
+        def _slots(reading: Reading) -> str:
+            sizes = reading.reader.slot_size_array
+            return ", ".join(map(str, sizes)) if sizes else "1000"
+
+    return RehearsedModel
+
+
+def hugectr_module(replaced: Mapping[str, Any]) -> types.ModuleType:
+    """Return the module `hugectr` for scripts.
+
+    Args:
+        replaced: names that stand for others than those of the door.
+    """
+    module = types.ModuleType("hugectr", hugectr.__doc__)
+    for name in hugectr.__all__:
+        setattr(module, name, getattr(hugectr, name))
+    vars(module).update(replaced)
+    return module
+
+
+def mpi4py_module() -> types.ModuleType:
+    """Return a module `mpi4py` for machines without it: one process."""
+    module = types.ModuleType("mpi4py")
+    vars(module)["MPI"] = types.SimpleNamespace(COMM_WORLD=_OneProcess())
+    return module
+
+
+class _OneProcess:
+    """The communicator of one process."""
+
+    rank = 0
+    size = 1
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    def Barrier(self) -> None:
+        """Wait for nobody."""
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return value
+
+    def gather(self, value: Any, root: int = 0) -> list[Any]:
+        return [value]
+
+    def allreduce(self, value: Any) -> Any:
+        return value
+
+
+def run_script(script: str, arguments: list[str], model_class: type[Model]) -> None:
+    """Run a script as the main program, in which `import hugectr` gives this door.
+
+    Args:
+        script: its path.
+        arguments: those of the script.
+        model_class: what `hugectr.Model` is in it.
+    """
+    module = hugectr_module({"Model": model_class})
+    sys.modules["hugectr"] = module
+    for name in hugectr.__all__:
+        if isinstance(getattr(module, name), types.ModuleType):
+            sys.modules[f"hugectr.{name}"] = getattr(module, name)
+    if importlib.util.find_spec("mpi4py") is None:
+        sys.modules["mpi4py"] = mpi4py_module()
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_training_file(path: str, rehearsal: Rehearsal | None) -> None:
+    """Run a training file as `huge_ctr --train` ran it."""
+    training = read_training(read_mapping(path))
+    if rehearsal is None:
+        train_file(training, Model)
+        return
+    model = train_file(training, rehearsed(rehearsal))
+    steps = model.get_learning_rate_scheduler().get_step()
+    print(f"rehearsal: learned {steps} iterations")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the arguments and run; return the exit code, 2 for a deliberate error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hotbed.compat.hugectr.run",
+        description="Run a HugeCTR script, or a training file, as it is.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("script", help="a Python script, or a training file (.json)")
+    parser.add_argument("--max-iter", type=int, help="end after this many iterations")
+    parser.add_argument(
+        "--data-scale",
+        type=float,
+        help="make batches, slots and generated data this much smaller, such as 0.01",
+    )
+    parser.add_argument("--data-root", type=Path, help="the folder that stands for / in paths")
+    taken, rest = parser.parse_known_args(arguments)
+    is_rehearsal = taken.max_iter is not None or taken.data_scale is not None
+    if taken.data_root is not None and not is_rehearsal:
+        parser.error("--data-root: only for generated data. Give --max-iter or --data-scale too.")
+    rehearsal = None
+    try:
+        if is_rehearsal:
+            rehearsal = Rehearsal(taken.max_iter, taken.data_scale or 1.0, taken.data_root)
+        if taken.script.endswith(".json"):
+            run_training_file(taken.script, rehearsal)
+            return 0
+    except HotbedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    run_script(taken.script, rest, Model if rehearsal is None else rehearsed(rehearsal))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
