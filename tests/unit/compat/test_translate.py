@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hotbed.compat.hugectr import (
     EmbeddingCollectionConfig,
     EmbeddingTableConfig,
     Graph,
+    GroupDenseLayer,
     Input,
     Layer_t,
     Optimizer_t,
@@ -25,6 +27,8 @@ from hotbed.compat.hugectr import (
     SparseEmbedding,
     Update_t,
 )
+from hotbed.compat.hugectr.json.graph import write_graph
+from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import Columns
 from hotbed.compat.hugectr.translate import Translation, named_columns, translate
 from hotbed.errors import ConfigError
@@ -367,3 +371,76 @@ def test_layers_that_no_loss_needs_are_left_out(caplog: pytest.LogCaptureFixture
     assert len(translation.description["layers"]) == 1
     assert "unused is left out" in caplog.text
     assert {weight.layer for weight in translation.dense_weights} == {"logit"}
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+OWN = OptParams(Optimizer_t.Ftrl, Update_t.Local, beta=1.0, lambda1=0.5)
+GRAPHS = {
+    "two slots": two_slots("mean"),
+    "own optimizer": Graph(
+        two_slots().input,
+        [embedding("emb", "data1", 4, optimizer=OWN, slot_size_array=[10, 20])],
+        two_slots().layers,
+        model_name="small",
+    ),
+    "collection": collection(["average", "concat"], lists=False),
+    "collection of lists": collection(["sum", "concat"], lists=True),
+    "labels": Graph(
+        Input(
+            [1, 2],
+            ["a", "b"],
+            [0.5, 2.0],
+            3,
+            "dense",
+            [DataReaderSparseParam("s", [1, 2], True, 2)],
+        ),
+        (),
+        [
+            *one_fc("dense", 1),
+            layer(
+                Layer_t.BinaryCrossEntropyLoss,
+                ["logit", "a"],
+                "loss",
+                use_regularizer=True,
+                lambda_=0.25,
+            ),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_survives_its_json(name: str) -> None:
+    written = write_graph(GRAPHS[name], ADAM)
+    graph = read_graph(json.loads(json.dumps(written)))
+    assert write_graph(graph, ADAM) == written
+    ours, theirs = translate(graph, ADAM), translate(GRAPHS[name], ADAM)
+    assert ours.description == theirs.description
+    assert (ours.schema, ours.loss, ours.rule) == (theirs.schema, theirs.loss, theirs.rule)
+    configs = [{key: table.config for key, table in one.tables.items()} for one in (ours, theirs)]
+    assert configs[0] == configs[1]
+
+
+def test_a_group_of_layers_is_written_one_by_one() -> None:
+    group = GroupDenseLayer(
+        hugectr.GroupLayer_t.GroupFusedInnerProduct,
+        ["dense"],
+        ["fc1", "fc2", "logit"],
+        [4, 3, 1],
+        hugectr.Activation_t.Non,
+    )
+    graph = Graph(Input(1, "label", 3, "dense", []), (), [group, BCE])
+    read = read_graph(write_graph(graph, ADAM))
+    ours, theirs = translate(read, ADAM), translate(graph, ADAM)
+    assert [one.layer for one in ours.dense_weights] == [one.layer for one in theirs.dense_weights]
+    assert [one.shape for one in ours.dense_weights] == [one.shape for one in theirs.dense_weights]
+    torch.manual_seed(0)
+    networks = [built(ours), built(theirs)]
+    weights = networks[0].state_dict()
+    state = networks[1].state_dict()
+    for one, other in zip(ours.dense_weights, theirs.dense_weights, strict=True):
+        state[other.path].copy_(weights[one.path])
+    dense = pa.array([[1.0, 2.0, -3.0]], pa.list_(pa.float32()))
+    batch = first_batch(ours, {"label": [1.0], "dense": dense})
+    assert torch.allclose(networks[0](batch), networks[1](batch))

@@ -8,6 +8,7 @@ parameter in a wrong place or transposed is found too.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from torch.nn import functional as F
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr import Activation_t, DenseLayer, Layer_t
+from hotbed.compat.hugectr.json.graph import write_graph
+from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.translate import Translation, translate
 
 NUM_SAMPLES = 4
@@ -413,6 +416,13 @@ def test_a_layer_equals_its_formula(name: str) -> None:
         assert torch.allclose(torch.tensor(tensors.values[top]), values, atol=1e-5), top
     trained = [path for path, _ in network.named_parameters() if path.startswith("layers.y0")]
     assert bool(trained) == bool(weights)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_survives_its_json(name: str) -> None:
+    graph = graph_of(CASES[name], name)
+    text = json.dumps(write_graph(graph, hugectr.OptParams()))
+    assert read_graph(json.loads(text)) == graph
 
 
 def test_every_kind_of_layer_has_a_case() -> None:

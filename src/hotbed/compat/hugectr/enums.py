@@ -167,7 +167,7 @@ class Layer_t(Enum):
     Cast = "Cast"
     SequenceMask = "SequenceMask"
     DotProduct = "DotProduct"
-    Multiply = "Multiply"
+    Multiply = WeightMultiply  # its name up to v2.3
 
 
 class LrPolicy_t(Enum):

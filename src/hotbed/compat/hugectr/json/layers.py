@@ -11,8 +11,12 @@ from hotbed.compat.hugectr.clauses import (
     DataReaderParams,
     DataReaderSparseParam,
     DenseLayer,
+    EmbeddingCollectionConfig,
+    EmbeddingLookup,
+    EmbeddingTableConfig,
     Graph,
     HybridEmbeddingParam,
+    InitParams,
     Input,
     SparseEmbedding,
 )
@@ -31,6 +35,7 @@ from hotbed.compat.hugectr.enums import (
 )
 from hotbed.compat.hugectr.json.keys import member, needed, read_clause
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
+from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
 
@@ -46,12 +51,15 @@ def read_graph(spec: Mapping[str, Any]) -> Graph:
     layers = spec.get("layers")
     if not isinstance(layers, list) or not layers:
         raise ConfigError(f"layers: not a list of layers, got {layers!r:.80}. Write the layers.")
-    embeddings: list[SparseEmbedding] = []
+    embeddings: list[SparseEmbedding | EmbeddingCollectionConfig] = []
     dense: list[DenseLayer] = []
     for number, layer in enumerate(layers[1:], 1):
         where = f"layers.{number}"
-        if _type_of(layer, where) in Embedding_t.__members__:
+        kind = _type_of(layer, where)
+        if kind in Embedding_t.__members__:
             embeddings.append(_read_embedding(layer, where))
+        elif kind == "EmbeddingCollection":
+            embeddings.append(_read_collection(layer, where))
         else:
             dense.append(_read_dense_layer(layer, where))
     return Graph(
@@ -92,7 +100,8 @@ def _read_data(layer: Any) -> Input:
         raise ConfigError(f"{where}.type: not Data, got {layer['type']!r}. Put the data first.")
     values = read_clause(layer, where, ["name", "type", "label", "dense", "sparse", *_READER])
     needed(values, where, ["label", "dense", "sparse"])
-    label = read_clause(values["label"], f"{where}.label", ["top", "label_dim"])
+    label_keys = ["top", "label_dim", "label_weights"]
+    label = read_clause(values["label"], f"{where}.label", label_keys)
     needed(label, f"{where}.label", ["label_dim"])
     dense = read_clause(values["dense"], f"{where}.dense", ["top", "dense_dim"])
     needed(dense, f"{where}.dense", ["top", "dense_dim"])
@@ -102,6 +111,7 @@ def _read_data(layer: Any) -> Input:
     return Input(
         label_dims=_as_tuple(label["label_dim"]),
         label_names=_as_tuple(label.get("top", "label")),  # files for inference have no name
+        label_weights=tuple(label.get("label_weights", ())),
         dense_dim=dense["dense_dim"],
         dense_name=dense["top"],
         data_reader_sparse_param_array=tuple(sparse),
@@ -169,7 +179,7 @@ _EMBEDDING = (
     "combiner",
     "slot_size_array",
 )
-_HYBRID: Mapping[str, Any] = {
+HYBRID_KEYS: Mapping[str, Any] = {
     "max_num_frequent_categories": 1,
     "max_num_infrequent_samples": -1,
     "p_dup_max": 0.01,
@@ -187,7 +197,7 @@ def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
     values = read_clause(layer, where, [*keys, "plan_file1"])
     needed(values, where, ["bottom", "top", "sparse_embedding_hparam"])
     place = f"{where}.sparse_embedding_hparam"
-    hyper = read_clause(values["sparse_embedding_hparam"], place, [*_EMBEDDING, *_HYBRID])
+    hyper = read_clause(values["sparse_embedding_hparam"], place, [*_EMBEDDING, *HYBRID_KEYS])
     needed(hyper, place, ["embedding_vec_size", "combiner"])
     arguments = {key: hyper[key] for key in _EMBEDDING if key in hyper}
     if "optimizer" in values:
@@ -196,8 +206,8 @@ def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
             f"{where}.optimizer",
             needs_rate=False,
         )
-    if any(key in hyper for key in _HYBRID):
-        arguments["hybrid_embedding_param"] = _read_hybrid({**_HYBRID, **hyper}, place)
+    if any(key in hyper for key in HYBRID_KEYS):
+        arguments["hybrid_embedding_param"] = _read_hybrid({**HYBRID_KEYS, **hyper}, place)
     return SparseEmbedding(
         embedding_type=Embedding_t[values["type"]],
         sparse_embedding_name=values["top"],
@@ -208,7 +218,7 @@ def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
 
 
 def _read_hybrid(hyper: Mapping[str, Any], where: str) -> HybridEmbeddingParam:
-    arguments = {key: hyper[key] for key in _HYBRID}
+    arguments = {key: hyper[key] for key in HYBRID_KEYS}
     enums = (
         ("communication_type", CommunicationType),
         ("hybrid_embedding_type", HybridEmbeddingType),
@@ -216,6 +226,61 @@ def _read_hybrid(hyper: Mapping[str, Any], where: str) -> HybridEmbeddingParam:
     for key, enum in enums:
         arguments[key] = member(enum, arguments[key], f"{where}.{key}")
     return HybridEmbeddingParam(**arguments)
+
+
+def _read_collection(layer: Any, where: str) -> EmbeddingCollectionConfig:
+    """Return an embedding collection, in the clause that `json.graph` writes."""
+    values = read_clause(layer, where, ["type", "tables", "lookups"])
+    needed(values, where, ["tables", "lookups"])
+    tables = {}
+    for number, entry in enumerate(_listed(values["tables"], f"{where}.tables")):
+        table = _read_table(entry, f"{where}.tables.{number}")
+        tables[table.name] = table
+    collection = EmbeddingCollectionConfig()
+    for number, entry in enumerate(_listed(values["lookups"], f"{where}.lookups")):
+        place = f"{where}.lookups.{number}"
+        keys = ["table", "bottom", "top", "combiner"]
+        lookup = read_clause(entry, place, [*keys, "is_part"])
+        needed(lookup, place, keys)
+        if lookup["table"] not in tables:
+            advice = did_you_mean(str(lookup["table"]), tables)
+            raise ConfigError(f"{place}.table: no such table, got {lookup['table']!r}. {advice}")
+        collection.lookups.append(
+            EmbeddingLookup(
+                tables[lookup["table"]],
+                lookup["bottom"],
+                lookup["top"],
+                lookup["combiner"],
+                lookup.get("is_part", False),
+            )
+        )
+    return collection
+
+
+def _read_table(entry: Any, where: str) -> EmbeddingTableConfig:
+    keys = ["name", "max_vocabulary_size", "ev_size"]
+    values = read_clause(entry, where, [*keys, "optimizer", "init"])
+    needed(values, where, keys)
+    optimizer = None
+    if "optimizer" in values:
+        place = f"{where}.optimizer"
+        optimizer = read_optimizer(values["optimizer"], place, needs_rate=False)
+    init = None
+    if "init" in values:
+        place = f"{where}.init"
+        params = read_clause(values["init"], place, ["type", "up_bound"])
+        needed(params, place, ["type"])
+        init = InitParams(
+            member(Initializer_t, params["type"], f"{place}.type"),
+            params.get("up_bound"),
+        )
+    return EmbeddingTableConfig(
+        values["name"],
+        values["max_vocabulary_size"],
+        values["ev_size"],
+        optimizer,
+        init,
+    )
 
 
 # --- dense layers ---------------------------------------------------------------------------------

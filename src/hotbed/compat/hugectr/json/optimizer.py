@@ -68,6 +68,17 @@ def read_optimizer(
     )
 
 
+def write_optimizer(optimizer: OptParams) -> dict[str, Any]:
+    """Return the clause of an optimizer, without its learning rate, as graphs have it."""
+    name, keys, optional = _HYPER[optimizer.optimizer_type]
+    hyper = {key: getattr(optimizer, key) for key in (*keys, *optional)}
+    return {
+        "type": optimizer.optimizer_type.value,
+        "update_type": optimizer.update_type.value,
+        name: hyper,
+    }
+
+
 def _hyper_parameters(
     spec: Any,
     where: str,

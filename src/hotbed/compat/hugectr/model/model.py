@@ -30,6 +30,7 @@ from hotbed.compat.hugectr.clauses import (
     SparseEmbedding,
 )
 from hotbed.compat.hugectr.enums import Tensor_t
+from hotbed.compat.hugectr.json.graph import write_graph
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.model.batches import DataReader
 from hotbed.compat.hugectr.model.callback import tell_end
@@ -516,6 +517,15 @@ class Model:
         """Load tables of embedding collections; without names, all."""
         self._require_compiled("embedding_load")
         self._files.load_collections(path, table_names)
+
+    def graph_to_json(self, graph_config_file: str) -> None:
+        """Write the graph to a JSON file.
+
+        Args:
+            graph_config_file: its path.
+        """
+        text = json.dumps(write_graph(self.graph, self.optimizer), indent=2)
+        Path(graph_config_file).write_text(text + "\n", encoding="utf-8")
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
         """Take the graph of a JSON file.

@@ -320,7 +320,6 @@ _LAYERS: Mapping[Layer_t, Translate] = {
     Layer_t.FusedInnerProduct: _fused_inner_product,
     Layer_t.MLP: _mlp,
     Layer_t.WeightMultiply: _weight_multiply,
-    Layer_t.Multiply: _weight_multiply,
     Layer_t.BatchNorm: _batch_norm,
     Layer_t.LayerNorm: _layer_norm,
     Layer_t.MultiCross: _multi_cross,
