@@ -214,6 +214,14 @@ def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:
     assert rows(after) == rows(before)
     (tmp_path / "states").write_bytes(data[:48])  # as HugeCTR writes it
     load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile())
+    # HugeCTR's memory of six places has the same size: the last half is v, not times
+    numbers = [*range(1, 13), *range(101, 113)]
+    (tmp_path / "states").write_bytes(struct.pack("<24f", *numbers))
+    other = table(rule=hb.Adam(scope="catch_up"))
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", other, SparseFile())
+    keys = struct.unpack("<3q", (tmp_path / "rows" / "key").read_bytes())
+    assert rows(other, "state")[keys[1]] == [3, 4, 103, 104]
+    assert other.step == 0
 
 
 def test_places_behind_the_last_key_are_left_out(

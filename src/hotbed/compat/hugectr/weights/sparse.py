@@ -129,7 +129,7 @@ def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) 
                 if _has_momentum(table):
                     block = rules.velocity(block, _rate(table, lr))
                 file.write(np.ascontiguousarray(block, FLOAT).tobytes())
-        if _keeps_times(table):
+        if _keeps_times(table) and table.step:
             for batch in table.export():
                 times = batch.column("updated").to_numpy().astype(UINT64)
                 file.write(np.repeat(times, dim).tobytes())
@@ -167,35 +167,15 @@ def load_sparse_states(
         check_size(path, 0, f"the state of {type(table.rule).__name__}")
         return
     dim = table.dim
-    float_bytes = num_states * dim * FLOAT.itemsize
-    time_bytes = dim * UINT64.itemsize
-    size = file_size(path)
-    has_times = _keeps_times(table) and size == len(keys) * (float_bytes + time_bytes)
-    row_bytes = float_bytes + (time_bytes if has_times else 0)
-    num_places = size // row_bytes
-    if size % row_bytes or num_places < len(keys):
-        raise FormatError(
-            f"{path}: expected {row_bytes} bytes of state for each of {len(keys)} rows of "
-            f"{sparse_path}, got {size} bytes. Give the state of this very table."
-        )
-    if num_places > len(keys):
-        log.warning(
-            "%s: it holds %d places for %d keys, and does not say which is whose; place i is "
-            "taken for key i, as HugeCTR loads it",
-            path,
-            num_places,
-            len(keys),
-        )
-    flat: Any = None
-    if size:
-        flat = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
-    if size and _has_momentum(table):
-        flat = rules.momentum_of(flat, _rate(table, lr))
-    times = None
-    if has_times and size:
-        first = len(keys) * float_bytes
-        times = np.memmap(path, UINT64, "r", first, (num_places, dim))[:, 0]
-    table.load(batches(keys, vectors, flat, times))
+    row_bytes = num_states * dim * FLOAT.itemsize
+    times = _times(path, row_bytes * len(keys), len(keys), dim) if _keeps_times(table) else None
+    num_places = len(keys) if times is not None else _places(path, row_bytes, len(keys))
+    states: Any = None
+    if num_places:
+        states = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
+    if num_places and _has_momentum(table):
+        states = rules.momentum_of(states, _rate(table, lr))
+    table.load(batches(keys, vectors, states, times))
     if times is not None:
         table.load_scalars({**table.scalars(), "step": int(times.max())})
 
@@ -216,6 +196,50 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
     what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
     records = read_array(path, format.record(dim), what)
     return records["key"], records["vector"]
+
+
+def _times(path: Path, first: int, num_keys: int, dim: int) -> NDArray[Any] | None:
+    """Return the step of the last update of each row; None if the file does not hold them.
+
+    A file of HugeCTR with twice as many places as keys has the same size. Its last half is numbers
+    of v, which are not steps: as whole numbers they are 0 or have more than 32 bits.
+
+    Args:
+        path: of the states.
+        first: where the steps begin.
+        num_keys: number of rows.
+        dim: steps of each row, all of them the same.
+    """
+    if not num_keys or file_size(path) != first + num_keys * dim * UINT64.itemsize:
+        return None
+    times = np.memmap(path, UINT64, "r", first, (num_keys, dim))
+    if times.min() < 1 or times.max() >= 2**32:
+        return None
+    return times[:, 0]
+
+
+def _places(path: Path, row_bytes: int, num_keys: int) -> int:
+    """Return the rows that a file of states has room for.
+
+    Raises:
+        FormatError: they are fewer than the keys, or bytes are left over.
+    """
+    size = file_size(path)
+    num_places, rest = divmod(size, row_bytes)
+    if rest or num_places < num_keys:
+        raise FormatError(
+            f"{path}: expected {row_bytes} bytes of state for each of {num_keys} rows, got {size} "
+            "bytes. Give the state of this very table."
+        )
+    if num_places > num_keys:
+        log.warning(
+            "%s: it holds %d places for %d keys, and does not say which is whose; place i is "
+            "taken for key i, as HugeCTR loads it",
+            path,
+            num_places,
+            num_keys,
+        )
+    return num_places
 
 
 def _num_states(table: Table) -> int:
