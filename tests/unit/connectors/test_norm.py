@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from hotbed import Dataset, Dense, Id, Label, Schema
-from hotbed.connectors import Memory, Norm, Source, read_file_list, write_file_list
+from hotbed.connectors import Memory, Norm, Source, norm, read_file_list, write_file_list
+from hotbed.connectors.files import Section
+from hotbed.connectors.plan import READ_ALL
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -79,6 +81,21 @@ def test_names_split_labels_from_dense_values(tmp_path: Path) -> None:
     assert rows(source) == [
         {"click": 1.0, "like": 0.5, "price": [-2.0], "user": [7, 8], "item": [2**32 - 1]}
     ]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 100])
+def test_blocks_may_end_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
+) -> None:
+    monkeypatch.setattr(norm, "BLOCK_BYTES", block_bytes)
+    path = write(tmp_path / "a", checked([sample(*one) for one in SAMPLES]))
+    source = Norm(path)
+    assert rows(source) == ROWS
+    numbers = [part.tolist() for _, part in source.read_file(Section(str(path)), 1, 2, READ_ALL)]
+    assert [number for part in numbers for number in part] == [2, 3]
+    write(path, path.read_bytes() + b"\0")
+    with pytest.raises(DecodeError, match="1 or more bytes after the last one"):
+        rows(source)
 
 
 def test_compressed_files_are_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hotbed.connectors import Memory, Raw, Source
@@ -24,6 +25,16 @@ def test_whole_numbers_and_unsigned_keys_of_four_bytes(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<3i2I", 1, -1, 9, 2**32 - 1, 4) * 3)
     source = Raw(path, num_dense=2, slots={"a": 1, "b": 1})
     assert rows(source) == [{"label": 1, "dense": [-1, 9], "a": 2**32 - 1, "b": 4}] * 3
+
+
+def test_many_samples_in_one_batch(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    values = np.arange(15_000, dtype="<i4").reshape(5000, 3)
+    path.write_bytes(values.tobytes())
+    (batch, _), *rest = Raw(path, slots={"a": 1, "b": 1}).read()
+    assert not rest
+    for number, name in enumerate(["label", "a", "b"]):
+        assert batch.column(name).to_pylist() == values[:, number].tolist()
 
 
 def test_float_values_and_several_keys(tmp_path: Path) -> None:
@@ -73,6 +84,8 @@ def test_a_size_that_is_not_a_multiple_of_a_sample_is_an_error(tmp_path: Path) -
     source = Raw(path, num_dense=2, slots={"a": 3})
     with pytest.raises(DecodeError, match=r"multiple of 24 bytes \(1 labels, 2 dense.*got 25"):
         rows(source)
+    with pytest.raises(DecodeError, match="multiple of 24 bytes"):
+        next(source.read(batch_rows=1))  # before the first sample
     with pytest.raises(DecodeError, match="multiple of 24 bytes"):
         source.num_rows()
     path = tmp_path / "a.gz"
