@@ -206,7 +206,8 @@ def generate_missing(
         per_file = FileCounts(folder, num_files, -(-num_samples // num_files))
         if layout.raw is not None:
             per_file = replace(per_file, samples=num_samples)
-        if source and layout.write(source, per_file, seed):
+        if source and not Path(source).exists():
+            layout.write(source, per_file, seed)
             written.append(source)
     return written
 

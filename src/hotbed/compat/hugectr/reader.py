@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
-from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
+from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t, FileSystemType_t
 from hotbed.compat.hugectr.parquet import ParquetData
 from hotbed.connectors import Concat, Norm, Raw, Source
 from hotbed.connectors.samples import KeyBits
@@ -44,29 +44,45 @@ class Columns:
 def columns_of(reader: DataReaderParams, input: Input) -> Columns:
     """Return the raw columns of a reader.
 
-    Those of Norm and Raw files are named after the tensors of the input: a label or sparse input
-    `x` of one value or slot is the column `x`, otherwise its columns are `x_0`, `x_1`, …. Those of
-    Parquet files have the names of the files, by the order in `_metadata.json`.
+    Those of Norm and Raw files are the `named_columns` of the input. Those of Parquet files have
+    the names of the files, by the order in `_metadata.json`.
 
     Raises:
         ConfigError: `slot_size_array` or the files do not fit the input.
         DataError: The metadata of Parquet files cannot be read.
     """
-    labels, slots = _names(input)
-    offsets = _offsets(reader, slots)
+    named = named_columns(input)
+    offsets = _offsets(reader, named.slots)
     if reader.data_reader_type is DataReaderType_t.Parquet:
         data = ParquetData(_paths(reader.source))
         return Columns(
-            _first("labels", data, len(labels)),
+            _first("labels", data, len(named.labels)),
             _parquet_dense(data, input.dense_dim),
-            _first("cats", data, len(slots)),
+            _first("cats", data, len(named.slots)),
             offsets,
         )
+    dense = named.dense
+    if _has_whole_dense(reader):
+        dense = tuple(replace(column, transforms=[Log()]) for column in dense)
+    return replace(named, dense=dense, offsets=offsets)
+
+
+def named_columns(input: Input) -> Columns:
+    """Return raw columns that are named as the tensors of an input.
+
+    A label or sparse input `x` of one value or slot is the column `x`, otherwise its columns are
+    `x_0`, `x_1`, …. The dense values are one column of lists.
+    """
+    labels: list[str] = []
+    for name, dim in zip(input.label_names, input.label_dims, strict=True):
+        labels += numbered(name, dim)
+    slots: list[str] = []
+    for sparse in input.data_reader_sparse_param_array:
+        slots += numbered(sparse.top_name, sparse.slot_num)
     dense: tuple[Dense, ...] = ()
     if input.dense_dim:
-        transforms = [Log()] if _has_whole_dense(reader) else []
-        dense = (Dense(input.dense_name, transforms, width=input.dense_dim),)
-    return Columns(labels, dense, slots, offsets)
+        dense = (Dense(input.dense_name, width=input.dense_dim),)
+    return Columns(tuple(labels), dense, tuple(slots), (0,) * len(slots))
 
 
 def training_data(
@@ -129,17 +145,6 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     if count == 1:
         return (name,)
     return tuple(f"{name}_{number}" for number in range(count))
-
-
-def _names(input: Input) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return names for the labels and the slots of an input."""
-    labels: list[str] = []
-    for name, dim in zip(input.label_names, input.label_dims, strict=True):
-        labels += numbered(name, dim)
-    slots: list[str] = []
-    for sparse in input.data_reader_sparse_param_array:
-        slots += numbered(sparse.top_name, sparse.slot_num)
-    return tuple(labels), tuple(slots)
 
 
 def _offsets(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
@@ -217,6 +222,12 @@ def _source(
     paths = [path for path in _paths(source) if path]
     if not paths:
         raise ConfigError("reader: nothing to read, got no source. Name a file or a file list.")
+    place = reader.data_source_params.source
+    if place is not FileSystemType_t.Local:
+        raise ConfigError(
+            "reader.data_source_params.source: data are read from local folders, got "
+            f"{place.name}. Mount the file system, or copy the files."
+        )
     kind = reader.data_reader_type
     if kind is DataReaderType_t.Parquet:
         data = ParquetData(paths)
@@ -240,11 +251,11 @@ def _norm(
     solver: Solver,
     path: str,
 ) -> Norm:
-    labels, slots = _names(input)
+    named = named_columns(input)
     norm = Norm(
         path,
-        labels,
-        slots,
+        named.labels,
+        named.slots,
         dense=input.dense_name,
         key_bits=_key_bits(solver),
         checksum=reader.check_type is Check_t.Sum,
@@ -255,8 +266,8 @@ def _norm(
         num_dense = schema.field(input.dense_name).type.list_size
     if num_dense != input.dense_dim:
         raise ConfigError(
-            f"input.dense_dim: {path} has {num_dense} dense values after {len(labels)} labels, got "
-            f"{input.dense_dim}. Correct label_dim or dense_dim."
+            f"input.dense_dim: {path} has {num_dense} dense values after {len(named.labels)} "
+            f"labels, got {input.dense_dim}. Correct label_dim or dense_dim."
         )
     return norm
 
@@ -268,8 +279,8 @@ def raw_source(
     path: str,
 ) -> Raw:
     """Return a file of a Raw or RawAsync reader."""
-    labels, slots = _names(input)
-    hotness = [1] * len(slots)
+    named = named_columns(input)
+    hotness = [1] * len(named.slots)
     is_async = reader.data_reader_type is DataReaderType_t.RawAsync
     if is_async:
         sparse = input.data_reader_sparse_param_array
@@ -277,9 +288,9 @@ def raw_source(
     has_float_labels = reader.float_label_dense and not is_async
     return Raw(
         path,
-        labels,
+        named.labels,
         input.dense_dim,
-        dict(zip(slots, hotness, strict=True)),
+        dict(zip(named.slots, hotness, strict=True)),
         label_type="float32" if has_float_labels else "int32",
         dense_type="int32" if _has_whole_dense(reader) else "float32",
         key_bits=_key_bits(solver) if is_async else 32,

@@ -12,8 +12,8 @@ import torch
 
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, GroupDenseLayer, OptParams
 from hotbed.compat.hugectr.enums import Layer_t
-from hotbed.compat.hugectr.reader import Columns
-from hotbed.compat.hugectr.translate.inputs import Inputs, named_columns
+from hotbed.compat.hugectr.reader import Columns, named_columns
+from hotbed.compat.hugectr.translate.inputs import Inputs
 from hotbed.compat.hugectr.translate.layers import add_layer
 from hotbed.compat.hugectr.translate.losses import LOSSES, Losses
 from hotbed.compat.hugectr.translate.network import Network

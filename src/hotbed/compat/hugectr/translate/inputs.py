@@ -14,7 +14,7 @@ from hotbed.compat.hugectr.clauses import (
     OptParams,
     SparseEmbedding,
 )
-from hotbed.compat.hugectr.reader import Columns
+from hotbed.compat.hugectr.reader import Columns, numbered
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
@@ -261,31 +261,6 @@ def _slots(input: Input, columns: Columns) -> dict[str, Sparse]:
         )
         start = end
     return slots
-
-
-def named_columns(input: Input) -> Columns:
-    """Return raw columns that are named as the tensors of an input, for data of memory.
-
-    A label or sparse input `x` of one dimension or slot is the column `x`, otherwise its columns
-    are `x_0`, `x_1`, …. The dense values are one column of lists.
-    """
-    labels: list[str] = []
-    for name, dim in zip(input.label_names, input.label_dims, strict=True):
-        labels += numbered(name, dim)
-    slots: list[str] = []
-    for param in input.data_reader_sparse_param_array:
-        slots += numbered(param.top_name, param.slot_num)
-    dense: tuple[Dense, ...] = ()
-    if input.dense_dim:
-        dense = (Dense(input.dense_name, width=input.dense_dim),)
-    return Columns(tuple(labels), dense, tuple(slots), (0,) * len(slots))
-
-
-def numbered(name: str, count: int) -> tuple[str, ...]:
-    """Return names for `count` things: the name itself for one, else with a number behind."""
-    if count == 1:
-        return (name,)
-    return tuple(f"{name}_{number}" for number in range(count))
 
 
 def _unless_equal(raw: str, name: str) -> str | None:
