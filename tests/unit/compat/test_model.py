@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -355,7 +356,7 @@ def test_set_source_is_for_epochs_and_opens_other_files() -> None:
 
 def test_verbs_before_compile_are_errors() -> None:
     built = made(solver(), compile=False)
-    for call in (built.fit, built.train, built.eval, built.summary, built.get_eval_metrics):
+    for call in (built.fit, built.train, built.eval, built.get_eval_metrics):
         with pytest.raises(ConfigError, match=r"model\.\w+: the model is not compiled"):
             call()
     built.compile()
@@ -503,6 +504,58 @@ def test_losses_are_weighted_and_their_auc_is_the_mean_over_labels(capsys: Any) 
         made(solver(), labels, loss_names=["others"], loss_weights=[1.0])
     with pytest.raises(ConfigError, match=r"compile\.loss_weights: one weight for each"):
         made(solver(), labels, loss_names=["other"])
+
+
+# --- summary, collections -------------------------------------------------------------------------
+
+
+def test_a_summary_before_compile_is_that_after_it(capsys: Any) -> None:
+    built = made(solver(), compile=False)
+    built.summary()
+    before = capsys.readouterr().out
+    built.compile()
+    capsys.readouterr()
+    built.summary()
+    assert capsys.readouterr().out == before
+    assert "[n, 3, 4]" in before
+
+
+def with_collection() -> hugectr.Model:
+    """Two tables of an embedding collection, one of which two slots look up."""
+    built = made(solver(), compile=False)
+    graph = built.graph
+    sparse = [hugectr.DataReaderSparseParam(f"data_{slot}", 1, True, 1) for slot in range(3)]
+    tables = [hugectr.EmbeddingTableConfig(name, -1, 4) for name in ("users", "items")]
+    collection = hugectr.EmbeddingCollectionConfig()
+    collection.embedding_lookup(tables[0], "data_0", "first", "sum")
+    for slot in (1, 2):
+        collection.embedding_lookup(tables[1], f"data_{slot}", f"emb_{slot}", "mean")
+    again = hugectr.Model(built.solver, built.reader, built.optimizer)
+    again.add(dataclasses.replace(graph.input, data_reader_sparse_param_array=sparse))
+    again.add(collection)
+    concat = hugectr.DenseLayer(Layer.Concat, ["first", "emb_1", "emb_2"], ["rows"])
+    for layer in (concat, *graph.layers):
+        again.add(layer)
+    again.compile()
+    return again
+
+
+def test_tables_of_a_collection_are_dumped_and_loaded_by_name(tmp_path: Path) -> None:
+    trained = with_collection()
+    trained.fit(max_iter=5, display=0, eval_interval=0, snapshot=0)
+    trained.embedding_dump(str(tmp_path / "all"))
+    trained.embedding_dump(str(tmp_path / "one"), ["items"])
+    rows = {name: table.lookup(np.arange(20)) for name, table in trained.learner.tables.items()}
+    assert sorted(rows) == ["items", "users"]
+    loaded = with_collection()
+    loaded.embedding_load(str(tmp_path / "one"), ["items"])
+    tables = loaded.learner.tables
+    np.testing.assert_array_equal(tables["items"].lookup(np.arange(20)), rows["items"])
+    assert len(tables["users"]) == 0
+    loaded.embedding_load(str(tmp_path / "all"))
+    np.testing.assert_array_equal(tables["users"].lookup(np.arange(20)), rows["users"])
+    with pytest.raises(ConfigError, match=r"no embedding collection has this table, got 'user'"):
+        loaded.embedding_load(str(tmp_path / "all"), ["user"])
 
 
 # --- what is logged -------------------------------------------------------------------------------

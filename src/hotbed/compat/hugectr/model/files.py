@@ -61,9 +61,12 @@ class ModelFiles:
         self._sparse_models = () if etc_params is None else etc_params.sparse_models
         self._loaded: dict[str, str] = {}  # the file that each embedding was loaded from
         self._embeddings: dict[str, EmbeddingOf] = {}
+        self._collected: dict[str, Table] = {}  # the tables of embedding collections
         for embedding in translation.embeddings:
             if isinstance(embedding.clause, SparseEmbedding):
                 self._embeddings[embedding.clause.sparse_embedding_name] = embedding
+            else:
+                self._collected[embedding.clause.name] = translation.tables[embedding.table]
 
     def load_first(self, files: ParamFiles | None) -> None:
         """Load what a solver or an embedding training cache starts from."""
@@ -215,6 +218,6 @@ class ModelFiles:
             tables = {}
             for place, name in enumerate(config):
                 if not names or name in names:
-                    tables[place] = self._translation.tables[name]
+                    tables[place] = self._collected[name]
             if tables:
                 yield number, tables

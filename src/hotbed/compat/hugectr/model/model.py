@@ -171,27 +171,13 @@ class Model:
             ConfigError: the graph cannot be translated; the message names the layer.
         """
         graph = self.graph
-        if self.reader is None:
-            raise ConfigError("model.compile: nothing to read, got no reader. Give reader_params.")
         weights = self._loss_weights(loss_names, loss_weights)
         say_heading("Model Compile")
         seed = self.solver.seed or random.randrange(1, 2**31)
         say(f"Global seed is {seed}")
         torch.manual_seed(seed)
-        self.translation = translate(
-            graph,
-            self.optimizer,
-            columns_of(self.reader, graph.input),
-            lr=self._rate.lr,
-            batchsize=self.solver.batchsize,
-            seed=seed,
-            loss_weights=weights,
-        )
-        self.network = Network(
-            self.translation.schema,
-            self.translation.tables,
-            self.translation.description,
-        )
+        self.translation = self._translated(seed, weights)
+        self.network = _network(self.translation)
         self.learner = RecModel(
             self.network,
             self.translation.loss,
@@ -219,9 +205,14 @@ class Model:
 
     def summary(self) -> None:
         """Print the layers with their tensors, and what parameters and rows take."""
-        self._require_compiled("summary")
+        if self._is_compiled:
+            translation = self.translation
+            network = self.network
+        else:
+            translation = self._translated(0, self._loss_weights((), ()))
+            network = _network(translation)
         say_heading("Model Summary")
-        print(summary_of(self))
+        print(summary_of(self.graph, translation, network))
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -572,15 +563,26 @@ class Model:
         """Return the dense parameters of the network."""
         return dense_parameters(self.network)
 
-    def shape_of(self, tensor: str) -> str:
-        """Return the shape of a tensor of HugeCTR's graph as text; "" of a loss."""
-        return self.network.shapes.get(self.translation.tensors.get(tensor, ""), "")
-
     # --- internals --------------------------------------------------------------------------------
 
     @property
     def _metrics(self) -> Mapping[Any, float]:
         return self.solver.metrics_spec or {}
+
+    def _translated(self, seed: int, loss_weights: Mapping[str, float]) -> Translation:
+        """Return the graph as values of the engine."""
+        if self.reader is None:
+            raise ConfigError("model: nothing to read, got no reader. Give reader_params.")
+        graph = self.graph
+        return translate(
+            graph,
+            self.optimizer,
+            columns_of(self.reader, graph.input),
+            lr=self._rate.lr,
+            batchsize=self.solver.batchsize,
+            seed=seed,
+            loss_weights=loss_weights,
+        )
 
     def _remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yield batches, and keep the last one for `export_predictions` and `check_out_tensor`."""
@@ -678,6 +680,10 @@ class Model:
         )
         say(f"Training source file: {self._train_reader.source}")
         say(f"Evaluation source file: {self._eval_reader.source}")
+
+
+def _network(translation: Translation) -> Network:
+    return Network(translation.schema, translation.tables, translation.description)
 
 
 class KeysetReader:

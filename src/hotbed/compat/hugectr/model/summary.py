@@ -3,32 +3,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from hotbed.compat.hugectr.clauses import (
     DenseLayer,
     EmbeddingCollectionConfig,
+    Graph,
     GroupDenseLayer,
     SparseEmbedding,
 )
-
-if TYPE_CHECKING:
-    from hotbed.compat.hugectr.model.model import Model
+from hotbed.compat.hugectr.translate import Translation
+from hotbed.models.graph import Graph as Network
+from hotbed.optim.sparse import dense_parameters
 
 COLUMNS = (40, 30, 30, 30)
 RULE = "-" * 113
 MIB = 2**20
 
 
-def summary_of(model: Model) -> str:
+def summary_of(graph: Graph, translation: Translation, network: Network) -> str:
     """Return the summary of a model as text."""
-    return "\n".join((*_structure(model), *_footprint(model)))
+    shapes = {}
+    for name, tensor in translation.tensors.items():
+        shapes[name] = network.shapes.get(tensor, "")
+    return "\n".join((*_structure(graph, shapes), *_footprint(translation, network)))
 
 
-def _structure(model: Model) -> Iterator[str]:
-    """Yield the table of layers with the names of their tensors."""
-    taken = model.graph.input
+def _structure(graph: Graph, shapes: Mapping[str, str]) -> Iterator[str]:
+    """Yield the table of layers with the names and shapes of their tensors."""
+    taken = graph.input
     sparse = ",".join(param.top_name for param in taken.data_reader_sparse_param_array)
     yield "Model structure"
     yield _row("Label", "Dense", "Sparse")
@@ -38,21 +41,21 @@ def _structure(model: Model) -> Iterator[str]:
     yield RULE
     yield _row("Layer Type", "Input Name", "Output Name", "Output Shape")
     yield RULE
-    for kind, inputs, outputs in _layers(model):
+    for kind, inputs, outputs in _layers(graph):
         for number in range(max(len(inputs), len(outputs))):
             output = _at(outputs, number)
             yield _row(
                 "" if number else kind,
                 _at(inputs, number),
                 output,
-                model.shape_of(output),
+                shapes.get(output, ""),
             )
         yield RULE
 
 
-def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+def _layers(graph: Graph) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     """Yield kind, inputs and outputs of each embedding and layer."""
-    for embedding in model.graph.embeddings:
+    for embedding in graph.embeddings:
         if isinstance(embedding, SparseEmbedding):
             kind = embedding.embedding_type.name
             yield kind, (embedding.bottom_name,), (embedding.sparse_embedding_name,)
@@ -61,7 +64,7 @@ def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...
             tops = dict.fromkeys(lookup.top_name for lookup in lookups)
             bottoms = dict.fromkeys(lookup.bottom_name for lookup in lookups)
             yield "EmbeddingCollection", tuple(bottoms), tuple(tops)
-    for layer in model.graph.layers:
+    for layer in graph.layers:
         if isinstance(layer, DenseLayer):
             yield layer.layer_type.name, layer.bottom_names, layer.top_names
         elif isinstance(layer, GroupDenseLayer):
@@ -69,12 +72,12 @@ def _layers(model: Model) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...
             yield kind, layer.bottom_name_list, layer.top_name_list
 
 
-def _footprint(model: Model) -> Iterator[str]:
+def _footprint(translation: Translation, network: Network) -> Iterator[str]:
     """Yield what dense parameters and tables take now, and what rows cost."""
-    num_dense = sum(weight.numel() for weight in model.dense_parameters())
+    num_dense = sum(weight.numel() for weight in dense_parameters(network))
     size = f"{num_dense * 4 / MIB:,.1f} MiB without optimizer state"
     yield f"Dense parameters: {num_dense:,}, {size}"
-    for name, table in model.learner.tables.items():
+    for name, table in translation.tables.items():
         row_bytes = int(table.native.row_bytes)
         num_rows = len(table)
         text = (
@@ -85,7 +88,7 @@ def _footprint(model: Model) -> Iterator[str]:
         if expected:
             text += f"; {expected * row_bytes / MIB:,.1f} MiB with {expected:,} rows"
         yield text
-    if model.learner.tables:
+    if translation.tables:
         yield "Tables grow with their keys; workspace and slot sizes reserve nothing."
 
 
