@@ -97,4 +97,4 @@ def test_pipeline_goes_from_raw_files_to_served_scores(folder: Path, shared_data
     assert "served scores are those of training" in output
     report = (folder / "runs/hugectr/criteo/report.html").read_text()
     assert "HugeCTR script: validation auc" in report
-    assert "requests answered" in report
+    assert "A server answered requests with the trained model." in report

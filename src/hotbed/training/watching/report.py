@@ -123,16 +123,19 @@ def add_serving(
 
     Args:
         path: the report to add to.
-        served: answers of a server that followed the training.
+        served: answers of a server that followed the training, or, without versions, of one that
+            was started after it.
         facts: more numbers for the cards.
         note: a sentence or two about the scores in the charts.
     """
     page = Path(path).read_text(encoding="utf-8")
     numbers = served.numbers()
-    text = (
-        "A server followed the training and answered requests all the while. "
-        "Each point of freshness is a version."
-    )
+    text = "A server answered requests with the trained model."
+    if served.versions:
+        text = (
+            "A server followed the training and answered requests all the while. "
+            "Each point of freshness is a version."
+        )
     text = " ".join(filter(None, [text, note]))
     addition = section("Serving", text, _figures(served.charts()))
     additions = {_MORE_CARDS: cards_of({**numbers, **(facts or {})}), _MORE_SECTIONS: addition}

@@ -51,7 +51,8 @@ class Served:
     Attributes:
         answers: in the order in which they came, at least one.
         versions: manifests of the published versions; `version`, `caught` and `published` are read.
-            A version is served from its first answer on.
+            A version is served from its first answer on. None if the server did not follow a
+            training.
         scores: unix seconds and score, a pair for each version, by group and candidate.
     """
 
