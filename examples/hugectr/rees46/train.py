@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLRM on REES46 by HugeCTR's low-level API and a JSON file, on what prepare.yaml wrote.
 
-dlrm_template.json is a network for Criteo. `adapt_json` makes the edits that other data need: slot
-sizes, the number of dense features, the number of slots, and the file lists.
+dlrm_template.json is a network for Criteo's columns. `adapt_json` makes the edits that other data
+need: slot sizes, the number of dense features, the number of slots.
 
     python -m hotbed.compat.hugectr.run examples/hugectr/rees46/train.py
 """
@@ -17,8 +17,7 @@ PREPARED = Path("runs/hugectr/rees46/prepared")
 CONFIG = "runs/hugectr/rees46/dlrm.json"
 BATCH = 256
 
-template = json.loads(Path("examples/hugectr/rees46/dlrm_template.json").read_text())
-Path(CONFIG).write_text(json.dumps(hugectr.adapt_json(template, str(PREPARED)), indent=2))
+hugectr.adapt_json("examples/hugectr/rees46/dlrm_template.json", PREPARED, CONFIG)
 
 train = json.loads((PREPARED / "train/_metadata.json").read_text())
 num_train = sum(file["num_rows"] for file in train["file_stats"])
