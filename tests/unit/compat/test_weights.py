@@ -294,6 +294,17 @@ def test_the_dense_file_holds_the_layers_in_order(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "again.ntp.json").read_text()) == statistics
 
 
+def test_statistics_may_lie_elsewhere(tmp_path: Path) -> None:
+    network = Net()
+    (tmp_path / "f").write_bytes(b"\0" * 56)
+    with pytest.raises(PersistError, match=r"other\.json: expected the means and variances"):
+        load_dense(tmp_path / "f", network, TRANSLATION, tmp_path / "other.json")
+    statistics = {"layers": [{"type": "BatchNorm", "mean": [1.5, 2.5], "var": [3.0, 4.0]}]}
+    (tmp_path / "other.json").write_text(json.dumps(statistics))
+    load_dense(tmp_path / "f", network, TRANSLATION, tmp_path / "other.json")
+    assert network.bn.running_mean.tolist() == [1.5, 2.5]
+
+
 @pytest.mark.parametrize("num_floats", [13, 15])
 def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path) -> None:
     network = Net()

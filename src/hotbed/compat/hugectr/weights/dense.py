@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
 from hotbed.embedding.rule import momentum_of, velocity
-from hotbed.errors import FormatError
+from hotbed.errors import FormatError, PersistError
 from hotbed.files import new_file
 from hotbed.optim.ftrl import FtrlOptimizer
 
@@ -54,17 +54,33 @@ def save_dense(path: str | Path, network: nn.Module, translation: Translation) -
             file.write(json.dumps({"layers": layers}, indent=2).encode())
 
 
-def load_dense(path: str | Path, network: nn.Module, translation: Translation) -> None:
+def load_dense(
+    path: str | Path,
+    network: nn.Module,
+    translation: Translation,
+    statistics_path: str | Path = "",
+) -> None:
     """Read what `save_dense` or HugeCTR wrote.
 
-    Without `<path>.ntp.json` the means and variances of batches stay as they are.
+    Args:
+        path: of the parameters.
+        network: takes them.
+        translation: of the graph.
+        statistics_path: of the means and variances of batches; `<path>.ntp.json` if empty. Without
+            the latter they stay as they are.
 
     Raises:
         PersistError: there is no such file.
         FormatError: a file does not have the size of the model's parameters. Nothing has changed.
     """
     values = _read(Path(path), translation.dense_weights, 1)
-    statistics = _read_statistics(_statistics_path(path), translation.statistics)
+    if statistics_path and not Path(statistics_path).exists():
+        raise PersistError(
+            f"{statistics_path}: expected the means and variances of batches, got no such file. "
+            "Correct the path."
+        )
+    beside = Path(statistics_path or _statistics_path(path))
+    statistics = _read_statistics(beside, translation.statistics)
     state = network.state_dict()
     for weight, array in zip(translation.dense_weights, values, strict=True):
         _load(weight, state, array)
