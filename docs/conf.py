@@ -111,6 +111,7 @@ NAVIGATION = {
         "format",
         "migrate/index",
         "migrate/hugectr",
+        "migrate/hugectr_parameters",
         "migrate/nvtabular",
         "benchmarks",
         "accuracy",

@@ -88,7 +88,12 @@ class ServedModel:
         tables = self._tables(translation)
         network = Network(translation.schema, tables, translation.description)
         if translation.dense_weights or self.params.dense_model_file:
-            load_dense(self.params.dense_model_file, network, translation)
+            load_dense(
+                self.params.dense_model_file,
+                network,
+                translation,
+                self.params.non_trainable_params_file,
+            )
         last = self.graph.layers[-1]
         loss: Any = translation.loss
         if isinstance(last, DenseLayer) and last.layer_type not in _LOSSES:
