@@ -137,9 +137,10 @@ def _of_arrays(
         if kind.partition("[")[0].rpartition(".")[2] in ARRAYS:
             arrays.add(argument.arg)
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if _root(node.value.func) in libraries:
-                arrays |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if _root(node.value.func) in libraries:
+            arrays |= {target.id for target in node.targets if isinstance(target, ast.Name)}
 
     def is_array(node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id in arrays

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ class InferenceSession:
         for batch, scores in self._batches(values):
             for place, (label, metric) in enumerate(metrics.items()):
                 metric.update(scores[:, place], batch.labels[label])
-        return float(np.mean([metric.eval() for metric in metrics.values()]))
+        return statistics.fmean(metric.eval() for metric in metrics.values())
 
     def refresh_embedding_cache(self) -> None:
         """Do nothing: a cache never holds rows that differ from those of the model."""

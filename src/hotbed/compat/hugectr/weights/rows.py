@@ -48,7 +48,7 @@ def batches(
         ids = np.ascontiguousarray(keys[part]).astype(np.int64)
         columns = {"id": pa.array(ids), "value": _list_column(vectors[part])}
         if states is not None:
-            blocks = [block[: len(keys)][part] for block in states]
+            blocks = [states[kind, : len(keys)][part] for kind in range(len(states))]
             columns["state"] = _list_column(np.concatenate(blocks, axis=1))
         if times is not None:
             columns["updated"] = pa.array(times[part].astype(np.uint32))
