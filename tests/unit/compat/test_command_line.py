@@ -116,7 +116,9 @@ model.add(hugectr.DenseLayer(hugectr.Layer_t.InnerProduct, ["all"], ["fc"], num_
 model.add(
     hugectr.DenseLayer(hugectr.Layer_t.BinaryCrossEntropyLoss, ["fc", "label"], ["loss"])
 )
+model.summary()
 model.compile()
+model.summary()
 model.fit(max_iter=2000, display=200, eval_interval=1000)
 print("arguments", sys.argv[1:], __name__)
 """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr.translate import translate
 
 
 def test_length_of_v4_3_masks_keys_for_any_query() -> None:
@@ -40,3 +41,27 @@ def test_hybrid_embedding_takes_the_arguments_of_v3_9() -> None:
         hugectr.HybridEmbeddingType.Distributed,
     )
     assert old == new
+
+
+def test_tensors_that_no_loss_needs_are_not_in_the_network() -> None:
+    table = hugectr.SparseEmbedding(
+        hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash,
+        embedding_vec_size=1,
+        combiner="sum",
+        sparse_embedding_name="embedding",
+        bottom_name="data",
+    )
+    sparse = hugectr.DataReaderSparseParam("data", 1, True, 1)
+    layers = [
+        hugectr.DenseLayer(hugectr.Layer_t.Reshape, ["embedding"], ["score"], leading_dim=1),
+        hugectr.DenseLayer(hugectr.Layer_t.InnerProduct, ["dense"], ["unused"], num_output=3),
+        hugectr.DenseLayer(
+            hugectr.Layer_t.BinaryCrossEntropyLoss,
+            ["score", "label"],
+            ["loss"],
+        ),
+    ]
+    graph = hugectr.Graph(hugectr.Input(1, "label", 2, "dense", [sparse]), [table], layers)
+    translation = translate(graph, hugectr.CreateOptimizer())
+    assert set(translation.tensors) == {"embedding", "score"}
+    assert translation.dense_weights == ()

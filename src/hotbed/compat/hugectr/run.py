@@ -129,7 +129,7 @@ def run_script(script: str, arguments: list[str], model_class: type[Model]) -> N
         arguments: those of the script.
         model_class: what `hugectr.Model` is in it.
     """
-    module = hugectr_module({"Model": model_class})
+    module = hugectr_module({"Model": model_class, "ModelPerfExt": model_class})
     sys.modules["hugectr"] = module
     for name in hugectr.__all__:
         if isinstance(getattr(module, name), types.ModuleType):

@@ -6,4 +6,6 @@ from hotbed.compat.hugectr.model.callback import TrainingCallback
 from hotbed.compat.hugectr.model.model import Model
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 
-__all__ = ["DataReader", "LearningRateScheduler", "Model", "TrainingCallback"]
+__all__ = ["DataReader", "LearningRateScheduler", "Model", "ModelPerfExt", "TrainingCallback"]
+
+ModelPerfExt = Model  # of v3.3 to v3.7, for MLPerf

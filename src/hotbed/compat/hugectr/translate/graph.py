@@ -92,6 +92,7 @@ def translate(
         ]
     )
     description = _description(network, losses.outputs)
+    made = _tensors_of(description)
     shapes = _shapes(schema, inputs.tables, description)
     return Translation(
         schema=schema,
@@ -99,7 +100,7 @@ def translate(
         description=description,
         loss=losses.loss,
         rule=dense_rule(optimizer, lr, losses.l1 / batchsize, losses.l2 / batchsize),
-        tensors=dict(network.tensors),
+        tensors={name: place for name, place in network.tensors.items() if place in made},
         dense_weights=_with_shapes(network.weights, shapes),
         statistics=_with_shapes(network.statistics, shapes),
         embeddings=tuple(inputs.embeddings),
@@ -126,6 +127,12 @@ def _description(network: Network, outputs: Mapping[str, str]) -> dict[str, Any]
             if entry not in kept[key]:
                 _LOG.warning("hugectr: %s is left out, because no loss needs it", entry["name"])
     return {**kept, "outputs": dict(outputs)}
+
+
+def _tensors_of(description: Mapping[str, Any]) -> set[str]:
+    """Return the names of the tensors that inputs and layers of a description make."""
+    entries = (*description["inputs"], *description["layers"])
+    return {name for entry in entries for name in entry["outputs"]}
 
 
 def _shapes(
