@@ -15,7 +15,7 @@ from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError
 
 FILE_KINDS: tuple[Any, ...] = (Csv, Jsonl, Libsvm, Parquet)
-"""Every kind of file source; a new one is added here."""
+"""Every kind of file source whose files have an ending of their own; a new one is added here."""
 
 
 def source_for(path: str) -> FileSource | None:
