@@ -44,12 +44,13 @@ def batches(
         times: steps of the last update, [n].
     """
     for first in range(0, len(keys), _BATCH_ROWS):
-        part = slice(first, first + _BATCH_ROWS)
+        end = min(first + _BATCH_ROWS, len(keys))
+        part = slice(first, end)
         ids = np.ascontiguousarray(keys[part]).astype(np.int64)
         columns = {"id": pa.array(ids), "value": _list_column(vectors[part])}
         if states is not None:
-            blocks = [states[kind, : len(keys)][part] for kind in range(len(states))]
-            columns["state"] = _list_column(np.concatenate(blocks, axis=1))
+            by_row = states[:, part].swapaxes(0, 1)
+            columns["state"] = _list_column(by_row.reshape(end - first, -1))
         if times is not None:
             columns["updated"] = pa.array(times[part].astype(np.uint32))
         yield pa.record_batch(columns)
