@@ -396,6 +396,20 @@ def test_tensors_are_gradients_of_the_last_step_and_values_of_the_last_evaluatio
         built.check_out_tensor("f", hugectr.Tensor_t.Train)
 
 
+def test_an_input_that_no_layer_takes_is_not_a_tensor() -> None:
+    whole = made(solver(), compile=False)
+    graph = whole.graph
+    built = hugectr.Model(whole.solver, whole.reader, whole.optimizer)
+    layers = [layer for layer in graph.layers if layer.top_names != ("x",)]
+    layers[1] = dataclasses.replace(layers[1], bottom_names=["flat"])
+    built.graph = dataclasses.replace(graph, layers=layers)
+    built.compile()
+    built.start_data_reading()
+    assert built.train()
+    with pytest.raises(ConfigError, match="no such tensor, got 'dense'"):
+        built.check_out_tensor("dense", hugectr.Tensor_t.Train)
+
+
 def test_the_gradients_of_the_last_iteration_of_a_fit_are_kept() -> None:
     fitted = made(solver())
     fitted.fit(max_iter=9, display=0, eval_interval=0, snapshot=0)

@@ -43,7 +43,7 @@ from hotbed.compat.hugectr.model.predictions import append_predictions
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
-from hotbed.compat.hugectr.reader import columns_of, evaluation_data, training_data
+from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
@@ -171,12 +171,15 @@ class Model:
             ConfigError: the graph cannot be translated; the message names the layer.
         """
         graph = self.graph
+        if self.reader is None:
+            raise ConfigError("model.compile: nothing to read, got no reader. Give reader_params.")
         weights = self._loss_weights(loss_names, loss_weights)
         say_heading("Model Compile")
         seed = self.solver.seed or random.randrange(1, 2**31)
         say(f"Global seed is {seed}")
         torch.manual_seed(seed)
-        self.translation = self._translated(seed, weights)
+        columns = columns_of(self.reader, graph.input)
+        self.translation = self._translated(columns, seed, weights)
         self.network = _network(self.translation)
         self.learner = RecModel(
             self.network,
@@ -209,7 +212,7 @@ class Model:
             translation = self.translation
             network = self.network
         else:
-            translation = self._translated(0, self._loss_weights((), ()))
+            translation = self._translated(None, 0, self._loss_weights((), ()))
             network = _network(translation)
         say_heading("Model Summary")
         print(summary_of(self.graph, translation, network))
@@ -569,15 +572,17 @@ class Model:
     def _metrics(self) -> Mapping[Any, float]:
         return self.solver.metrics_spec or {}
 
-    def _translated(self, seed: int, loss_weights: Mapping[str, float]) -> Translation:
-        """Return the graph as values of the engine."""
-        if self.reader is None:
-            raise ConfigError("model: nothing to read, got no reader. Give reader_params.")
-        graph = self.graph
+    def _translated(
+        self,
+        columns: Columns | None,
+        seed: int,
+        loss_weights: Mapping[str, float],
+    ) -> Translation:
+        """Return the graph as values of the engine; `columns`: None without data."""
         return translate(
-            graph,
+            self.graph,
             self.optimizer,
-            columns_of(self.reader, graph.input),
+            columns,
             lr=self._rate.lr,
             batchsize=self.solver.batchsize,
             seed=seed,

@@ -10,6 +10,7 @@ from hotbed.compat.hugectr.translate import Translation
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
+from hotbed.models.graph import Graph as Network
 from hotbed.models.recorded import Recorded, recorded
 from hotbed.training.model import RecModel
 
@@ -24,7 +25,13 @@ class Tensors:
 
     def __init__(self, learner: RecModel, translation: Translation) -> None:
         self._learner = learner
-        self._names = translation.tensors
+        network = learner.network
+        assert isinstance(network, Network)
+        known = network.tensors  # without inputs that no layer takes
+        self._names = {}
+        for name, tensor in translation.tensors.items():
+            if tensor in known:
+                self._names[name] = tensor
         self._watching = ExitStack()
         self._record: Recorded | None = None
 
