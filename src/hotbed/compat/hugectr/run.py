@@ -34,10 +34,15 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
     """Return a `Model` whose runs are as short as a rehearsal says."""
 
     class RehearsedModel(Model):
+        _is_shortened = False
+
         def compile(self, *arguments: Any, **keywords: Any) -> None:
-            if self.reader is not None:
-                self._shorten(self.reader)
+            self._shorten()
             super().compile(*arguments, **keywords)
+
+        def summary(self) -> None:
+            self._shorten()
+            super().summary()
 
         def fit(self, *arguments: Any, **keywords: Any) -> History:
             params = self.solver.fit
@@ -52,9 +57,13 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
             print(f"rehearsal: learned {steps} iterations")
             return history
 
-        def _shorten(self, reader: hugectr.DataReaderParams) -> None:
+        def _shorten(self) -> None:
+            """Shorten the solver, and generate what the reader lacks, before either is needed."""
+            if self._is_shortened or self.reader is None:
+                return
+            self._is_shortened = True
             self.solver = rehearsal.solver(self.solver)
-            reading = rehearsal.reading(reader, self.solver)
+            reading = rehearsal.reading(self.reader, self.solver)
             self.reader = reading.reader
             if reading.is_generated:
                 self.graph = rehearsal.graph(self.graph)
