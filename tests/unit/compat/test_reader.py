@@ -228,9 +228,6 @@ def test_data_that_does_not_fit_the_input_is_refused(tmp_path: Path) -> None:
         wrong = reader(kind, source, check_type=hugectr.Check_t.Sum)
         with pytest.raises((ConfigError, DataError), match=r"got 3|multiple of 28 bytes"):
             training_data(wrong, three, solver(), schema_of(columns_of(wrong, three)))
-    remote = hugectr.data.DataSourceParams(hugectr.FileSystemType_t.HDFS, "host", 9000)
-    with pytest.raises(ConfigError, match="read from local folders, got HDFS"):
-        data(reader("Norm", norm, data_source_params=remote))
     with pytest.raises(ConfigError, match="nothing to read, got no source"):
         data(reader("Norm", ""))
 

@@ -27,6 +27,7 @@ _ONE_PROCESS = "a table lives in one process"
 _PIPELINE = "the training loop orders its own work"
 _HINT = "a table grows with its rows"
 _READER = "the data reader chooses its own threads and requests"
+_ASYNC = f"{_READER}; its shuffle and its formats are used"
 _SUMS = "gradients are summed in a fixed order"
 
 
@@ -64,7 +65,8 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
     "optimizer.atomic_update": Knob("v2.3", _SUMS),
     "reader.num_workers": Knob("v2.3", _READER),
-    "reader.async_param": Knob("v3.1", _READER),
+    "reader.async_param": Knob("v3.1", _ASYNC),
+    "reader.data_source_params": Knob("v3.4", "files are read where they are mounted"),
     "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
     "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _HINT),
     "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _HINT),

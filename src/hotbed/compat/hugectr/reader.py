@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
-from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t, FileSystemType_t
+from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
 from hotbed.compat.hugectr.parquet import ParquetData
 from hotbed.connectors import Concat, Norm, Raw, Source
 from hotbed.connectors.samples import KeyBits
@@ -222,12 +222,6 @@ def _source(
     paths = [path for path in _paths(source) if path]
     if not paths:
         raise ConfigError("reader: nothing to read, got no source. Name a file or a file list.")
-    place = reader.data_source_params.source
-    if place is not FileSystemType_t.Local:
-        raise ConfigError(
-            "reader.data_source_params.source: data are read from local folders, got "
-            f"{place.name}. Mount the file system, or copy the files."
-        )
     kind = reader.data_reader_type
     if kind is DataReaderType_t.Parquet:
         data = ParquetData(paths)
