@@ -183,6 +183,8 @@ def of_hotbed(folder: Path) -> list[float]:
             hb.Id("data1_1", table="rows"),
         ]
     )
+    initial = {"bias_init": "fan_out_normal"}  # as HugeCTR's
+    crosses = {"num_layers": 2, "weight_init": "fan_in_normal"}
     description = {
         "inputs": [
             {"input": "flat", "name": "flat", "columns": ["data1_0", "data1_1"]},
@@ -190,11 +192,11 @@ def of_hotbed(folder: Path) -> list[float]:
         ],
         "layers": [
             {"layer": "concat", "name": "x", "inputs": ["flat", "dense"]},
-            {"layer": "cross_net", "name": "cross", "inputs": ["x"], "num_layers": 2},
-            {"layer": "linear", "name": "fc1", "inputs": ["x"], "out_features": 8},
+            {"layer": "cross_net", "name": "cross", "inputs": ["x"], **crosses},
+            {"layer": "linear", "name": "fc1", "inputs": ["x"], "out_features": 8, **initial},
             {"layer": "relu", "name": "relu1", "inputs": ["fc1"]},
             {"layer": "concat", "name": "all", "inputs": ["relu1", "cross"]},
-            {"layer": "linear", "name": "fc2", "inputs": ["all"], "out_features": 1},
+            {"layer": "linear", "name": "fc2", "inputs": ["all"], "out_features": 1, **initial},
         ],
         "outputs": {"label": "fc2"},
     }

@@ -397,6 +397,30 @@ def test_initializers_set_weights_and_biases() -> None:
         assert spread == pytest.approx((2 / 408) ** 0.5, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "weight_spread", "bias_spread", "bias_bound"),
+    [
+        ("fan_in_uniform", (1 / 24) ** 0.5, (1 / 24) ** 0.5, (1 / 8) ** 0.5),
+        ("fan_in_normal", (1 / 8) ** 0.5, (1 / 8) ** 0.5, 5 * (1 / 8) ** 0.5),
+        # a normal distribution that is cut at twice its deviation has 0.88 of it
+        ("fan_out_normal", 0.88 / 20, 0.88 / 20, 2 / 20),
+    ],
+)
+def test_initializers_follow_inputs_or_outputs_of_the_weight(
+    name: str,
+    weight_spread: float,
+    bias_spread: float,
+    bias_bound: float,
+) -> None:
+    torch.manual_seed(0)
+    keys = {"hidden": [400, 4], "weight_init": name, "bias_init": name}
+    first = built(changed("layers", 0, to={**SMALL["layers"][0], **keys})).layers["deep"][0]
+    assert first.weight.shape == (400, 8)
+    assert first.weight.detach().std().item() == pytest.approx(weight_spread, rel=0.1)
+    assert first.bias.detach().std().item() == pytest.approx(bias_spread, rel=0.1)
+    assert first.bias.detach().abs().max() <= bias_bound
+
+
 def test_a_summary_lists_layers_and_draws_them(tmp_path: Path) -> None:
     trained = model(DCN)
     text = trained.summary(picture=tmp_path / "net.svg")

@@ -35,7 +35,15 @@ _NO_KEYS = (
     "inplace",
     "normalized_shape",
 )  # keywords of torch's classes that are not keys
-Initializer = Literal["uniform", "xavier_normal", "xavier_uniform", "zeros"]
+Initializer = Literal[
+    "uniform",
+    "xavier_normal",
+    "xavier_uniform",
+    "zeros",
+    "fan_in_uniform",
+    "fan_in_normal",
+    "fan_out_normal",
+]
 _INITIALIZERS = {"weight_init": Initializer, "bias_init": Initializer}  # keys of every layer
 
 
@@ -266,27 +274,44 @@ def _initialize(
     """Draw the weights (parameters of two axes or more) or the biases of a layer anew."""
     place = node.place.key(key)
     drawn = False
-    for name, parameter in layer.named_parameters():
+    parameters = dict(layer.named_parameters())
+    for name, parameter in parameters.items():
         is_bias = "bias" in name
         is_meant = is_bias == (key == "bias_init") and (is_bias or parameter.dim() > 1)
         if is_meant and parameter.requires_grad:
-            _draw(parameter, initializer)
+            _draw(parameter, initializer, parameters.get(name.replace("bias", "weight"), parameter))
             drawn = True
     if not drawn:
         what = "biases" if key == "bias_init" else "weights"
         raise place.error(f"{node.kind} has no {what}", initializer, "Leave it out.")
 
 
-def _draw(parameter: nn.Parameter, initializer: Initializer) -> None:
-    """Draw a parameter; the fan of a vector is its length."""
+def _draw(parameter: nn.Parameter, initializer: Initializer, weight: nn.Parameter) -> None:
+    """Draw a parameter; the fan of a vector is its length.
+
+    Args:
+        parameter: a weight or a bias.
+        initializer: its distribution.
+        weight: the weight itself, or the one to whose products the bias is added.
+    """
     fan = sum(parameter.shape[-2:])
     if initializer == "zeros":
         nn.init.zeros_(parameter)
     elif initializer == "xavier_normal":
         nn.init.normal_(parameter, std=math.sqrt(2 / fan))
+    elif initializer == "fan_in_normal":
+        nn.init.normal_(parameter, std=weight.shape[-1] ** -0.5)
+    elif initializer == "fan_out_normal":
+        num_outputs = weight.shape[-2] if weight.dim() > 1 else len(weight)
+        std = num_outputs**-0.5
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
     else:
-        bound = math.sqrt(6 / fan) if initializer == "xavier_uniform" else 1 / fan
-        nn.init.uniform_(parameter, -bound, bound)
+        bounds = {
+            "uniform": 1 / fan,
+            "xavier_uniform": math.sqrt(6 / fan),
+            "fan_in_uniform": weight.shape[-1] ** -0.5,
+        }
+        nn.init.uniform_(parameter, -bounds[initializer], bounds[initializer])
 
 
 def _refused(node: Node, shapes: Mapping[str, Shape], reason: object) -> ConfigError:

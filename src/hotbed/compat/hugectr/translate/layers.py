@@ -64,9 +64,12 @@ def _json(value: Any) -> Any:
     return value
 
 
-def _initializers(layer: DenseLayer) -> dict[str, str]:
-    """Return the keys `weight_init` and `bias_init` of a layer that gives them."""
-    keys = {}
+def _initializers(layer: DenseLayer, **default: str) -> dict[str, str]:
+    """Return the keys `weight_init` and `bias_init` of a layer that gives them.
+
+    `default` has HugeCTR's distributions of this kind of layer that are not those of a description.
+    """
+    keys = dict(default)
     if layer.weight_init_type in _INITIALIZERS:
         keys["weight_init"] = _INITIALIZERS[layer.weight_init_type]
     if layer.bias_init_type in _INITIALIZERS:
@@ -78,7 +81,8 @@ def _initializers(layer: DenseLayer) -> dict[str, str]:
 
 
 def _inner_product(network: Network, layer: DenseLayer) -> None:
-    keys = {"out_features": layer.num_output, **_initializers(layer)}
+    initializers = _initializers(layer, bias_init="fan_out_normal")
+    keys = {"out_features": layer.num_output, **initializers}
     node = network.add("linear", layer.bottom_names[:1], layer.top_names[:1], keys)
     network.weight(layer.top_names[0], f"{node}.weight", transposed=True)
     network.weight(layer.top_names[0], f"{node}.bias")
@@ -89,7 +93,7 @@ def _fused_inner_product(network: Network, layer: DenseLayer) -> None:
     keys = {
         "hidden": [layer.num_output],
         "activation": _ACTIVATIONS[layer.act_type],
-        **_initializers(layer),
+        **_initializers(layer, bias_init="fan_out_normal"),
     }
     node = network.add("mlp", layer.bottom_names[:1], layer.top_names[:1], keys)
     network.weight(layer.top_names[0], f"{node}.0.weight", transposed=True)
@@ -112,7 +116,7 @@ def _mlp(network: Network, layer: DenseLayer) -> None:
         "hidden": list(widths),
         "activation": [_ACTIVATIONS[activation] for activation in activations],
         "bias": list(biases),
-        **_initializers(layer),
+        **_initializers(layer, weight_init="fan_in_uniform", bias_init="fan_in_uniform"),
     }
     if not any(biases):
         keys.pop("bias_init", None)
@@ -130,6 +134,7 @@ def _group_dense(network: Network, layer: GroupDenseLayer) -> None:
     keys = {
         "widths": list(layer.num_outputs),
         "last_activation": _ACTIVATIONS[layer.last_act_type],
+        "bias_init": "fan_out_normal",
     }
     tops = layer.top_name_list
     node = network.add("group_dense", layer.bottom_name_list[:1], tops, keys)
@@ -175,11 +180,13 @@ def _layer_norm(network: Network, layer: DenseLayer) -> None:
 
 def _multi_cross(network: Network, layer: DenseLayer) -> None:
     """Translate DCN's cross layers; with a projection those of DCN-V2, a matrix U V each."""
-    keys: dict[str, Any] = {"num_layers": layer.num_layers, **_initializers(layer)}
     kind = "cross_net"
+    keys: dict[str, Any] = {"num_layers": layer.num_layers}
     if layer.projection_dim:
         kind = "cross_net_v2"
-        keys["projection_dim"] = layer.projection_dim
+        keys |= {"projection_dim": layer.projection_dim, **_initializers(layer)}
+    else:
+        keys |= _initializers(layer, weight_init="fan_in_normal")
     top = layer.top_names[0]
     node = network.add(kind, layer.bottom_names, [top], keys)
     for number in range(layer.num_layers):
