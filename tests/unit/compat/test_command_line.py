@@ -252,7 +252,7 @@ def test_script_is_rehearsed_on_data_under_its_own_paths(tmp_path: Path) -> None
 
     first = _run(tmp_path, *short, "--own", "argument")
     assert first.returncode == 0, first.stderr
-    assert "rehearsal: batches of 32 samples, 6 of 32 to evaluate" in first.stdout
+    assert "rehearsal: batches of 32 samples, 1 of 32 to evaluate" in first.stdout
     assert "rehearsal: generated ./train/_file_list.txt, with slots of 100, 0, 50 keys" in (
         first.stdout
     )

@@ -58,7 +58,7 @@ class Rehearsal:
             solver,
             batchsize=self._scaled(solver.batchsize),
             batchsize_eval=self._scaled(solver.batchsize_eval),
-            max_eval_batches=self._shortened(solver.max_eval_batches),
+            max_eval_batches=min(solver.max_eval_batches, self._most_evaluated),
             fit=fit,
         )
 
@@ -122,6 +122,11 @@ class Rehearsal:
         if placed.data_reader_type in (DataReaderType_t.Raw, DataReaderType_t.RawAsync):
             generated = replace(generated, num_samples=counts[0], eval_num_samples=counts[1])
         return Reading(generated, counts)
+
+    @property
+    def _most_evaluated(self) -> int:
+        """The most batches of an evaluation: a tenth of the iterations."""
+        return max((self.max_iter or UNKNOWN_ITERATIONS) // 10, 1)
 
     def _placed(self, path: str) -> str:
         if self.data_root is None or not path.startswith("/"):
