@@ -270,6 +270,16 @@ def test_slices_of_a_label_are_labels() -> None:
     assert [label.name for label in translation.schema.labels] == ["label_1"]
 
 
+def test_the_mean_of_several_rows_of_a_sample_is_its_logit() -> None:
+    layers = [layer(Layer_t.Reshape, "dense", "rows", leading_dim=1), *one_fc("rows"), BCE]
+    translation = losses(layers, [1], ["label"])
+    loss, logit = loss_of(translation, {"label": [1.0, 0.0]})
+    assert logit.shape == (6, 1)
+    means = logit.reshape(2, 3).mean(1)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(means, torch.tensor([1.0, 0]))
+    assert loss == pytest.approx(float(expected))
+
+
 def test_a_regularizer_is_a_penalty_of_the_rule() -> None:
     keys = {"use_regularizer": True, "regularizer_type": hugectr.Regularizer_t.L2, "lambda": 0.5}
     end = layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "label"], "loss", **keys)
@@ -318,6 +328,14 @@ MISTAKES = {
     "two losses of one label": (
         [*one_fc("dense"), BCE, BCE],
         "label 'label': two losses take it",
+    ),
+    "shapes that do not fit": (
+        [layer(Layer_t.Reshape, "dense", "rows", leading_dim=2), *one_fc("rows"), BCE],
+        "rows.inputs: reshape does not take these shapes, got dense [n, 3].",
+    ),
+    "several logits for a label": (
+        [*one_fc("dense", 2), BCE],
+        "label: a loss takes one number for each sample, got 'logit' [n, 2].",
     ),
     "weights of other labels": (
         [

@@ -112,7 +112,7 @@ class Inputs:
                 f"{self._input.dense_dim}. Correct dense_dim."
             )
         keys = {"columns": [column.name for column in self.dense]}
-        self._network.add_input("dense", self._input.dense_name, keys)
+        self._network.add_input("dense", self._input.dense_name, keys, (width,))
 
     def _add_embedding(self, embedding: SparseEmbedding) -> None:
         """Add one table, a column for each slot, and the input [n, slots, vec]."""
@@ -126,7 +126,8 @@ class Inputs:
             init = Uniform(mean_size**-0.5)
         self._add_table(name, embedding.embedding_vec_size, embedding.optimizer, init)
         self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets))
-        self._network.add_input("fields", name, {"columns": list(slots)})
+        shape = (len(slots), embedding.embedding_vec_size)
+        self._network.add_input("fields", name, {"columns": list(slots)}, shape)
 
     def _add_collection(self, collection: EmbeddingCollectionConfig) -> None:
         """Add the tables of an embedding collection, and a tensor for each of its lookups.
@@ -169,14 +170,23 @@ class Inputs:
                 f"{lookup.bottom_name!r} with {len(names)}. Give each slot sparse params of its "
                 "own."
             )
+        dim = lookup.table.ev_size
+        columns = {"columns": list(names)}
+        if lookup.combiner != "concat" and lookup.is_part:
+            self._network.add_input("flat", top, columns, (dim,))
+            return
         if lookup.combiner != "concat":
-            kind = "flat" if lookup.is_part else "fields"
-            self._network.add_input(kind, top, {"columns": list(names)})
+            self._network.add_input("fields", top, columns, (1, dim))
             return
         rows = f"{top}.rows"
-        keys = {"column": names[0], "length": hotness[0]}
-        self._network.add_input("sequence", rows, keys, f"{top}.mask")
-        shape = [-1, hotness[0] * lookup.table.ev_size]
+        self._network.add_input(
+            "sequence",
+            rows,
+            {"column": names[0], "length": hotness[0]},
+            (hotness[0], dim),
+            f"{top}.mask",
+        )
+        shape = [-1, hotness[0] * dim]
         if not lookup.is_part:
             shape.insert(1, 1)
         self._network.add("reshape", [rows], [top], {"shape": shape})

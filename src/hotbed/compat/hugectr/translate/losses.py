@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from hotbed.compat.hugectr.clauses import DenseLayer
@@ -10,8 +11,10 @@ from hotbed.compat.hugectr.enums import Layer_t, Regularizer_t
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
+from hotbed.models.graph.layers import NUM_ROWS, shape_text
 from hotbed.models.losses import BCE, Loss, MultiTask
 
+_LOG = logging.getLogger("hotbed.compat.hugectr")
 LOSSES = (
     Layer_t.BinaryCrossEntropyLoss,
     Layer_t.CrossEntropyLoss,
@@ -138,10 +141,37 @@ class Losses:
                 f"label {label!r}: two losses take it, got {prediction!r} as the second "
                 "prediction. Keep one of them."
             )
-        self.outputs[label] = self._network.tensor(prediction, label)
+        self.outputs[label] = self._one_logit(self._network.tensor(prediction, label), label)
         self._losses[label] = loss
         if weight != 1.0:
             self._weights[label] = weight
+
+    def _one_logit(self, prediction: str, label: str) -> str:
+        """Return a prediction, or the mean of its rows if a sample has several.
+
+        HugeCTR reads labels behind those of the batch for such a prediction, whose embedding is
+        reshaped to one row for each slot.
+        """
+        shape = self._network.shapes[prediction]
+        if shape[1:] not in ((), (1,)):
+            raise ConfigError(
+                f"{label}: a loss takes one number for each sample, got {prediction!r} "
+                f"{shape_text(shape)}. Let an InnerProduct of num_output 1 make it."
+            )
+        num_rows = shape[0] // NUM_ROWS
+        if num_rows == 1:
+            return prediction
+        _LOG.warning(
+            "hugectr: %r has %d rows for each sample, and %r one; their mean is the logit",
+            prediction,
+            num_rows,
+            label,
+        )
+        rows = f"{prediction}.rows"
+        mean = f"{prediction}.mean"
+        self._network.add("reshape", [prediction], [rows], {"leading_dim": num_rows})
+        self._network.add("reduce_mean", [rows], [mean], {"axis": 1, "keepdim": True})
+        return mean
 
     def _regularize(self, layer: DenseLayer) -> None:
         if not layer.use_regularizer:

@@ -12,6 +12,8 @@ from torch import nn
 from hotbed.compat.hugectr.translate.translation import DenseWeight
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
+from hotbed.models.graph.description import Node, Place
+from hotbed.models.graph.layers import NUM_ROWS, Shape, inferred
 
 
 class Network:
@@ -21,6 +23,7 @@ class Network:
         inputs: of the description.
         layers: of the description.
         tensors: names of tensors in the description by their names in HugeCTR's graph.
+        shapes: of the tensors, by their names in the description, for `NUM_ROWS` samples.
         labels: the labels of the schema by the name of a label tensor, which slices may cut.
         weights: the parameters, in the order of HugeCTR's dense file.
         statistics: of batch normalization, in the order of the layers.
@@ -30,6 +33,7 @@ class Network:
         self.inputs: list[dict[str, Any]] = []
         self.layers: list[dict[str, Any]] = []
         self.tensors: dict[str, str] = {}
+        self.shapes: dict[str, Shape] = {}
         self.labels: dict[str, tuple[str, ...]] = {}
         self.weights: list[DenseWeight] = []
         self.statistics: list[DenseWeight] = []
@@ -40,10 +44,15 @@ class Network:
         kind: str,
         top: str,
         keys: Mapping[str, Any],
+        shape: Shape,
         mask: str | None = None,
     ) -> None:
-        """Add an input of the network that makes the tensor `top`, and a `mask` if it has one."""
+        """Add an input of the network that makes the tensor `top`, and a `mask` if it has one.
+
+        `shape` is that of a sample in `top`.
+        """
         name = self._named(top)
+        self.shapes[top] = (NUM_ROWS, *shape)
         tops = [top] if mask is None else [top, mask]
         self.inputs.append({"input": kind, "name": name, "outputs": tops, **keys})
         self.tensors[top] = top
@@ -62,7 +71,11 @@ class Network:
             bottoms: names of tensors that it takes.
             tops: names of tensors that it makes.
             keys: parameters of the layer.
+
+        Raises:
+            ConfigError: a tensor or a parameter is wrong; the message starts with the first top.
         """
+        inputs = [self.tensor(bottom, tops[0]) for bottom in bottoms]
         for top in tops:
             if top in self.tensors:
                 raise ConfigError(
@@ -70,9 +83,17 @@ class Network:
                     "Rename the top of one of them."
                 )
         name = self._named(tops[0])
-        inputs = [self.tensor(bottom, tops[0]) for bottom in bottoms]
         entry = {"layer": kind, "name": name, "inputs": inputs, "outputs": list(tops)}
-        self.layers.append({**entry, **(keys or {})})
+        node = Node(
+            kind,
+            name,
+            tuple(inputs),
+            tuple(tops),
+            keys or {},
+            Place(tops[0]),
+        )
+        self.shapes |= inferred(node, self.shapes)
+        self.layers.append({**entry, **node.parameters})
         self.tensors.update({top: top for top in tops})
         return name
 
