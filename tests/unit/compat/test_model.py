@@ -260,6 +260,67 @@ def test_fit_needs_the_number_of_its_mode() -> None:
         built.fit(max_iter=10)
 
 
+def test_the_solver_of_v30_has_the_arguments_of_fit(capsys: Any, tmp_path: Path) -> None:
+    """Its `Input` has the reader, and its optimizer the learning rate."""
+    old = hugectr.solver_parser_helper(
+        seed=7,
+        batchsize=64,
+        batchsize_eval=128,
+        max_eval_batches=8,
+        max_iter=12,
+        display=6,
+        eval_interval=8,
+        snapshot=100,
+    )
+    optimizer = hugectr.optimizer.CreateOptimizer(
+        learning_rate=0.05, warmup_steps=4, use_mixed_precision=False
+    )
+    new = made(solver(), compile=False)
+    built = hugectr.Model(old, optimizer)
+    built.add(
+        hugectr.Input(
+            data_reader_type=hugectr.DataReaderType_t.Norm,
+            source="train.txt",
+            eval_source="test.txt",
+            check_type=hugectr.Check_t.Sum,
+            label_dim=1,
+            label_name="label",
+            dense_dim=2,
+            dense_name="dense",
+            data_reader_sparse_param_array=[
+                hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 3, 1, 3)
+            ],
+            sparse_names=["data"],
+        )
+    )
+    for clause in (*new.graph.embeddings, *new.graph.layers):
+        built.add(clause)
+    built.compile()
+    built.fit()
+    printed = capsys.readouterr().out
+    assert re.findall(r"Iter: (\d+) ", printed) == ["6", "12"]
+    assert printed.count("Evaluation, AUC") == 1
+    new.compile()
+    new.fit(max_iter=12, display=0, eval_interval=0, snapshot=0)
+    assert same(weights(built), weights(new))
+
+
+def test_predictions_of_each_evaluation_are_exported_by_prefix(tmp_path: Path) -> None:
+    params = hugectr.FitParams(
+        max_iter=8,
+        eval_interval=4,
+        display=0,
+        snapshot=0,
+        export_predictions_prefix=f"{tmp_path}/run",
+    )
+    built = made(solver(fit=params))
+    built.fit()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["run_label_4", "run_label_8", "run_prediction_4", "run_prediction_8"]
+    for name in names:
+        assert len((tmp_path / name).read_text().split()) == ROWS
+
+
 def test_snapshots_hold_the_weights_of_their_iteration(tmp_path: Path) -> None:
     built = made(solver())
     built.fit(max_iter=6, display=0, eval_interval=0, snapshot=4, snapshot_prefix=f"{tmp_path}/")
@@ -518,6 +579,37 @@ def test_losses_are_weighted_and_their_auc_is_the_mean_over_labels(capsys: Any) 
         made(solver(), labels, loss_names=["others"], loss_weights=[1.0])
     with pytest.raises(ConfigError, match=r"compile\.loss_weights: one weight for each"):
         made(solver(), labels, loss_names=["other"])
+
+
+def test_columns_of_one_label_share_a_loss_and_have_an_auc_each(
+    capsys: Any, columns: Any, tmp_path: Path
+) -> None:
+    columns["pair_0"], columns["pair_1"] = columns["label"], columns["other"]
+    one = made(solver(), compile=False)
+    graph = one.graph
+    dense = hugectr.DenseLayer
+    heads = (
+        dense(Layer.InnerProduct, ["kept"], ["logits"], num_output=2),
+        dense(Layer.MultiCrossEntropyLoss, ["logits", "pair"], ["loss"], target_weight_vec=[1, 1]),
+    )
+    built = hugectr.Model(one.solver, one.reader, one.optimizer)
+    built.graph = dataclasses.replace(
+        graph,
+        input=dataclasses.replace(graph.input, label_dims=[2], label_names=["pair"]),
+        layers=(*graph.layers[:5], *heads),
+    )
+    built.compile()
+    built.fit(max_iter=30, display=0, eval_interval=30, snapshot=0)
+    macro, first, second = re.search(
+        r"AUC: (\S+)\n.*AUC: {(\S+), (\S+)}", capsys.readouterr().out
+    ).groups()
+    assert float(macro) == pytest.approx((float(first) + float(second)) / 2, rel=1e-4)
+    assert float(first) > 0.8
+    files = [str(tmp_path / name) for name in ("predictions", "labels")]
+    built.export_predictions(*files)
+    labels = np.array(Path(files[1]).read_text().split(), float).reshape(128, 2)
+    np.testing.assert_array_equal(labels[:, 0], columns["label"][-128:])
+    np.testing.assert_array_equal(labels[:, 1], columns["other"][-128:])
 
 
 # --- summary, collections -------------------------------------------------------------------------
