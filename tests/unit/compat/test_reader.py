@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -190,6 +191,19 @@ def test_parquet_files_are_read_by_the_numbers_of_their_columns(tmp_path: Path) 
     batches = list(data(source))
     assert ids(batches, "_col3") == list(range(120, 128))
     assert batches[0].dense["_col2"].tolist() == [0, 1, 2, 3]
+
+
+def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    """Files without names hold other values under the same numbers."""
+    (tmp_path / "eval").mkdir()
+    cats = [{"col_name": f"C{i}", "index": i} for i in (0, 4, 3)]
+    training = write_parquet(tmp_path)
+    source = reader("Parquet", training)
+    other = write_parquet(tmp_path / "eval", cats=cats)
+    with pytest.raises(ConfigError, match="all sources need the same columns"):
+        data(dataclasses.replace(source, eval_source=other), evaluation_data)
+    with pytest.raises(ConfigError, match="all sources need the same columns"):
+        data(dataclasses.replace(source, source=[training, other]))
 
 
 def test_dense_lists_of_parquet_files_have_their_width(tmp_path: Path) -> None:

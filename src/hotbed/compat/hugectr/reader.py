@@ -226,6 +226,14 @@ def _source(
     if kind is DataReaderType_t.Parquet:
         data = ParquetData(paths)
         data.check_rows()
+        expected = columns_of(reader, input)
+        for path in paths:
+            columns = columns_of(replace(reader, source=path), input)
+            if columns != expected:
+                raise ConfigError(
+                    f"reader: all sources need the same columns, got {columns} in {path} and "
+                    f"{expected} in the first. Write them with one schema."
+                )
         return data.files
     if kind in _ONE_FILE:
         files: list[Source] = []
