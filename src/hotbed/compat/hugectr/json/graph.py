@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the graph of a model as a JSON file, as `Model.graph_to_json` does.
 
-What HugeCTR leaves out is written too, so that a graph is the same once it is read again:
-`projection_dim` of MultiCross, `shape` of Reshape, Select, weights of labels, and embedding
-collections.
+HugeCTR leaves some parameters out. Here they are written too, so that a graph is the same once it
+is read again: `projection_dim` of MultiCross, `shape` of Reshape, Select, weights of labels, and
+embedding collections.
 """
 
 from __future__ import annotations

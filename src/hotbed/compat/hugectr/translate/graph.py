@@ -67,22 +67,7 @@ def translate(
         lr,
         seed,
     )
-    if loss_weights is None:
-        names = graph.input.label_names
-        loss_weights = dict(zip(names, graph.input.label_weights, strict=False))
-    losses = Losses(network, dict(loss_weights))
-    layers = list(graph.layers)
-    scores = _without_last_sigmoid(layers)
-    for layer in layers:
-        if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
-            losses.add(layer)
-        else:
-            add_layer(network, layer)
-    if not losses.outputs:
-        losses.add_ends(graph.input.label_names)
-    if scores is not None:  # the engine makes scores of these logits
-        top = scores.top_names[0]
-        network.tensors[top] = network.tensor(scores.bottom_names[0], top)
+    losses = _add_layers(network, graph, loss_weights)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
     schema = Schema(
         [
@@ -106,6 +91,31 @@ def translate(
         embeddings=tuple(inputs.embeddings),
         labels=dict(network.labels),
     )
+
+
+def _add_layers(
+    network: Network,
+    graph: Graph,
+    loss_weights: Mapping[str, float] | None,
+) -> Losses:
+    """Add the layers of a graph to a network, and return its losses."""
+    if loss_weights is None:
+        names = graph.input.label_names
+        loss_weights = dict(zip(names, graph.input.label_weights, strict=False))
+    losses = Losses(network, dict(loss_weights))
+    layers = list(graph.layers)
+    scores = _without_last_sigmoid(layers)
+    for layer in layers:
+        if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
+            losses.add(layer)
+        else:
+            add_layer(network, layer)
+    if not losses.outputs:
+        losses.add_ends(graph.input.label_names)
+    if scores is not None:  # the engine makes scores of these logits
+        top = scores.top_names[0]
+        network.tensors[top] = network.tensor(scores.bottom_names[0], top)
+    return losses
 
 
 def _without_last_sigmoid(layers: list[DenseLayer | GroupDenseLayer]) -> DenseLayer | None:
