@@ -72,7 +72,7 @@ def record(form: SparseFile, key: int, slot: int) -> bytes:
 
 
 FILES = [
-    SparseFile("file", localized, i64, (0, 5, 8))
+    SparseFile("file", localized, i64, (0, 7, 8))
     for localized in (False, True)
     for i64 in (False, True)
 ]
@@ -110,7 +110,7 @@ def folder(path: Path, *, localized: bool) -> Path:
 
 @pytest.mark.parametrize("localized", [False, True])
 def test_a_folder_of_v3_1_holds_keys_slots_and_vectors(localized: bool, tmp_path: Path) -> None:
-    form = SparseFile("folder", localized, i64=False, offsets=(0, 5, 8))
+    form = SparseFile("folder", localized, i64=False, offsets=(0, 7, 8))
     path = folder(tmp_path / "0_sparse_10.model", localized=localized)
     read = table()
     assert load_sparse(path, read, form) == 3
