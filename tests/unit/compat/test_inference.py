@@ -414,7 +414,7 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     model.compile()
     model.fit(max_iter=9, display=0, eval_interval=0, snapshot=0)
     model.save_params_to_files("m", 9)
-    Path("m.json").write_text(json.dumps({"layers": graph_of_v3_1()}))
+    model.graph_to_json("m.json")
     samples = evaluation_data(reader, model.graph.input, solver, model.translation.schema)
     trained = np.asarray(model.learner.predict(samples))
     one = InferenceParams(
@@ -430,57 +430,3 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     served = CreateInferenceSession("m.json", one)
     request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
     assert np.abs(np.array(served.predict(*request)) - trained).max() <= 1e-6
-
-
-def graph_of_v3_1() -> list[dict[str, Any]]:
-    """The graph of the test above, as v3.1 and later write it."""
-    sparse = {
-        "top": "data1",
-        "type": "LocalizedSlot",
-        "nnz_per_slot": 3,
-        "is_fixed_length": False,
-        "slot_num": 3,
-    }
-    hyper = {
-        "workspace_size_per_gpu_in_mb": 1,
-        "max_vocabulary_size_global": 1000,
-        "embedding_vec_size": 4,
-        "combiner": "sum",
-    }
-    optimizer = {
-        "type": "Adam",
-        "update_type": "Global",
-        "adam_hparam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7},
-    }
-    return [
-        {
-            "name": "data",
-            "type": "Data",
-            "label": {"top": "label", "label_dim": 1},
-            "dense": {"top": "dense", "dense_dim": 2},
-            "sparse": [sparse],
-        },
-        {
-            "type": "LocalizedSlotSparseEmbeddingHash",
-            "bottom": "data1",
-            "top": "emb1",
-            "sparse_embedding_hparam": hyper,
-            "optimizer": optimizer,
-        },
-        {"type": "Reshape", "bottom": "emb1", "top": "reshape1", "leading_dim": 12},
-        {"type": "Concat", "bottom": ["reshape1", "dense"], "top": "concat1"},
-        {
-            "type": "MultiCross",
-            "bottom": "concat1",
-            "top": "cross1",
-            "mc_param": {"num_layers": 2},
-        },
-        {
-            "type": "BatchNorm",
-            "bottom": "cross1",
-            "top": "bn1",
-            "bn_param": {"factor": 1.0, "eps": 1e-5},
-        },
-        {"type": "InnerProduct", "bottom": "bn1", "top": "fc1", "fc_param": {"num_output": 1}},
-        {"type": "BinaryCrossEntropyLoss", "bottom": ["fc1", "label"], "top": "loss"},
-    ]
