@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr import knobs
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.errors import ConfigError
 
@@ -289,3 +291,11 @@ def test_wrong_data_is_rejected(keys: dict[str, Any], message: str) -> None:
     data = {key: value for key, value in {**OLD_DATA, **keys}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
         read_graph({"layers": [data]})
+
+
+def test_plan_that_samples_of_v3_0_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    knobs._logged.discard("sparse_embedding.plan_file1")
+    layer = {**OLD_EMBEDDING, "plan_file1": "all2all_plan.json"}
+    with caplog.at_level(logging.INFO, "hotbed.compat.hugectr"):
+        read_graph({"layers": [OLD_DATA, layer]})
+    assert "sparse_embedding.plan_file1 has no effect, because" in caplog.text

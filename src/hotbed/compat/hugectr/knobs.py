@@ -72,6 +72,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _HINT),
     "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _ONE_PROCESS),
     "sparse_embedding.plan_file": Knob("v2.3", _ONE_PROCESS),
+    "sparse_embedding.plan_file1": Knob("v2.3", _ONE_PROCESS),
     "dense_layer.pos_type": Knob("v3.1", "layers are not fused by their position"),
     "dense_layer.dense_layer_switches": Knob("v3.9", _CUDA),
     "dense_layer.compute_config": Knob("v4.3", _CUDA),

@@ -35,6 +35,7 @@ from hotbed.compat.hugectr.enums import (
 )
 from hotbed.compat.hugectr.json.keys import member, needed, read_clause
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
+from hotbed.compat.hugectr.knobs import log_no_effect
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -193,9 +194,11 @@ HYBRID_KEYS: Mapping[str, Any] = {
 
 def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
     keys = ["name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer", "plan_file"]
-    # v2.3 and v3.0 wrote `plan_file1` into samples that need no plan
+    # `plan_file1` is in samples of v2.3 and v3.0
     values = read_clause(layer, where, [*keys, "plan_file1"])
     needed(values, where, ["bottom", "top", "sparse_embedding_hparam"])
+    if "plan_file1" in values:
+        log_no_effect("sparse_embedding.plan_file1")
     place = f"{where}.sparse_embedding_hparam"
     hyper = read_clause(values["sparse_embedding_hparam"], place, [*_EMBEDDING, *HYBRID_KEYS])
     needed(hyper, place, ["embedding_vec_size", "combiner"])
