@@ -81,6 +81,16 @@ PAGES = {
     "Errors": ["errors"],
     "Testing": ["testing"],
     "Configuration": ["config"],
+    "HugeCTR": [
+        "compat.hugectr.model",
+        "compat.hugectr.session",
+        "compat.hugectr.calls",
+        "compat.hugectr.clauses",
+        "compat.hugectr.enums",
+        "compat.hugectr.tools",
+        "compat.hugectr.inference",
+        "compat.hugectr.json.adapt",
+    ],
 }
 
 

@@ -66,7 +66,6 @@ class Model:
             changes how data are given: file by file.
 
     Attributes:
-        graph: the clauses that were added.
         translation: the graph as values of the engine; from `compile` on.
         network: the `hb.models.Graph`; from `compile` on.
         learner: the `hb.RecModel`, which trains, evaluates and saves; from `compile` on.
