@@ -158,6 +158,18 @@ def test_an_embedding_collection_looks_up_each_table_by_its_combiner(lists: bool
     assert [one.table for one in translation.embeddings] == ["t0", "t1"]
 
 
+def test_tables_of_earlier_releases_are_named_by_their_number() -> None:
+    for arguments in ({"table_id": 3}, {"id_space": 3, "min_key": 0, "max_key": 9}):
+        table = EmbeddingTableConfig(**arguments, max_vocabulary_size=9, ev_size=4)
+        assert table == EmbeddingTableConfig("table3", 9, 4)
+    old = EmbeddingTableConfig(3, 9, 4, None, hugectr.Initializer_t.Uniform, 0.5)
+    assert old.init_param_or_empty.up_bound == 0.5
+    planner = hugectr.EmbeddingPlanner()
+    planner.embedding_lookup(old, "data0", "e0", "sum")
+    collection = planner.create_embedding_collection(shard_matrix=[["table3"]])
+    assert [lookup.table.name for lookup in collection.lookups] == ["table3"]
+
+
 # --- optimizers -----------------------------------------------------------------------------------
 
 
@@ -219,10 +231,11 @@ def loss_of(translation: Translation, labels: dict[str, list[float]]) -> tuple[A
     return float(loss), torch.tensor(tensors.values["logit"])
 
 
-def test_cross_entropy_of_two_logits() -> None:
+@pytest.mark.parametrize(("dim", "name"), [(1, "label"), (2, "label_0")])
+def test_cross_entropy_of_two_logits(dim: int, name: str) -> None:
     end = layer(Layer_t.CrossEntropyLoss, ["logit", "label"], "loss")
-    translation = losses([*one_fc("dense", 2), end], [1], ["label"])
-    loss, logit = loss_of(translation, {"label": [1.0, 0.0]})
+    translation = losses([*one_fc("dense", 2), end], [dim], ["label"])
+    loss, logit = loss_of(translation, {name: [1.0, 0.0]})
     expected = torch.nn.functional.cross_entropy(logit, torch.tensor([1, 0]))
     assert loss == pytest.approx(float(expected))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hotbed.compat.hugectr.clause import by_order
 from hotbed.compat.hugectr.clauses import (
+    EmbeddingTableConfig,
     EmbeddingTrainingCacheParams,
     FitParams,
     HMemCacheConfig,
@@ -22,12 +23,14 @@ __all__ = [
     "CreateMOS",
     "CreateOptimizer",
     "CreateSolver",
+    "EmbeddingTablePlaceHolder",
     "solver_parser_helper",
 ]
 
 CreateSolver = Solver
 CreateOptimizer = OptParams
 CreateHMemCache = HMemCacheConfig
+EmbeddingTablePlaceHolder = EmbeddingTableConfig  # its name in v3.7
 
 _SOLVER = [
     "seed",

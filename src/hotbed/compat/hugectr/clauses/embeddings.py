@@ -114,19 +114,32 @@ class InitParams:
 
 
 def _table_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Take `(table_id, max_vocabulary_size, ev_size, min_key, max_key, opt_params_py)` of v4.0."""
+    """Take a table's number for its name, and the initial values, of v3.7 to v4.1 too."""
     order = ["name", "max_vocabulary_size", "ev_size", "opt_params_or_empty", "init_param_or_empty"]
     is_old = bool(args) and not isinstance(args[0], str)
-    if is_old or "table_id" in keywords:
+    if "min_key" in keywords or (len(args) > 3 and isinstance(args[3], int)):
         order = ["table_id", *order[1:3], "min_key", "max_key", "opt_params_py"]
+    elif is_old or "table_id" in keywords:
+        order = ["table_id", *order[1:3], "opt_params_py", *_INITIAL]
     values = by_order("embedding_table", order, args, keywords)
-    if "table_id" in values:
-        values["name"] = f"table{values.pop('table_id')}"
-    values.pop("min_key", None)
-    values.pop("max_key", None)
+    for key in ("table_id", "id_space"):
+        if key in values:
+            values["name"] = f"table{values.pop(key)}"
+    for key in ("min_key", "max_key"):
+        values.pop(key, None)
     if "opt_params_py" in values:
         values["opt_params_or_empty"] = values.pop("opt_params_py")
+    initial = {key: values.pop(key) for key in _INITIAL if key in values}
+    if "initializer_type" in initial:
+        bound = initial.get("up_bound", -1)
+        values["init_param_or_empty"] = InitParams(
+            initial["initializer_type"],
+            bound if bound > 0 else None,
+        )
     return values
+
+
+_INITIAL = ("initializer_type", "up_bound", "max_sequence_len")  # arguments of v4.1
 
 
 @clause("embedding_table", _table_form)
@@ -218,6 +231,10 @@ class EmbeddingCollectionConfig:
 class EmbeddingPlanner(EmbeddingCollectionConfig):
     """The builder of an embedding collection in v3.7 to v4.0."""
 
-    def create_embedding_collection(self, plan_file: str = "") -> EmbeddingCollectionConfig:
-        """Return the collection; the plan of devices is not read."""
+    def create_embedding_collection(
+        self,
+        *plan: Any,
+        **plan_by_name: Any,
+    ) -> EmbeddingCollectionConfig:
+        """Return the collection; the plan says which devices hold which tables."""
         return self

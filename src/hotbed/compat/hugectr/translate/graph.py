@@ -40,18 +40,17 @@ def translate(
 ) -> Translation:
     """Return a graph of HugeCTR as values of the engine.
 
-    A graph without losses, as inference has, gives its last tensor as the logits. A `Sigmoid` in
-    the last place is left out, since the engine makes scores of logits itself.
+    The last tensor of a graph without losses is its logit; a `Sigmoid` in the last place is left
+    out, since the engine makes scores of logits itself.
 
     Args:
         graph: of HugeCTR.
         optimizer: of the model.
         columns: raw columns of the reader; None names them as the tensors of the input.
         lr: learning rate of the optimizers.
-        batchsize: samples of a step, by which HugeCTR divides the factor of a regularizer.
+        batchsize: samples of a step, which divide the factor of a regularizer.
         seed: of the initial rows.
-        loss_weights: of the losses, by the name of their label; 1 where missing. None takes those
-            of the input.
+        loss_weights: by label; 1 where missing. None takes those of the input.
 
     Raises:
         ConfigError: the graph is wrong; the message names the layer and the argument.

@@ -148,7 +148,7 @@ class Inputs:
             offsets[lookup.table.name] = (*offsets.get(lookup.table.name, ()), *sparse.offsets)
             top = lookup.top_name
             if lookup.is_part:
-                top = f"{lookup.top_name}{len(together.setdefault(lookup.top_name, []))}"
+                top = f"{lookup.top_name}.{len(together.setdefault(lookup.top_name, []))}"
                 together[lookup.top_name].append(top)
             self._add_lookup(lookup, names, top, sparse.hotness)
         for top, parts in together.items():

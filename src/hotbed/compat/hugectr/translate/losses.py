@@ -69,15 +69,16 @@ class Losses:
         columns = self._network.labels[label]
         if layer.layer_type is Layer_t.MultiCrossEntropyLoss:
             self._add_multi(layer, columns)
-        else:
-            if len(columns) != 1:
-                raise ConfigError(
-                    f"{layer.top_names[0]}: {layer.layer_type.name} takes one label, got "
-                    f"{label!r} of {len(columns)} dimensions. Use MultiCrossEntropyLoss."
-                )
-            if layer.layer_type is Layer_t.CrossEntropyLoss:
-                prediction = self._difference(prediction, label)
+        elif layer.layer_type is Layer_t.CrossEntropyLoss:
+            # from v23.08 on, HugeCTR wants as many label columns as logits, and reads the first
+            self._output(columns[0], self._difference(prediction, label), BCE(), weight)
+        elif len(columns) == 1:
             self._output(columns[0], prediction, BCE(), weight)
+        else:
+            raise ConfigError(
+                f"{layer.top_names[0]}: BinaryCrossEntropyLoss takes one label, got "
+                f"{label!r} of {len(columns)} dimensions. Use MultiCrossEntropyLoss."
+            )
         self._regularize(layer)
 
     def add_ends(self, labels: Sequence[str]) -> None:
