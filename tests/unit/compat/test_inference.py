@@ -218,6 +218,13 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("deep"), 1, normalized=False, form="file")
 
 
+@pytest.fixture(scope="module")
+def session(deep: Trained, tmp_path_factory: pytest.TempPathFactory) -> InferenceSession:
+    path = tmp_path_factory.mktemp("served") / "g.json"
+    path.write_text(json.dumps(deep.spec))
+    return CreateInferenceSession(path, params(deep))
+
+
 def test_a_loss_in_the_last_place_of_a_graph_is_a_sigmoid(deep: Trained, tmp_path: Path) -> None:
     spec = copy.deepcopy(deep.spec)
     spec["layers"][0]["label"]["top"] = "label"
@@ -266,10 +273,8 @@ def test_a_key_without_a_row_reads_the_default(deep: Trained, tmp_path: Path) ->
     ],
 )
 def test_requests_that_do_not_fit_are_refused(
-    change: Any, message: str, deep: Trained, tmp_path: Path
+    change: Any, message: str, deep: Trained, session: InferenceSession
 ) -> None:
-    (tmp_path / "g.json").write_text(json.dumps(deep.spec))
-    session = CreateInferenceSession(tmp_path / "g.json", params(deep))
     with pytest.raises((DataError, RowShapeError), match=message):
         session.predict(*change(*one_csr(deep.columns, DEEP, 5)))
 
@@ -319,7 +324,9 @@ def test_missing_and_wrong_files_are_named(deep: Trained, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [DataReaderType_t.Norm, DataReaderType_t.Parquet])
-def test_files_are_scored_as_requests(kind: Any, deep: Trained, tmp_path: Path) -> None:
+def test_files_are_scored_as_requests(
+    kind: Any, deep: Trained, session: InferenceSession, tmp_path: Path
+) -> None:
     columns = deep.columns
     numbers = np.array(columns["dense"], np.float32)
     offsets = (0, 20, 40)
@@ -340,7 +347,6 @@ def test_files_are_scored_as_requests(kind: Any, deep: Trained, tmp_path: Path) 
     assert np.abs(1 / (1 + np.exp(-logits)) - scores[60:]).max() <= 1e-6
     expected = np.concatenate([deep.scores, deep.scores[:15]])
     assert np.abs(scores[:, 0] - expected).max() <= 1e-6
-    session = CreateInferenceSession(tmp_path / "g.json", params(deep, max_batchsize=NUM_SAMPLES))
     named = {
         "num_batches": 1,
         "source": source,
