@@ -68,13 +68,8 @@ def translate(
     )
     losses = _add_layers(network, graph, loss_weights)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
-    schema = Schema(
-        [
-            *[label for label in labels if label.name in losses.outputs],
-            *inputs.dense,
-            *inputs.ids,
-        ]
-    )
+    with_losses = [label for label in labels if label.name in losses.outputs]
+    schema = Schema([*with_losses, *inputs.dense, *inputs.ids])
     description = _description(network, losses.outputs)
     made = _tensors_of(description)
     shapes = _shapes(schema, inputs.tables, description)
