@@ -122,6 +122,7 @@ NAVIGATION = {
         "migrate/index",
         "migrate/hugectr",
         "migrate/hugectr_parameters",
+        "migrate/hugectr_samples",
         "migrate/nvtabular",
         "benchmarks",
         "accuracy",

@@ -191,10 +191,7 @@ def run(repository: Repository, sample: Sample, work: Path) -> Outcome:
     learned = re.findall(r"^rehearsal: learned (\d+) iterations", output, re.MULTILINE)
     if process.exitcode == 0 and learned and int(learned[-1]) >= MAX_ITER:
         return Outcome(True, "ran", seconds)
-    reason = FAULTS.get(sample.path)
-    if reason is None:
-        return Outcome(False, _reason(output), seconds)
-    return Outcome(False, f"{reason} ({_reason(output)})", seconds)
+    return Outcome(False, FAULTS.get(sample.path, _reason(output)), seconds)
 
 
 def _run_file(arguments: list[str], folder: Path, log: Path) -> None:
@@ -214,7 +211,7 @@ def _reason(errors: str) -> str:
     missing = re.match(r"ModuleNotFoundError: No module named '(\w+)", last)
     if missing:
         return f"imports another framework: {missing[1]}"
-    return last[:200]
+    return last[:200].replace("|", "/")
 
 
 def outcomes(
@@ -307,7 +304,6 @@ def main() -> None:
     parser.add_argument("repository", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/hugectr_samples"))
     parser.add_argument("--only", default="", help="run only paths that match this pattern")
-    parser.add_argument("--again", action="store_true", help="run also what ran before")
     taken = parser.parse_args()
     work: Path = taken.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
