@@ -105,7 +105,8 @@ class Repository:
 
     def tags(self) -> list[str]:
         """Return the releases in their order."""
-        names = self._git("tag", "--sort=version:refname").decode().split()
+        suffixes = ["-c", "versionsort.suffix=_alpha", "-c", "versionsort.suffix=_beta"]
+        names = self._git(*suffixes, "tag", "--sort=version:refname").decode().split()
         return [name for name in names if _version(name) is not None]
 
     def samples(self) -> list[Sample]:
@@ -264,6 +265,7 @@ def page(
     repository: Repository, results: list[tuple[Sample, Outcome]], samples: list[Sample]
 ) -> str:
     """Return the page in Markdown."""
+    order = repository.tags()
     lines = [HEADER.format(max_iter=MAX_ITER, scale=DATA_SCALE)]
     num_ran = sum(outcome.ran for _, outcome in results)
     lines.append(f"{num_ran} of {len(results)} files run.\n")
@@ -271,13 +273,13 @@ def page(
     if rest:
         lines.append("| file | releases | why not |\n|---|---|---|")
         for sample, outcome in rest:
-            lines.append(f"| {sample.path} | {_range(sample)} | {outcome.text} |")
+            lines.append(f"| {sample.path} | {_range(sample, order)} | {outcome.text} |")
         lines.append("")
     for title, suffix in (("Scripts", ".py"), ("Training files", ".json")):
         lines.append(f"## {title}\n\n| file | releases | commit | result |\n|---|---|---|---|")
         for sample, outcome in results:
             if sample.path.endswith(suffix):
-                cells = [sample.path, _range(sample), sample.commit[:12], outcome.text]
+                cells = [sample.path, _range(sample, order), sample.commit[:12], outcome.text]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     lines.append(
@@ -286,14 +288,22 @@ def page(
     for sample in samples:
         reason = not_a_job(sample, repository.text(sample))
         if reason is not None:
-            lines.append(f"| {sample.path} | {_range(sample)} | {sample.commit[:12]} | {reason} |")
+            lines.append(
+                f"| {sample.path} | {_range(sample, order)} | {sample.commit[:12]} | {reason} |"
+            )
     return "\n".join(lines) + "\n"
 
 
-def _range(sample: Sample) -> str:
-    if len(sample.tags) == 1:
-        return sample.tags[0]
-    return f"{sample.tags[0]} to {sample.tags[-1]}"
+def _range(sample: Sample, order: list[str]) -> str:
+    """Return the releases that have a file, as ranges of the releases in their order."""
+    ranges: list[list[str]] = []
+    for tag in sample.tags:
+        if ranges and order.index(tag) == order.index(ranges[-1][-1]) + 1:
+            ranges[-1].append(tag)
+        else:
+            ranges.append([tag])
+    texts = [tags[0] if len(tags) == 1 else f"{tags[0]} to {tags[-1]}" for tags in ranges]
+    return ", ".join(texts)
 
 
 def main() -> None:
