@@ -128,6 +128,8 @@ def set_dense_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = float(rate)
+        if "initial_lr" in group:  # a schedule that is attached later starts from this rate
+            group["initial_lr"] = float(rate)
 
 
 def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -122,7 +122,11 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                     f"rate, got {dict(rates)}. Give each of them the same rate."
                 )
         for group in self.param_groups:
-            group["lr"] = rates.get(group["tables"][0], group["lr"])
+            name = group["tables"][0]
+            if name in rates:
+                group["lr"] = rates[name]
+                if "initial_lr" in group:  # a schedule that is attached later starts from it
+                    group["initial_lr"] = rates[name]
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite.

@@ -213,6 +213,11 @@ def test_a_schedule_moves_both_optimizers(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", hb.Adam(lr=0.01))
     model.fit(dataset(256), callbacks=[LearningRate(Warmup(4)), Rates()], progress=False)
     np.testing.assert_allclose(rates, [(0.01 * f, 0.1 * f) for f in (0.25, 0.5, 0.75, 1.0)])
+    rates.clear()
+    model.dense_learning_rate = 0.04
+    model.table_learning_rates = 0.2
+    model.fit(dataset(256), callbacks=[LearningRate(Warmup(4)), Rates()], progress=False)
+    np.testing.assert_allclose(rates, [(0.04 * f, 0.2 * f) for f in (0.25, 0.5, 0.75, 1.0)])
     torch_made = LearningRate(
         lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     )
