@@ -425,6 +425,18 @@ def test_verbs_before_compile_are_errors() -> None:
         built.add(hugectr.DenseLayer(Layer.ReLU, ["a"], ["b"]))
 
 
+def test_a_graph_without_a_loss_is_scored_and_not_trained() -> None:
+    whole = made(solver(), compile=False)
+    built = hugectr.Model(whole.solver, whole.reader, whole.optimizer)
+    built.graph = dataclasses.replace(whole.graph, layers=list(whole.graph.layers)[:-1])
+    built.compile()
+    built.start_data_reading()
+    assert built.eval()
+    for call in (built.fit, built.train):
+        with pytest.raises(ConfigError, match="no loss, got 'label_logit' as its last layer"):
+            call()
+
+
 # --- what is inside -------------------------------------------------------------------------------
 
 
@@ -471,6 +483,21 @@ def test_an_input_that_no_layer_takes_is_not_a_tensor() -> None:
         built.check_out_tensor("dense", hugectr.Tensor_t.Train)
 
 
+def test_a_model_whose_embedding_no_loss_needs_is_saved_and_loaded(tmp_path: Path) -> None:
+    whole = made(solver(), compile=False)
+    built = hugectr.Model(whole.solver, whole.reader, whole.optimizer)
+    layers = [layer for layer in whole.graph.layers if layer.top_names not in (("flat",), ("x",))]
+    layers[0] = dataclasses.replace(layers[0], bottom_names=["dense"])
+    built.graph = dataclasses.replace(whole.graph, layers=layers)
+    built.compile()
+    built.start_data_reading()
+    assert built.train()
+    prefix = str(tmp_path / "m")
+    built.save_params_to_files(prefix, 1)
+    built.load_sparse_weights([f"{prefix}0_sparse_1.model"])
+    built.load_sparse_optimizer_states([f"{prefix}0_opt_sparse_1.model"])
+
+
 def test_the_gradients_of_the_last_iteration_of_a_fit_are_kept() -> None:
     fitted = made(solver())
     fitted.fit(max_iter=9, display=0, eval_interval=0, snapshot=0)
@@ -480,6 +507,12 @@ def test_the_gradients_of_the_last_iteration_of_a_fit_are_kept() -> None:
     stepped.train()
     gradient = fitted.check_out_tensor("relu", hugectr.Tensor_t.Train)
     np.testing.assert_array_equal(gradient, stepped.check_out_tensor("relu"))
+
+
+def test_one_path_in_place_of_a_list_of_files_is_rejected() -> None:
+    built = made(solver())
+    with pytest.raises(ConfigError, match=r"sparse_embedding_files: .* got 'rows.model'"):
+        built.load_sparse_weights("rows.model")
 
 
 def test_frozen_parts_keep_their_bits() -> None:

@@ -99,7 +99,7 @@ class ModelFiles:
             save_sparse_states(
                 f"{prefix}{number}_opt_sparse_{iteration}.model",
                 table,
-                rates[embedding.table],
+                rates.get(embedding.table),  # None if no loss needs it
             )
         say("Dumping sparse weights to files, successful")
         network = self._learner.network
@@ -149,7 +149,7 @@ class ModelFiles:
                 self._loaded[name],
                 table,
                 self._format(name),
-                self._learner.table_learning_rates[table.name],
+                self._learner.table_learning_rates.get(table.name),
             )
 
     def save_collections(self, path: str, names: Sequence[str]) -> None:
@@ -184,6 +184,10 @@ class ModelFiles:
         """Return name and path of each embedding."""
         if isinstance(paths, Mapping):
             return list(paths.items())
+        if isinstance(paths, str):
+            raise ConfigError(
+                f"{argument}: expected a list of files, got {paths!r}. Write [{paths!r}]."
+            )
         if len(paths) != len(self._embeddings):
             raise ConfigError(
                 f"{argument}: one file for each embedding is needed, got {list(paths)} for "

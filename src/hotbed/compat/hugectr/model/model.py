@@ -45,6 +45,7 @@ from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
 from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
 from hotbed.compat.hugectr.translate import Translation, translate
+from hotbed.compat.hugectr.translate.losses import LOSSES
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
@@ -234,6 +235,7 @@ class Model:
             NonFiniteGradient: a gradient is NaN or infinite.
         """
         self._require_compiled("fit")
+        self._require_loss("fit")
         params = self.solver.fit
         if params is None or arguments or keywords:
             params = FitParams(*arguments, **keywords)
@@ -286,6 +288,7 @@ class Model:
         `is_first_batch` is a hint of v3.3 to v4.3 to CUDA graphs, and is not read.
         """
         self._require_compiled("train")
+        self._require_loss("train")
         batch = self._train_reader.next()
         if batch is None:
             return False
@@ -600,6 +603,16 @@ class Model:
                 f"model.{method}: the model is not compiled, got a call before compile(). Call "
                 "compile() first."
             )
+
+    def _require_loss(self, method: str) -> None:
+        for layer in reversed(self.graph.layers):
+            if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
+                return
+        last = self.graph.layers[-1].top_names[0] if self.graph.layers else "no layer"
+        raise ConfigError(
+            f"model.{method}: the graph has no loss, got {last!r} as its last "
+            "layer. Add a loss layer, such as BinaryCrossEntropyLoss."
+        )
 
     def _loss_weights(
         self,
