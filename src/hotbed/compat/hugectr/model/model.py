@@ -608,10 +608,9 @@ class Model:
         for layer in reversed(self.graph.layers):
             if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
                 return
-        last = self.graph.layers[-1].top_names[0] if self.graph.layers else "no layer"
         raise ConfigError(
-            f"model.{method}: the graph has no loss, got {last!r} as its last "
-            "layer. Add a loss layer, such as BinaryCrossEntropyLoss."
+            f"model.{method}: the graph has no loss, got {len(self.graph.layers)} other "
+            "layers. Add a loss layer, such as BinaryCrossEntropyLoss."
         )
 
     def _loss_weights(
