@@ -278,6 +278,7 @@ def all_transforms() -> hb.Schema:
             hb.Id("hour", column="at", transforms=[t.TimeOfDay("hour_of_week")]),
             hb.Id("pair", column="user", transforms=[t.Cross(["age", "grade"])]),
             hb.Id("cheap", column="price", transforms=[t.Bucketize(bins=5)]),
+            hb.Id("old", column="age", transforms=[t.Shift(90)]),
             hb.Dense(
                 "price",
                 transforms=[t.FillMissing(statistic="median"), t.Clip(1, 80), t.Normalize()],
