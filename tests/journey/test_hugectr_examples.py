@@ -66,7 +66,14 @@ def run(folder: Path, *command: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("criteo", marks=pytest.mark.soak),
+        pytest.param("mind", marks=pytest.mark.soak),
+        "rees46",
+    ],
+)
 def test_notebook_runs(name: str, folder: Path, shared_data: Path) -> None:
     (folder / "notebook.py").write_text("\n\n".join(code_of(name)))
     raw = small(name, shared_data, folder)
@@ -91,6 +98,7 @@ def lines_of(code: str) -> list[str]:
     return [line for line in code.splitlines() if line.strip()]
 
 
+@pytest.mark.soak
 def test_pipeline_goes_from_raw_files_to_served_scores(folder: Path, shared_data: Path) -> None:
     raw = small("criteo", shared_data, folder)
     output = run(folder, "examples/hugectr/run.py", "criteo", str(raw))
