@@ -4,6 +4,7 @@
 
 #include <doctest.h>
 
+#include <array>
 #include <vector>
 
 #include "draw.h"
@@ -13,7 +14,9 @@ using namespace hotbed;
 namespace {
 
 void put32(std::vector<uint8_t>& data, uint32_t value) {
-  for (int shift = 0; shift < 32; shift += 8) data.push_back(static_cast<uint8_t>(value >> shift));
+  std::array<uint8_t, 4> bytes;
+  for (std::size_t i = 0; i < 4; i++) bytes[i] = static_cast<uint8_t>(value >> (8 * i));
+  data.insert(data.end(), bytes.begin(), bytes.end());
 }
 
 std::vector<uint8_t> samples(Draw& draw, int count, bool checksum) {
