@@ -190,8 +190,11 @@ def run(repository: Repository, sample: Sample, work: Path) -> Outcome:
         return Outcome(False, f"took more than {TIME_LIMIT} s", seconds)
     output = log.read_text()
     learned = re.findall(r"^rehearsal: learned (\d+) iterations", output, re.MULTILINE)
-    if process.exitcode == 0 and learned and int(learned[-1]) >= MAX_ITER:
-        return Outcome(True, "ran", seconds)
+    if process.exitcode == 0 and learned:
+        if int(learned[-1]) >= MAX_ITER:
+            return Outcome(True, "ran", seconds)
+        if "Hit target accuracy" in output:
+            return Outcome(True, f"ran, and reached its AUC after {learned[-1]}", seconds)
     return Outcome(False, FAULTS.get(sample.path, _reason(output)), seconds)
 
 
