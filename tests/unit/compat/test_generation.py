@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.data_generator import main
 from hotbed.compat.hugectr.generation import filled_sizes, generate_missing
 from hotbed.compat.hugectr.reader import columns_of, evaluation_data, training_data
 from hotbed.connectors import read_file_list
+from hotbed.connectors.generated import PowerLaw
 from hotbed.data import Batch, Id, Label, Schema, Shift
 from hotbed.errors import ConfigError
 
@@ -125,7 +126,8 @@ def test_tails_by_name_are_powers() -> None:
     tail = hugectr.PowerLaw_t
     for name, alpha in ((tail.Long, 0.9), (tail.Medium, 1.1), (tail.Short, 1.3)):
         made = params("Norm", Path(), power_law_type=name).distribution
-        assert made.alpha == alpha  # type: ignore[attr-defined]
+        assert isinstance(made, PowerLaw)
+        assert made.alpha == alpha
     uniform = params("Norm", Path(), dist_type=hugectr.Distribution_t.Uniform)
     assert type(uniform.distribution).__name__ == "UniformKeys"
 

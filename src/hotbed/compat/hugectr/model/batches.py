@@ -38,7 +38,7 @@ class DataReader:
         self.source = source
         self._repeats = repeats
         self._dataset: Dataset | None = None
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Any = None  # a generator: closing it ends its reading thread
         self._position: Any = None
         self._ended = False
         self.is_started = False
@@ -115,7 +115,7 @@ class DataReader:
         """Return the next batch of this pass; None at its end, after which the next one begins."""
         if self._batches is None:
             self._batches = iter(self.lend())
-        batch = next(self._batches, None)
+        batch: Batch | None = next(self._batches, None)
         if batch is None:
             self._batches = None
             self._position = None
@@ -127,5 +127,5 @@ class DataReader:
         """End the reading thread."""
         self._ended = False
         if self._batches is not None:
-            self._batches.close()  # type: ignore[attr-defined]
+            self._batches.close()
             self._batches = None
