@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each parameter and rule of another system is here, from a YAML file for each door.
+
+    python tests/unit/compat/parameter_pages.py    # writes docs/migrate/<door>_parameters.md
+
+Keys of a section:
+
+    title      heading of the section
+    whole      text under the heading
+    fields     the parameters are the fields of this class of the door
+    call       the parameters are those of this callable of the door
+    defaults   parameters with the defaults of the other system, as text of Python
+    names      parameters without a default
+    clause     under which the door knows parameters that have no effect
+    all        kind of the parameters that are named nowhere else; else `same`
+    mapped     the same result, by something with another name: what it is
+    unused     no effect: why
+    different  another result: why
+    rules      checks, errors and promises of the other system: each has a `rule`, its `kind`, what it is
+               `here`, and the `test` that shows it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from hotbed.compat.hugectr.knobs import NO_EFFECT as HUGECTR_NO_EFFECT
+
+FOLDER = Path(__file__).parent
+DOCS = FOLDER.parents[2] / "docs/migrate"
+KINDS = {
+    "same": "same",
+    "mapped": "mapped",
+    "unused": "no effect",
+    "different": "different",
+}
+
+
+class Parameter(NamedTuple):
+    """A parameter: its name, its kind (a key of KINDS), what it is here, and its default there."""
+
+    name: str
+    kind: str
+    note: str = ""
+    default: str = ""
+
+
+class Rule(NamedTuple):
+    """A check, an error or a promise of the other system, and the test that shows it here."""
+
+    rule: str
+    kind: str
+    here: str
+    test: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Door:
+    """A door, and the file that says what its parameters are.
+
+    Attributes:
+        name: of the YAML file and of the page.
+        package: where `fields` and `call` of a section are looked up.
+        no_effect: reasons of parameters that the door itself lists as without effect, by
+            `<clause>.<parameter>`.
+    """
+
+    name: str
+    package: str
+    no_effect: Mapping[str, str]
+
+    @property
+    def file(self) -> dict[str, Any]:
+        return yaml.safe_load((FOLDER / f"{self.name}_parameters.yaml").read_text())
+
+    @property
+    def sections(self) -> list[dict[str, Any]]:
+        return self.file["sections"]
+
+    @property
+    def page(self) -> Path:
+        return DOCS / f"{self.name}_parameters.md"
+
+    def look_up(self, path: str) -> Any:
+        """Return what the door has under a dotted path."""
+        folder, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(f"{self.package}.{folder}".rstrip(".")), name)
+
+    def parameters(self, section: Mapping[str, Any]) -> Iterator[Parameter]:
+        """Yield the parameters of a section."""
+        defaults = section.get("defaults", {})
+        names = [*defaults, *section.get("names", ())]
+        if "fields" in section:
+            fields = dataclasses.fields(self.look_up(section["fields"]))
+            names = [field.name for field in fields] + names
+        for name in names:
+            if name not in section.get("leave_out", ()):
+                kind, note = self._kind(section, name)
+                yield Parameter(name, kind, note, str(defaults.get(name, "")))
+
+    def _kind(self, section: Mapping[str, Any], name: str) -> tuple[str, str]:
+        for kind in ("mapped", "different", "unused"):
+            if name in section.get(kind, {}):
+                return kind, section[kind][name]
+        reason = self.no_effect.get(f"{section.get('clause')}.{name}")
+        if reason is not None:
+            return "unused", reason
+        return section.get("all", "same"), ""
+
+    def rules(self, section: Mapping[str, Any]) -> Iterator[Rule]:
+        """Yield the rules of a section."""
+        for rule in section.get("rules", ()):
+            yield Rule(rule["rule"], rule.get("kind", "same"), rule.get("here", ""), rule["test"])
+
+    def kinds(self) -> Counter[str]:
+        """Return the number of parameters and rules of each kind."""
+        counts: Counter[str] = Counter()
+        for section in self.sections:
+            counts.update(parameter.kind for parameter in self.parameters(section))
+            counts.update(rule.kind for rule in self.rules(section))
+        return counts
+
+    def text(self) -> str:
+        """Return the page."""
+        counts = self.kinds()
+        counted = "parameters"
+        if any("rules" in section for section in self.sections):
+            counted = "parameters and rules"
+        lines = [self.file["head"], f"| | {counted} | share |", "|---|---|---|"]
+        for kind, name in KINDS.items():
+            share = counts[kind] / counts.total()
+            lines.append(f"| {name} | {counts[kind]} | {share:.0%} |")
+        for section in self.sections:
+            lines += self._section(section)
+        return "\n".join([*lines, ""])
+
+    def _section(self, section: Mapping[str, Any]) -> Iterator[str]:
+        yield from ("", f"## {section['title']}")
+        if "whole" in section:
+            yield from ("", section["whole"])
+        parameters = list(self.parameters(section))
+        with_defaults = "defaults" in section
+        if parameters and with_defaults:
+            yield from ("", "| parameter | default there | | here |", "|---|---|---|---|")
+        elif parameters:
+            yield from ("", "| parameter | | here |", "|---|---|---|")
+        for row in parameters:
+            cells = [f"`{row.name.rstrip('_')}`", KINDS[row.kind], row.note]
+            if with_defaults:
+                default = f"`{row.default}`" if row.default else ""
+                cells.insert(1, default)
+            yield f"| {' | '.join(cells)} |"
+        rules = list(self.rules(section))
+        if rules:
+            yield from ("", "| rule there | | here |", "|---|---|---|")
+        for rule in rules:
+            yield f"| {rule.rule} | {KINDS[rule.kind]} | {rule.here} |"
+
+
+HUGECTR = Door(
+    "hugectr",
+    "hotbed.compat.hugectr",
+    {key: knob.reason for key, knob in HUGECTR_NO_EFFECT.items()},
+)
+DOORS = (HUGECTR,)
+
+
+if __name__ == "__main__":
+    for door in DOORS:
+        door.page.write_text(door.text())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hugectr_parameters.yaml says of the parameters of HugeCTR holds for the door."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+from parameter_pages import FOLDER, HUGECTR
+
+import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr import knobs
+from hotbed.compat.hugectr.json.solver import read_solver
+from hotbed.compat.hugectr.knobs import NO_EFFECT, log_no_effect
+from hotbed.errors import ConfigError
+
+SECTIONS = HUGECTR.sections
+parameters = HUGECTR.parameters
+CLAUSES = [section for section in SECTIONS if "fields" in section]
+DOOR = FOLDER.parents[2] / "src/hotbed/compat/hugectr"
+
+
+def of_kind(*kinds: str) -> list[Any]:
+    """Return the fields of the door's classes that are of these kinds, as parameters of a test."""
+    cases = []
+    for section in CLAUSES:
+        fields = {field.name for field in dataclasses.fields(HUGECTR.look_up(section["fields"]))}
+        for row in parameters(section):
+            if row.kind in kinds and row.name in fields:
+                cases.append(pytest.param(section, row.name, id=f"{section['clause']}.{row.name}"))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def read_by_the_door() -> set[str]:
+    """The attributes that the door reads, outside of the classes that hold them."""
+    names = set()
+    for file in DOOR.rglob("*.py"):
+        if file.parent.name == "clauses" or file.name == "params.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+    return names
+
+
+@pytest.mark.parametrize(("section", "name"), of_kind("same", "mapped"))
+def test_door_reads_what_has_an_effect(
+    section: dict[str, Any], name: str, read_by_the_door: set[str]
+) -> None:
+    assert name in read_by_the_door
+
+
+@pytest.mark.parametrize(("section", "name"), of_kind("unused"))
+def test_what_has_no_effect_is_logged_once(
+    section: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = f"{section['clause']}.{name}"
+    if key in NO_EFFECT:
+        caplog.set_level("INFO", "hotbed.compat.hugectr")
+        knobs._logged.discard(key)
+        for _ in range(2):
+            log_no_effect(key)
+        assert caplog.text.count(f"{key} has no effect, because ") == 1
+
+
+@pytest.mark.parametrize("knob", NO_EFFECT)
+def test_each_knob_of_the_door_is_on_the_page(knob: str) -> None:
+    clause, _, name = knob.rpartition(".")
+    kinds = set()
+    for section in SECTIONS:
+        if section.get("clause") == clause:
+            kinds |= {row.kind for row in parameters(section) if row.name == name}
+    assert kinds
+    assert kinds <= {"unused", "different"}
+
+
+@pytest.mark.parametrize("key", SECTIONS[0]["names"])
+def test_arguments_of_releases_in_between_are_taken(key: str) -> None:
+    hugectr.CreateSolver(**{key: True})
+    with pytest.raises(ConfigError, match="unknown argument"):
+        hugectr.CreateSolver(**{f"{key}_": True})
+
+
+@pytest.mark.parametrize("section", [one for one in SECTIONS if "methods" in one])
+def test_methods_are_there(section: dict[str, Any]) -> None:
+    missing = {row.name for row in parameters(section)} - set(
+        dir(getattr(hugectr, section["methods"]))
+    )
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    "key", [row.name for one in SECTIONS if one.get("read") == "solver" for row in parameters(one)]
+)
+def test_keys_of_a_solver_clause_are_known(key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_solver({key: "?"})
+    assert "unknown key" not in str(caught.value)
