@@ -221,6 +221,7 @@ void init_values(nb::module_& m) {
           [](Admission& a, std::string_view kind) { a.kind = value_of(kAdmissions, "admission", kind); })
       .def_rw("min_count", &Admission::min_count)
       .def_rw("coefficient", &Admission::coefficient)
+      .def_rw("once_a_batch", &Admission::once_a_batch)
       .def_rw("probability", &Admission::probability)
       .def_rw("sketch_bytes", &Admission::sketch_bytes)
       .def_rw("max_candidates", &Admission::max_candidates)

@@ -15,6 +15,7 @@ struct Admission {
   AdmitKind kind = AdmitKind::kAll;
   uint64_t min_count = 0;
   uint64_t coefficient = 1;
+  bool once_a_batch = false;  // an id counts once a batch, however often it occurs there
   double probability = 1.0;
   uint64_t sketch_bytes = 0;  // 0 = exact
   uint64_t max_candidates = uint64_t{1} << 20;

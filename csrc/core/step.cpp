@@ -80,6 +80,7 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
   const Table& table = *part.table;
   const bool whole = range.covers_all();
   const double half_life = table.config().eviction.half_life;
+  const bool once = table.config().admission.once_a_batch;
   range.counts.assign(table.wants_counts() ? range.ids.size() : 0, 0);
   range.times.assign(times && table.wants_times() ? range.ids.size() : 0, INT64_MIN);
   range.scores.assign(table.wants_scores() ? range.ids.size() : 0, -INFINITY);
@@ -93,7 +94,7 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
       else sample = i;
       if (!whole && !range.covers(hash_id(feature.values[i]))) continue;
       const uint32_t u = inverse[i];
-      if (!range.counts.empty()) range.counts[u]++;
+      if (!range.counts.empty()) range.counts[u] = once ? 1 : range.counts[u] + 1;
       if (!range.times.empty()) range.times[u] = std::max(range.times[u], times[sample]);
       if (!range.scores.empty())
         range.scores[u] = log2_sum(range.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);

@@ -81,6 +81,21 @@ class TestAdmission:
         table = make("user", 2, admit=hb.MinCount(6, coefficient=3))
         assert (table.find_or_insert(np.array([1, 2, 2])) >= 0).tolist() == [False, True, True]
 
+    @pytest.mark.parametrize("sketch_bytes", [None, 1 << 22])
+    def test_once_a_batch_counts_batches(self, make: Make, sketch_bytes: int | None) -> None:
+        admit = hb.MinCount(6, coefficient=3, sketch_bytes=sketch_bytes, once_a_batch=True)
+        table = make("user", 2, admit=admit)
+        assert (table.find_or_insert(np.array([1, 1, 1, 2])) == -1).all()
+        assert (table.find_or_insert(np.array([1, 3, 3])) >= 0).tolist() == [True, False, False]
+
+    @pytest.mark.parametrize("admits", [0, 2])
+    def test_once_a_batch_counts_rows_by_batches_too(self, make: Make, admits: int) -> None:
+        admit = hb.MinCount(admits, once_a_batch=True)
+        table = make("user", 2, admit=admit, evict=hb.Lfu(1024))
+        for ids in ([5, 5, 5], [5], [5, 5]):
+            table.find_or_insert(np.array(ids))
+        assert pa.Table.from_batches(table.export())["count"].to_pylist() == [3]
+
     @pytest.mark.parametrize("count", [None, -1, 0, 1])
     def test_off_zero_and_one_admit_all(self, make: Make, count: int | None) -> None:
         table = make("user", 2, admit=hb.MinCount(count))

@@ -51,6 +51,10 @@ POLICIES: dict[str, dict[str, Any]] = {
         "admit": hb.MinCount(9, coefficient=4, max_candidates=512, expire_seconds=5)
     },
     "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
+    "min_count_of_batches": {
+        "admit": hb.MinCount(4, coefficient=2, once_a_batch=True),
+        "evict": hb.Lfu(1024),
+    },
     "admit_all_but_count": {"admit": hb.MinCount(0), "default": 0.5},
     "probability": {"admit": hb.Probability(0.4, max_candidates=512)},
     "probability_sketch": {

@@ -11,7 +11,7 @@ from hotbed import _core
 
 from .hashing import name_hash
 from .init import Constant, Zeros
-from .policy import admission_fields, eviction_fields, kept_columns
+from .policy import admission_fields, counts_once, eviction_fields, kept_columns
 from .rule import Rule
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def native_config(table: Table) -> _core.TableConfig:
     config.init_scale = next(iter(dataclasses.asdict(init).values()))
     config.rule = _rule(table.rule)
     config.admission = _with_fields(_core.Admission(), admission_fields(table.admit))
+    config.admission.once_a_batch = counts_once(table.admit)
     config.eviction = _with_fields(_core.Eviction(), eviction_fields(table.evictions))
     columns = kept_columns(table.admit, table.evictions)
     config.keep_count = "count" in columns

@@ -57,8 +57,8 @@ class Admission:
 class MinCount(Admission):
     """Give an id a row once its count reaches `count`.
 
-    Each occurrence of an id, also in the current batch, adds `coefficient` to its count. Bad values
-    raise `ConfigError` naming the parameter.
+    Each occurrence of an id, also in the current batch, adds `coefficient` to its count; with
+    `once_a_batch`, each batch does. Bad values raise `ConfigError` naming the parameter.
 
     Args:
         count: the least count that gets a row; None or -1 = off, 0 = admit all, but keep counts and
@@ -72,6 +72,7 @@ class MinCount(Admission):
         expire_seconds: `evict` removes candidates that were not seen for so long, in data time
             (exact map only).
         expire_steps: the same in steps of the table; give one of the two.
+        once_a_batch: an id counts once in each batch (each lookup), however often it occurs there.
 
     Example: `hb.Table("user", dim=16, admit=hb.MinCount(3))`
     """
@@ -82,11 +83,13 @@ class MinCount(Admission):
     max_candidates: int = 1 << 20
     expire_seconds: float | None = None
     expire_steps: int | None = None
+    once_a_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.count is not None:
             checks.whole_number("MinCount.count", self.count, -1)
         checks.whole_number("MinCount.coefficient", self.coefficient, 1)
+        checks.one_of("MinCount.once_a_batch", self.once_a_batch, (True, False))
         _check_candidates("MinCount", self.sketch_bytes, self.max_candidates)
         _check_duration("MinCount.expire_seconds", self.expire_seconds)
         _check_steps("MinCount.expire_steps", self.expire_steps)
@@ -372,6 +375,11 @@ def kept_columns(admit: Admission | None, policies: Sequence[Eviction]) -> list[
     if any(policy.half_life_microseconds for policy in lfu):
         columns.append("score")
     return columns
+
+
+def counts_once(policy: Admission | None) -> bool:
+    """Return True if an id counts once in each batch, also in the counts of rows."""
+    return isinstance(policy, MinCount) and policy.is_on and policy.once_a_batch
 
 
 def admission_fields(policy: Admission | None) -> dict[str, Any]:

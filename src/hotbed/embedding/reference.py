@@ -348,7 +348,7 @@ class ReferenceTable:
         return times_of
 
     def _touch(self, row: _Row, times: list[int]) -> None:
-        added = len(times) * self.admission.coefficient
+        added = self.admission.added(times)
         row.last_seen = max(row.last_seen, *times)
         row.count = min(row.count + added, MAX_COUNT)
         self._warm(row, times)

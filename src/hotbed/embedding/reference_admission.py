@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from .hashing import GOLDEN, mix64_int, table_key
-from .policy import PARTITIONS, Admission, MinCount, Probability
+from .policy import PARTITIONS, Admission, MinCount, Probability, counts_once
 
 MAX_COUNT = (1 << 32) - 1
 
@@ -42,6 +42,7 @@ class ReferenceAdmission:
         if isinstance(policy, (MinCount, Probability)) and policy.is_on:
             admits_all = isinstance(policy, MinCount) and policy.count == 0
             self.policy = None if admits_all else policy
+        self._once = counts_once(policy)
         self._key = table_key(seed, name)
         self._candidates: dict[int, dict[int, Candidate]] = {p: {} for p in range(PARTITIONS)}
         width = 0
@@ -56,11 +57,15 @@ class ReferenceAdmission:
             return self.policy.coefficient
         return 1
 
+    def added(self, times: list[int]) -> int:
+        """Return how much the occurrences of an id in a batch add to its count."""
+        return (1 if self._once else len(times)) * self.coefficient
+
     def count(self, id: int, times: list[int]) -> int:
         """Count the occurrences of an id without a row in this batch; return its count so far."""
+        added = self.added(times)
         if self.policy is None:
-            return len(times)
-        added = len(times) * self.coefficient
+            return added
         if self.policy.sketch_width:
             return self._count_in_sketch(id, added, self.policy.sketch_width)
         candidates = self._candidates[partition_of(id)]

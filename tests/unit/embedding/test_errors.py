@@ -52,6 +52,7 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.MinCount(3, expire_seconds=5, sketch_bytes=1 << 20), "MinCount.expire_seconds"),
     (lambda: hb.MinCount(3, expire_steps=2.5), "MinCount.expire_steps"),  # type: ignore[arg-type]
     (lambda: hb.MinCount(3, expire_steps=-2), "MinCount.expire_steps"),
+    (lambda: hb.MinCount(3, once_a_batch=2), "MinCount.once_a_batch"),  # type: ignore[arg-type]
     (lambda: hb.MinCount(3, expire_steps=5, expire_seconds=5), "MinCount.expire_steps"),
     (lambda: hb.MinCount(3, expire_steps=5, sketch_bytes=1 << 20), "MinCount.expire_steps"),
     (lambda: hb.Table("user", dim=1, capacity=0), "capacity"),
