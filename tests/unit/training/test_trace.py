@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError
 from hotbed.training.auto import Findings, Signature, inspect
 
@@ -456,3 +457,90 @@ def test_a_trace_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+# --- lookups of other kinds -----------------------------------------------------------------------
+
+
+class Described(nn.Module):
+    """Describes a table that does not exist yet."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.embedding_dim = dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        raise AssertionError("a trace looks nothing up")
+
+
+def test_modules_that_only_describe_a_table_are_traced_inside_and_outside_of_a_model() -> None:
+    outside = Described(8)
+
+    class Crossed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = Described(4)
+            self.dense = nn.Linear(12, 1)
+
+        def forward(self, user: Tensor, items: Tensor) -> Tensor:
+            rows = self.inside(items * 31 + user[:, None]).sum(1)
+            return self.dense(torch.cat([rows, outside(user // 2)], -1))
+
+    class Counted(Crossed):
+        """The same, with code that torch.export cannot follow: torch.fx finds the ids."""
+
+        def forward(self, user: Tensor, items: Tensor) -> Tensor:
+            scores = super().forward(user, items)
+            return scores * 2 if scores.sum() > 0 else scores
+
+    for model in (Crossed(), Counted()):
+        signature = Signature.of(model, (USERS, ITEMS), {})
+        lookups = {"cross": model.inside, "user": outside}
+        found = inspect(model, lookups, signature)
+        assert found.graph is not None, found.problem
+        computed = dict(found.graph([USERS, ITEMS]))
+        assert torch.equal(computed["cross"].values, ITEMS * 31 + USERS[:, None])
+        assert torch.equal(computed["user"].values, USERS // 2)
+        assert found.sources["cross"].text == "('items' * 31) + 'user'"
+
+
+def test_a_batch_is_traced_by_the_names_of_its_features_and_for_any_size() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cross = Described(4)
+            self.tag = Described(4)
+            self.place = Described(4)
+
+        def forward(self, batch: Any) -> Tensor:
+            user = batch.ids["user"].values
+            tag = batch.ids["tag"]
+            bags = torch.repeat_interleave(torch.arange(len(batch)), tag.offsets.diff())
+            rows = self.cross(user * 1_000_003 + batch.ids["movie"].values)
+            rows = rows + self.place(torch.arange(batch.num_samples))
+            return rows.index_add(0, bags, self.tag(tag.values)) * batch.dense["age"][:, None]
+
+    def batch(num_samples: int) -> Batch:
+        user = torch.arange(num_samples)
+        tags = Ids(torch.arange(2 * num_samples), 2 * torch.arange(num_samples + 1))
+        return Batch(
+            {"user": Ids(user), "movie": Ids(user + 7), "tag": tags},
+            {"age": torch.ones(num_samples)},
+        )
+
+    model = Plain()
+    signature = Signature.of(model, (batch(4),), {})
+    assert signature.names == ("user", "movie", "tag", "tag_offsets", "age")
+    assert [leaf.axis for leaf in signature.tensors][2:4] == ["values", "ends"]
+    lookups = {"cross": model.cross, "tag": model.tag, "place": model.place}
+    found = inspect(model, lookups, signature)
+    assert found.graph is not None, found.problem
+    assert found.sources["cross"].text == "('user' * 1000003) + 'movie'"
+    for num_samples in (3, 9):
+        leaves = signature.leaves((batch(num_samples),), {})
+        assert not found.graph.misfit(leaves)
+        computed = dict(found.graph(leaves))
+        users = torch.arange(num_samples)
+        assert torch.equal(computed["cross"].values, users * 1_000_003 + users + 7)
+        assert torch.equal(computed["tag"].values, torch.arange(2 * num_samples))
+        assert torch.equal(computed["place"].values, users)

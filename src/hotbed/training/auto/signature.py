@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Shape
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import ConfigError, RowShapeError
@@ -27,6 +28,9 @@ SAMPLES = "samples"
 ENDS = "ends"
 VALUES = "values"
 FIXED = "fixed"
+
+_COUNT = "num_samples"
+"""The field of a Batch whose value a trace must not fix."""
 
 Path = tuple[Any, ...]
 """The parameter of a leaf, then the keys, fields and numbers that lead to it."""
@@ -129,6 +133,7 @@ class Signature:
             ConfigError: The model does not take these arguments.
         """
         parameters = inspect.signature(model.forward)
+        arguments = _by_parameter(model, parameters, args, kwargs)
         found: dict[Path, Tensor] = {}
 
         def keep(path: Path, value: Any) -> Any:
@@ -138,11 +143,12 @@ class Signature:
             return None
 
         skeleton = {}
-        for name, value in _by_parameter(model, parameters, args, kwargs).items():
+        for name, value in arguments.items():
             skeleton[name] = _mapped(value, (name,), keep)
         paths: dict[str, Path] = {}
         tensors: dict[str, Tensor] = {}
-        for name, path in zip(_names(list(found)), found, strict=True):
+        titles = [_title(path, arguments) for path in found]
+        for name, path in zip(_names(titles), found, strict=True):
             paths[name] = path
             tensors[name] = found[path]
         bags = _bags(paths, tensors)
@@ -225,6 +231,8 @@ class Signature:
             by_path[leaf.path] = value
 
         def fill(path: Path, kept: Any) -> Any:
+            if path[-1] == _COUNT and isinstance(_at(self._skeleton, path[:-1]), Batch):
+                return self._num_samples_of(leaves)
             return by_path.get(path, kept)
 
         values = OrderedDict[str, Any]()
@@ -232,6 +240,14 @@ class Signature:
             values[name] = _mapped(value, (name,), fill)
         bound = inspect.BoundArguments(self._parameters, values)
         return bound.args, bound.kwargs
+
+    def _num_samples_of(self, leaves: Sequence[Any]) -> Any:
+        """Return the number of samples of other leaves; a symbol in a trace."""
+        for axis, extra in ((SAMPLES, 0), (ENDS, 1)):
+            for leaf, value in zip(self.tensors, leaves, strict=True):
+                if leaf.axis == axis:
+                    return value.shape[0] - extra
+        return self.num_samples
 
     def schema(self, names: Collection[str] | None = None) -> Schema:
         """Return the columns that a server encodes to feed these tensors.
@@ -354,6 +370,14 @@ def _at(arguments: Mapping[str, Any], path: Path) -> Any:
         except (AttributeError, LookupError, TypeError):
             return None
     return value
+
+
+def _title(path: Path, arguments: Mapping[str, Any]) -> Path:
+    """Return the path by which a reader knows a tensor: the ids of a feature bear its name."""
+    if not isinstance(_at(arguments, path[:-1]), Ids) or len(path) < 2:
+        return path
+    *parents, feature, part = path
+    return (*parents, feature if part == "values" else f"{feature}_{part}")
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -153,20 +153,25 @@ class Findings:
 
 def inspect(
     model: nn.Module,
-    paths: Sequence[str],
+    lookups: Sequence[str] | Mapping[str, nn.Module],
     signature: Signature | None = None,
 ) -> Findings:
-    """Return what the code of `model` does with the embeddings at `paths`. Change nothing.
+    """Return what the code of `model` does with its lookups. Change nothing.
 
     The model is traced in its current mode, train or eval: with a signature by torch.export, and by
     torch.fx where that cannot follow the code; without one by torch.fx alone.
 
     Args:
         model: before or after its conversion.
-        paths: of its nn.Embedding and nn.EmbeddingBag modules, or of those that took their place.
+        lookups: the paths of its nn.Embedding and nn.EmbeddingBag modules, or of those that took
+            their place; or modules by name, inside or outside of the model. A module of another
+            kind says in `embedding_dim` how many lanes a row has, and returns a row for each id.
         signature: of the model's arguments; None before the first batch.
     """
-    modules = {path: model.get_submodule(path) for path in paths}
+    if isinstance(lookups, Mapping):
+        modules = dict(lookups)
+    else:
+        modules = {path: model.get_submodule(path) for path in lookups}
     with undisturbed(model):
         if signature is None:
             return _by_code(model, modules)

@@ -150,7 +150,12 @@ def walk(
         answers = waiting.pop()
         tries += 1
         tracer = Tracer(modules, answers)
-        entry = Entry(model, arguments, leaves)
+        entry = Entry(
+            model,
+            modules,
+            arguments,
+            leaves,
+        )
         try:
             with RandomNumbers(tracer), symbolic_len(), torch.no_grad():
                 graph = tracer.trace(entry)
@@ -220,9 +225,7 @@ def _walk(graph: fx.Graph, entry: Entry, tracer: Tracer) -> Walk:
 def _reads(graph: fx.Graph, tracer: Tracer) -> dict[str, str]:
     """Return where the weights of lookups are read, by path."""
     weights = {}
-    for number, path in tracer.paths.items():
-        module = tracer.root.get_submodule(f"model.{path}" if path else "model")
-        assert id(module) == number
+    for path, module in tracer.modules.items():
         weights[id(module._parameters.get("weight"))] = path
     weights.pop(id(None), None)
     reads: dict[str, str] = {}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from hotbed.data.batch import Batch
 from hotbed.embedding.modules import TableModule
 from hotbed.training.auto.lookups import ASKED, name_of
 
@@ -53,7 +54,8 @@ class Recorder:
     """Records the lookups of a forward pass, and where weights are read outside of them.
 
     Args:
-        modules: by path, nn.Embedding and nn.EmbeddingBag, or what took their place.
+        modules: by path, nn.Embedding and nn.EmbeddingBag, what took their place, or modules of
+            another kind, see `inspect`.
 
     Attributes:
         lookups: in the order of the forward pass.
@@ -129,8 +131,8 @@ def dim_of(module: nn.Module) -> int:
     """Return the width of the rows of a lookup."""
     if isinstance(module, TableModule):
         return module.dims[0]
-    assert isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-    return module.embedding_dim
+    dim: Any = module.embedding_dim
+    return int(dim)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
@@ -237,6 +239,8 @@ def symbolic_len() -> Iterator[None]:
             return value.tracer.create_proxy("call_function", length, (value,), {})
         if isinstance(value, Tensor) and value.dim():
             return value.shape[0]
+        if isinstance(value, Batch):
+            return value.num_samples
         return plain(value)
 
     builtins.len = symbolic

@@ -87,16 +87,22 @@ class Condition:
 
 
 class Entry(nn.Module):
-    """The root of a trace: leaves -> the model's forward pass."""
+    """The root of a trace: leaves -> the model's forward pass.
+
+    `modules`: the lookups; torch.fx asks for the path of each, also of one outside of the model.
+    """
 
     def __init__(
         self,
         model: nn.Module,
+        modules: Mapping[str, nn.Module],
         arguments: Arguments,
         known: Sequence[Known | None],
     ) -> None:
         super().__init__()
         self.model = model
+        inside = set(model.modules())
+        self.outside = nn.ModuleList(own for own in modules.values() if own not in inside)
         self.arguments = arguments
         self.known = known
 
@@ -143,6 +149,7 @@ class Tracer(fx.Tracer):
 
     def __init__(self, modules: Mapping[str, nn.Module], answers: Sequence[bool]) -> None:
         super().__init__()
+        self.modules = modules
         self.paths = {id(module): path for path, module in modules.items()}
         self.answers = answers
         self.conditions: list[Condition] = []
