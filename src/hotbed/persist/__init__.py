@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from hotbed.persist.inspect import describe_checkpoint as describe
     from hotbed.persist.inspect import diff, verify
     from hotbed.persist.manifest import Manifest
+    from hotbed.persist.network import random_state, set_random_state
     from hotbed.persist.publish.topic import TopicFeed
     from hotbed.persist.publish.version import Publisher
+    from hotbed.persist.tables import warm_start
 
 __all__ = [
     "Capture",
@@ -41,10 +43,13 @@ __all__ = [
     "describe",
     "diff",
     "open_checkpoint",
+    "random_state",
     "read_newest",
     "restore",
     "save",
+    "set_random_state",
     "verify",
+    "warm_start",
 ]
 
 # Public name -> the module and the name in it.
@@ -64,10 +69,13 @@ _HOMES = {
     "describe": "inspect:describe_checkpoint",
     "diff": "inspect:diff",
     "open_checkpoint": "format:open_checkpoint",
+    "random_state": "network:random_state",
     "read_newest": "format:read_newest",
     "restore": "checkpoint:restore",
     "save": "checkpoint:save",
+    "set_random_state": "network:set_random_state",
     "verify": "inspect:verify",
+    "warm_start": "tables:warm_start",
 }
 
 

@@ -464,18 +464,32 @@ class Reader:
         return self.newest_link.tree("random")
 
 
-def open_checkpoint(path: Where) -> Reader:
+def open_checkpoint(path: Where, version: int | None = None) -> Reader:
     """Open the newest checkpoint under `path`, or the one in `path` itself, with its chain.
 
     Args:
         path: A local path, or a URL for fsspec.
+        version: Open the newest state under `path` with this version, such as its number of steps.
 
     Raises:
         FormatError: Something is missing, torn or changed; the message names it. All manifests
             are checked, files when they are read.
+        PersistError: No state has this version; the message lists those that there are.
         VersionError: A manifest has a format version that this build does not read.
     """
-    return read_newest(path, lambda reader: reader)
+    if version is None:
+        return read_newest(path, lambda reader: reader)
+    store = open_store(path)
+    folders: dict[int, str] = {}
+    for folder in store.folders():
+        with contextlib.suppress(FormatError):  # a damaged state hides no other
+            folders[open_link(store, folder).manifest.version] = folder
+    if version not in folders:
+        choice = ", ".join(map(str, sorted(folders))) or "none"
+        raise PersistError(
+            f"{path}: no state has this version, got {version}. Choose one of: {choice}."
+        )
+    return open_folder(store, folders[version])
 
 
 def read_newest(path: Where, read: Callable[[Reader], T]) -> T:

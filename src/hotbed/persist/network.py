@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dense part of a state: parameters of the network and state of the optimizers, as tensors."""
+"""The dense part of a state: parameters, state of the optimizers, and random generators."""
 
 from __future__ import annotations
 
@@ -195,3 +195,29 @@ def _revived_tensor(key: str, value: Mapping[str, Any]) -> Tensor:
             "Restore the checkpoint from a copy."
         )
     return torch.tensor(value["tensor"], dtype=dtype)
+
+
+# --- random generators --------------------------------------------------------------------------
+
+
+def random_state() -> dict[str, torch.Tensor]:
+    """Return the states of torch's generators by device, for `State.random`."""
+    names = ["cpu"]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return {name: _generator(name).get_state() for name in names}
+
+
+def set_random_state(states: Mapping[str, Any]) -> None:
+    """Set torch's generators to what `random_state` returned, or to `Reader.random`.
+
+    Example: `hb.checkpoints.set_random_state(reader.random)`
+    """
+    for name, state in states.items():
+        _generator(name).set_state(torch.as_tensor(state))
+
+
+def _generator(name: str) -> torch.Generator:
+    if name == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[int(name.removeprefix("cuda:"))]

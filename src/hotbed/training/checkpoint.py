@@ -21,6 +21,7 @@ from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
 from hotbed.persist.checkpoint import Saver, State, capture
 from hotbed.persist.format import Reader, Saved, open_checkpoint
+from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
@@ -455,9 +456,7 @@ def state_of(run: Run) -> State:
         progress["metrics"] = columns([run.metrics])
     if isinstance(run.observer, Progressive):
         progress["observer"] = run.observer.state()
-    return replace(
-        run.model.state(), positions=positions, progress=progress, random=_random_state()
-    )
+    return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
 
 
 def _source(run: Run) -> str:
@@ -503,19 +502,5 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         run.metrics.update(rows_of(progress["metrics"])[0])
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         _resumable(run).resume(run.position)
-    for name, state in reader.random.items():
-        _generator(name).set_state(torch.from_numpy(state))
+    set_random_state(reader.random)
     log.info("resuming at step %d, from %s", run.step, reader.folder)
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    names = ["cpu"]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return {name: _generator(name).get_state() for name in names}
-
-
-def _generator(name: str) -> torch.Generator:
-    if name == "cpu":
-        return torch.default_generator
-    return torch.cuda.default_generators[int(name.removeprefix("cuda:"))]

@@ -23,6 +23,7 @@ from hotbed.persist import checkpoint as saver_module
 from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.store import MANIFEST_FILE
 
 
 def tracked(**keywords: Any) -> hb.Table:
@@ -42,13 +43,13 @@ def test_progress_and_generators_come_back(tmp_path: Path) -> None:
         "callbacks": {"history.0": {"auc": np.arange(3.0), "best": (1, None)}},
         "run": {"step": 7},
     }
-    save(tmp_path, State(progress=progress, random={"cpu": torch.get_rng_state()}))
+    save(tmp_path, State(progress=progress, random=hb.checkpoints.random_state()))
     drawn = torch.rand(4)
     reader = open_checkpoint(tmp_path)
     assert reader.progress["run"] == {"step": 7}
     assert reader.progress["callbacks"]["history.0"]["best"] == (1, None)
     np.testing.assert_array_equal(reader.progress["callbacks"]["history.0"]["auc"], np.arange(3.0))
-    torch.set_rng_state(torch.from_numpy(reader.random["cpu"]))
+    hb.checkpoints.set_random_state(reader.random)
     assert torch.equal(torch.rand(4), drawn)
 
 
@@ -93,6 +94,24 @@ def test_a_full_then_deltas_are_each_the_state_of_its_moment(tmp_path: Path) -> 
         other = hb.Table("t", 2, rule=hb.Adagrad(lr=0.1))
         restore(reader, State(network=nn.Linear(2, 1), tables={"t": other}))
         assert content_digest({"t": other}) == content_digest({"t": table})
+
+
+def test_a_state_is_opened_by_its_version(tmp_path: Path) -> None:
+    table, saver = tracked(), Saver(tmp_path, keep=2)
+    digests = {}
+    for step, changes in ((5, False), (10, True), (15, True), (20, False), (15, True)):
+        learn(table, range(step, step + 9))
+        saver.submit(capture(State(tables={"t": table}, version=step), changes=changes))
+        saver.wait()
+        digests[step] = content_digest(open_checkpoint(tmp_path))
+    for step, digest in digests.items():
+        assert content_digest(open_checkpoint(tmp_path, step)) == digest  # the newest 15 counts
+    with pytest.raises(PersistError, match=r"got 12\. Choose one of: 5, 10, 15, 20"):
+        open_checkpoint(tmp_path, 12)
+    (tmp_path / "checkpoint-00000002" / MANIFEST_FILE).write_bytes(b"torn")
+    assert open_checkpoint(tmp_path, 5).manifest.version == 5
+    with pytest.raises(PersistError, match="got 10"):
+        open_checkpoint(tmp_path, 10)
 
 
 def test_a_failed_save_keeps_the_last_good_state_and_its_changes(
