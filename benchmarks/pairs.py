@@ -98,9 +98,9 @@ def session() -> Round:
     network = hb.models.DLRM(schema, tables, bottom=(64,), hidden=(256, 128))
     model = hb.RecModel(network, "bce", "adam")
     model.schema = schema
-    folder = tempfile.mkdtemp()
-    model.export(folder)
-    scores = hb.InferenceSession(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        model.export(folder)
+        scores = hb.InferenceSession(folder)
     draw = np.random.default_rng(0)
     requests = []
     for _ in range(100):
