@@ -38,8 +38,6 @@ class Recorded:
 def recorded(
     network: nn.Module,
     names: Sequence[str],
-    *,
-    values: bool = True,
 ) -> Iterator[Recorded]:
     """Record outputs of modules, and their gradients, while the network runs within.
 
@@ -52,8 +50,6 @@ def recorded(
             module with several outputs, name one by its number or key: "cut[1]", "[clicked]". A
             `hb.models.Graph` is also asked by the names of its tensors, as is any module with an
             attribute `tensors` that maps names to such paths.
-        values: False records gradients alone, of the newest pass that has any. On a CPU they are
-            not copied, so that every step of a loop can be recorded.
 
     Raises:
         ConfigError: there is no such module; while running, an output is not a tensor.
@@ -75,8 +71,7 @@ def recorded(
     record = Recorded()
     hooks = []
     for output in outputs:
-        hook = output.hook(record, values=values)
-        hooks.append(output.module.register_forward_hook(hook))
+        hooks.append(output.module.register_forward_hook(output.hook(record)))
     try:
         yield record
     finally:
@@ -98,23 +93,16 @@ class _Output:
     module: nn.Module
     key: int | str | None
 
-    def hook(self, record: Recorded, *, values: bool) -> Any:
-        """Return a forward hook that writes the output to `record`.
-
-        `values`: its values too, not its gradients alone.
-        """
+    def hook(self, record: Recorded) -> Any:
+        """Return a forward hook that writes the output and its gradient to `record`."""
 
         def write_gradient(gradient: Tensor) -> None:
-            # autograd does not change in place what someone else holds
-            array = _on_host(gradient)
-            record.gradients[self.name] = np.array(array) if values else array
+            record.gradients[self.name] = _copied(gradient)
 
         def write(module: nn.Module, arguments: Any, outputs: Any) -> None:
             tensor = self._picked(outputs)
-            if values:
-                record.values[self.name] = _copied(tensor)
-            if values or tensor.requires_grad:
-                record.gradients.pop(self.name, None)  # that of the pass before
+            record.values[self.name] = _copied(tensor)
+            record.gradients.pop(self.name, None)  # that of the pass before
             if tensor.requires_grad:
                 tensor.register_hook(write_gradient)  # type: ignore[no-untyped-call]
 
@@ -173,13 +161,7 @@ def _outputs(network: nn.Module, names: Sequence[str]) -> list[_Output]:
 
 def _copied(tensor: Tensor) -> Array:
     """Return a copy in host memory, floats as float32."""
-    return np.array(_on_host(tensor))
-
-
-def _on_host(tensor: Tensor) -> Array:
-    """Return the tensor in host memory, floats as float32; of a float32 tensor there, itself."""
     tensor = tensor.detach()
     if tensor.is_floating_point():
         tensor = tensor.float()
-    array: Array = tensor.cpu().numpy()
-    return array
+    return np.array(tensor.cpu().numpy())

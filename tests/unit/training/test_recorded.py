@@ -15,6 +15,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError
+from hotbed.training.watching.last_step import LastStep
 
 GRAPH = {
     "inputs": [{"input": "flat", "name": "ids", "columns": ["user", "item"]}],
@@ -112,22 +113,6 @@ def test_recording_changes_no_bit_and_leaves_no_hook(
     assert not any(module._forward_hooks for module in watched.network.modules())
 
 
-def test_gradients_alone_are_those_of_a_whole_record() -> None:
-    names = ["body.0", "split[0]", "heads.a", "[b]"]
-    first, second = model(), model()
-    with (
-        hb.models.recorded(first.network, names) as whole,
-        hb.models.recorded(second.network, names, values=False) as alone,
-    ):
-        for seed in (1, 2):
-            first.step(data(seed=seed))
-            second.step(data(seed=seed))
-    assert alone.values == {}
-    assert set(alone.gradients) == set(names)
-    for name in names:
-        np.testing.assert_array_equal(alone.gradients[name], whole.gradients[name])
-
-
 def test_graph_is_asked_by_the_names_of_its_tensors(dataset: Any, world: Any) -> None:
     tables = hb.make_tables(world.schema, 3)
     graph = hb.models.Graph(world.schema, tables, GRAPH)
@@ -174,3 +159,50 @@ def test_mistakes_are_named() -> None:
     for name, got in (("split", r"outputs \[0, 1\]"), ("", r"\['a', 'b'\]"), ("body[1]", r"\[\]")):
         with hb.models.recorded(net, [name]), pytest.raises(ConfigError, match=got):
             net(data()[0])
+
+
+# --- the last step, repeated ----------------------------------------------------------------------
+
+
+def random_graph(world: Any) -> hb.models.Graph:
+    """A graph whose steps depend on random numbers and change buffers."""
+    torch.manual_seed(7)
+    layers = [
+        {"layer": "dropout", "name": "drop", "inputs": ["ids"], "rate": 0.5},
+        {"layer": "batch_norm", "name": "norm", "inputs": ["drop"]},
+        {"layer": "mlp", "name": "deep", "inputs": ["norm"], "hidden": [4], "outputs": ["hidden"]},
+        {"layer": "linear", "name": "logit", "inputs": ["hidden"], "out_features": 1},
+    ]
+    tables = hb.make_tables(world.schema, 3)
+    return hb.models.Graph(world.schema, tables, {**GRAPH, "layers": layers})
+
+
+def test_last_step_has_the_gradients_that_it_was_taken_by(dataset: Any, world: Any) -> None:
+    """Against hooks that record while the step runs; nothing that comes later changes them."""
+    names = ["ids", "drop", "norm", "hidden", "logit"]
+    batches = list(dataset(256))
+    plain = hb.RecModel(random_graph(world), "bce", "adam")
+    model = hb.RecModel(random_graph(world), "bce", "adam")
+    last = LastStep(model)
+    assert not last.is_taken
+    for batch in batches[:3]:
+        torch.manual_seed(3)
+        with hb.models.recorded(plain.network, names) as record:
+            plain.step(batch)
+        torch.manual_seed(3)
+        model.step(batch)
+        later = torch.get_rng_state()
+        model.evaluate([batches[3]])
+        for _ in range(2):
+            gradients = last.gradients(names)
+            assert set(gradients) == set(names)
+            for name in names:
+                np.testing.assert_array_equal(gradients[name], record.gradients[name])
+        assert record.gradients["ids"].any()
+        assert torch.equal(torch.get_rng_state(), later)
+    for batch in batches[3:]:  # asking has changed nothing
+        torch.manual_seed(3)
+        plain.step(batch)
+        torch.manual_seed(3)
+        model.step(batch)
+    assert world.same(world.snapshot(model), world.snapshot(plain))

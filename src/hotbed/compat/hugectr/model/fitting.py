@@ -48,8 +48,6 @@ class Rates:
 class Iterations:
     """Print lines, evaluate, call training callbacks and save snapshots.
 
-    The gradients of the last iteration are kept, for `check_out_tensor`.
-
     Attributes:
         position: in the data after the last iteration.
         steps: number of iterations.
@@ -71,8 +69,6 @@ class Iterations:
         self._began = time.perf_counter()
         self._perf("epoch_start", 0)
         self._shown = self._began
-        self._model.tensors.release()
-        self._watch_last(run)
 
     def on_epoch_begin(self, run: Run) -> None:
         if not self._model.solver.repeat_dataset:
@@ -88,22 +84,12 @@ class Iterations:
             self._evaluate(run)
         if self._is_saved(run.step) and not self.ended_early:
             self._model.save_params_to_files(self._params.snapshot_prefix, run.step)
-        self._watch_last(run)
 
     def on_fit_end(self, run: Run) -> None:
         self.position = run.position
         self.steps = run.step
         self._perf("run_stop", "success" if self.ended_early else "aborted")
         self._perf("train_samples", run.samples)
-
-    def _watch_last(self, run: Run) -> None:
-        """Keep the gradients of the next iteration if it is the last one."""
-        num_steps = self._params.max_iter
-        if not self._model.solver.repeat_dataset:
-            num_epochs = run.goal.end_epoch - run.goal.first_epoch
-            num_steps = (run.goal.epoch_steps or 0) * num_epochs
-        if run.step + 1 == num_steps:
-            self._model.tensors.watch()
 
     def _is_saved(self, step: int) -> bool:
         return step > 1 and _is_due(step, self._params.snapshot)

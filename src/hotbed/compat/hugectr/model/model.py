@@ -292,7 +292,6 @@ class Model:
         batch = self._train_reader.next()
         if batch is None:
             return False
-        self.tensors.watch()
         self._loss = self.learner.step(batch)
         return True
 
@@ -407,8 +406,8 @@ class Model:
 
         Args:
             tensor_name: as the clauses name it.
-            tensor_type: `Train` for the gradient of the loss in it, of the last `train()` or the
-                last iteration of `fit`; `Evaluate` for its values, of the last batch evaluated.
+            tensor_type: `Train` for the gradient of the loss in it, of the last `train()` or
+                iteration of `fit`, which is repeated for it; `Evaluate` for its values, of the last batch evaluated.
 
         Raises:
             ConfigError: there is no such tensor, or nothing was trained or evaluated.
@@ -605,11 +604,11 @@ class Model:
             )
 
     def _require_loss(self, method: str) -> None:
-        for layer in reversed(self.graph.layers):
+        for layer in reversed(self._layers):
             if isinstance(layer, DenseLayer) and layer.layer_type in LOSSES:
                 return
         raise ConfigError(
-            f"model.{method}: the graph has no loss, got {len(self.graph.layers)} other "
+            f"model.{method}: the graph has no loss, got {len(self._layers)} other "
             "layers. Add a loss layer, such as BinaryCrossEntropyLoss."
         )
 

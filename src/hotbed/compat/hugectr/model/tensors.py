@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 from hotbed.compat.hugectr.translate import Translation
@@ -11,8 +10,9 @@ from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.models.graph import Graph as Network
-from hotbed.models.recorded import Recorded, recorded
+from hotbed.models.recorded import recorded
 from hotbed.training.model import RecModel
+from hotbed.training.watching.last_step import LastStep
 
 
 class Tensors:
@@ -32,25 +32,14 @@ class Tensors:
         for name, tensor in translation.tensors.items():
             if tensor in known:
                 self._names[name] = tensor
-        self._watching = ExitStack()
-        self._record: Recorded | None = None
-
-    def watch(self) -> None:
-        """Keep the gradients of every step from now on, those of the last one."""
-        if self._record is None:
-            names = list(dict.fromkeys(self._names.values()))
-            watching = recorded(self._learner.network, names, values=False)
-            self._record = self._watching.enter_context(watching)
-
-    def release(self) -> None:
-        """Keep the gradients of later steps no more: they take memory."""
-        self._watching.close()
-        self._record = None
+        self._last_step = LastStep(learner)
 
     def gradient(self, name: str) -> Any:
-        """Return the gradient of the loss in a tensor, of the last step that was watched."""
+        """Return the gradient of the loss in a tensor, of the last training step."""
         place = self._place(name)
-        gradients = {} if self._record is None else self._record.gradients
+        gradients = {}
+        if self._last_step.is_taken:
+            gradients = self._last_step.gradients([place])
         if place not in gradients:
             raise ConfigError(
                 f"check_out_tensor: tensor {name!r} has no gradient, got Tensor_t.Train. Train "
