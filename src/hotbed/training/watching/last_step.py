@@ -42,8 +42,8 @@ class LastStep:
         assert isinstance(graph, Graph)
         self._model = model
         self._graph = graph
-        self._weights = [weight for weight in graph.parameters() if weight.numel()]
-        self._weights += [buffer for buffer in graph.buffers() if buffer.numel()]
+        weights: list[Tensor] = [*graph.parameters(), *graph.buffers()]
+        self._weights = [weight for weight in weights if weight.numel()]
         self._before = [weight.detach().clone() for weight in self._weights]
         self._random_state = torch.get_rng_state()
         self._batch: Batch | None = None

@@ -407,7 +407,8 @@ class Model:
         Args:
             tensor_name: as the clauses name it.
             tensor_type: `Train` for the gradient of the loss in it, of the last `train()` or
-                iteration of `fit`, which is repeated for it; `Evaluate` for its values, of the last batch evaluated.
+                iteration of `fit`, which is repeated for it; `Evaluate` for its values, of the last
+                batch evaluated.
 
         Raises:
             ConfigError: there is no such tensor, or nothing was trained or evaluated.
