@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotbed.persist.chain import Replica, compact
-    from hotbed.persist.checkpoint import Capture, Saver, State, capture, restore, save
+    from hotbed.persist.checkpoint import (
+        Capture,
+        Saver,
+        State,
+        capture,
+        restore,
+        save,
+        warm_start_network,
+    )
     from hotbed.persist.digest import content_digest
     from hotbed.persist.format import Reader, Saved, open_checkpoint, read_newest
     from hotbed.persist.inspect import describe_checkpoint as describe
@@ -50,6 +58,7 @@ __all__ = [
     "set_random_state",
     "verify",
     "warm_start",
+    "warm_start_network",
 ]
 
 # Public name -> the module and the name in it.
@@ -76,6 +85,7 @@ _HOMES = {
     "set_random_state": "network:set_random_state",
     "verify": "inspect:verify",
     "warm_start": "tables:warm_start",
+    "warm_start_network": "checkpoint:warm_start_network",
 }
 
 

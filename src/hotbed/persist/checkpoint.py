@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hotbed.config import describe
 from hotbed.embedding.table import Table
-from hotbed.errors import PersistError
+from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.chain import retain
@@ -193,6 +193,20 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         tables,
         changes,
     )
+
+
+def track_changes(tables: Iterable[Table]) -> bool:
+    """Make every table track its changes; return False if a rule moves rows without gradients.
+
+    The reason is logged. Every capture must then be a full.
+    """
+    try:
+        for table in tables:
+            table.track()
+    except ConfigError as error:
+        log.info("every checkpoint is a full: %s", error)
+        return False
+    return True
 
 
 def write(
@@ -409,6 +423,43 @@ def _load_optimizer(
         fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
         if accepted.intersection(fields or ["optimizer.lr"]):
             set_rate(group, rate)
+
+
+def warm_start_network(
+    network: nn.Module,
+    checkpoint: Reader,
+    names: Mapping[str, str],
+) -> None:
+    """Load parameters and buffers of another job's network into a network of this one.
+
+    Args:
+        network: The network of this job.
+        checkpoint: The state of the other job.
+        names: Names of parameters here to names there.
+
+    Raises:
+        PersistError: A name is unknown, or a shape differs; nothing has changed.
+        FormatError: The file is bad; nothing has changed.
+    """
+    own = dict(network.named_parameters()) | dict(network.named_buffers())
+    tensors = _loaded_tensors(checkpoint)
+    sources = {here: tensors.get(f"network/{there}") for here, there in names.items()}
+    for here, there in names.items():
+        source = sources[here]
+        if here not in own or source is None or source.shape != own[here].shape:
+            raise PersistError(
+                f"warm start: parameter {here!r} takes one of its shape, "
+                f"{_shape_of(own.get(here))}, got {there!r} of {_shape_of(source)}. "
+                "Leave it out."
+            )
+    with torch.no_grad():
+        for here, source in sources.items():
+            assert source is not None
+            own[here].copy_(source)
+
+
+def _shape_of(tensor: Tensor | None) -> list[int] | str:
+    return "nothing" if tensor is None else list(tensor.shape)
 
 
 # --- on another thread --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hotbed.connectors import DeadLetters, Journal, Live, Position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
-from hotbed.persist.checkpoint import Saver, State, capture
+from hotbed.persist.checkpoint import Saver, State, capture, track_changes
 from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.publish import Publisher
@@ -162,7 +162,7 @@ class Checkpoint:
         finish_first(self.path)
         if open_store(self.path).newest_state() is not None:
             resume(run, open_checkpoint(self.path), self._allow)
-            self._deltas = _tracks_changes(run)  # tables that were loaded begin anew
+            self._deltas = track_changes(run.tables.values())  # tables that were loaded begin anew
             self._saved_at = _moment(run)
         else:
             run.position = Position({})
@@ -172,7 +172,7 @@ class Checkpoint:
             if isinstance(dataset, Dataset):
                 # servers reject other types from the first version on
                 run.model.schema = run.model.schema.with_types(*dataset.raw_types())
-            self._deltas = _tracks_changes(run)
+            self._deltas = track_changes(run.tables.values())
             self._save(run)
             self._settle(run, raises=True)
         self._due = False
@@ -419,17 +419,6 @@ def _graph(run: Run) -> Any:
     except (ConfigError, PersistError, MissingExtra) as error:
         log.warning("published versions contain no graph, servers need an export: %s", error)
         return None
-
-
-def _tracks_changes(run: Run) -> bool:
-    """Make every table track its changes; return False if a rule moves rows without gradients."""
-    try:
-        for table in run.tables.values():
-            table.track()
-    except ConfigError as error:
-        log.info("every checkpoint is a full: %s", error)
-        return False
-    return True
 
 
 def state_of(run: Run) -> State:

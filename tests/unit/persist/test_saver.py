@@ -207,3 +207,22 @@ def test_the_same_bits_saved_again_have_the_same_digest(tmp_path: Path) -> None:
     learn(table, range(10))
     state = State(network=nn.Linear(2, 1), tables={"t": table}, progress={"x": np.ones(2)})
     assert save(tmp_path / "a", state).digest == save(tmp_path / "b", state).digest
+
+
+def test_a_network_starts_with_parameters_of_another(tmp_path: Path) -> None:
+    """Some take what is there under another name; others, and all after an error, stay."""
+    there, here = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Linear(2, 3)
+    save(tmp_path, State(network=there))
+    before = here.bias.clone()
+    reader = open_checkpoint(tmp_path)
+    for names, text in (
+        ({"weight": "0.weight", "bias": "1.bias"}, r"'bias'.* \[3\], got '1\.bias' of \[1\]"),
+        ({"weight": "2.weight"}, "'weight'.* got '2.weight' of nothing"),
+        ({"other": "0.weight"}, "'other'.* nothing, got '0.weight'"),
+    ):
+        with pytest.raises(PersistError, match=text):
+            hb.checkpoints.warm_start_network(here, reader, names)
+    assert not torch.equal(here.weight, there[0].weight)
+    hb.checkpoints.warm_start_network(here, reader, {"weight": "0.weight"})
+    assert torch.equal(here.weight, there[0].weight)
+    assert torch.equal(here.bias, before)
