@@ -312,7 +312,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/tracing)?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(clauses|inference|json|model|translate|weights))?",
+            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/(foreseen|tracing))?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(clauses|inference|json|model|translate|weights))?",
             f,
         )
         for f in deep

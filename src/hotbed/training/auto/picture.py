@@ -12,8 +12,8 @@ from hotbed.models.graph.picture import Box, draw_panels, wrapped
 if TYPE_CHECKING:
     from .report import Entry, Report
 
-_COLUMNS = 34  # of a text in a box
-_LINES = 3
+COLUMNS = 34  # of a text in a box
+LINES = 3
 
 
 def draw_conversion(report: Report) -> str:
@@ -36,10 +36,10 @@ def _boxes(report: Report, holder: Callable[[Entry], Box]) -> list[Box]:
         if entry.source is not None and not entry.obstacle:
             used.update(dict.fromkeys(entry.source.leaves))
             text = entry.ids if holder is _table else entry.source.text
-            sources = _sources(text, entry.source.leaves, ids)
+            sources = id_boxes(text, entry.source.leaves, ids)
         box.sources = [*box.sources, *(name for name in sources if name not in box.sources)]
     others = [name for name in report.inputs if name not in used]
-    inputs = [_input(name) for name in dict.fromkeys([*report.inputs, *used])]
+    inputs = [input_box(name) for name in dict.fromkeys([*report.inputs, *used])]
     dense = Box(
         "dense",
         "output",
@@ -48,23 +48,24 @@ def _boxes(report: Report, holder: Callable[[Entry], Box]) -> list[Box]:
             ("kind", "dense part"),
             ("shape", f"{report.num_dense:,} parameters"),
         ],
-        [*holders, *(_input(name).name for name in others)],
+        [*holders, *(input_box(name).name for name in others)],
     )
     return [*inputs, *ids.values(), *holders.values(), dense]
 
 
-def _input(name: str) -> Box:
+def input_box(name: str) -> Box:
+    """Return the box of an argument of a model."""
     return Box(f"input {name}", "input", [("name", name), ("kind", "input")], [])
 
 
-def _sources(text: str, leaves: Sequence[str], ids: dict[str, Box]) -> list[str]:
+def id_boxes(text: str, leaves: Sequence[str], ids: dict[str, Box]) -> list[str]:
     """Return the boxes that ids come from; add one for what computes them, if there is any."""
-    inputs = [_input(name).name for name in leaves]
+    inputs = [input_box(name).name for name in leaves]
     if text in [repr(name) for name in leaves]:
         return inputs
     name = f"ids {text}"
     lines = [("kind", "ids")]
-    lines += [("shape", line) for line in wrapped(text, _COLUMNS, _LINES)]
+    lines += [("shape", line) for line in wrapped(text, COLUMNS, LINES)]
     ids[name] = Box(
         name,
         "plain",
@@ -87,7 +88,7 @@ def _embedding(entry: Entry) -> Box:
 def _table(entry: Entry) -> Box:
     if entry.table is None:
         lines = [("name", entry.path), ("kind", f"nn.{entry.kind}, kept")]
-        lines += [("text", line) for line in wrapped(entry.reason, _COLUMNS, _LINES)]
+        lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]
         return Box(
             f"holder {entry.path}",
             "plain",

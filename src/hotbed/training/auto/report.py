@@ -132,10 +132,10 @@ class Report:
             size = f"{entry.num_rows:,} x {entry.dim}"
             yield f"{entry.outcome:6} {entry.path:{width}}  {entry.kind}, {size}"
             for words in _words(entry):
-                yield from _wrapped(words, 9 + width)
+                yield from wrapped(words, 9 + width)
         for note in self.notes:
             yield ""
-            yield from _wrapped(note, 0)
+            yield from wrapped(note, 0)
 
 
 def _words(entry: Entry) -> Iterator[str]:
@@ -154,7 +154,8 @@ def _words(entry: Entry) -> Iterator[str]:
         yield entry.offer
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the lines of a text of a report, behind a margin."""
     margin = " " * indent
     return textwrap.wrap(
         text,

@@ -232,7 +232,7 @@ class Signature:
 
         def fill(path: Path, kept: Any) -> Any:
             if path[-1] == _COUNT and isinstance(_at(self._skeleton, path[:-1]), Batch):
-                return self._num_samples_of(leaves)
+                return self.num_samples_of(leaves)
             return by_path.get(path, kept)
 
         values = OrderedDict[str, Any]()
@@ -241,7 +241,7 @@ class Signature:
         bound = inspect.BoundArguments(self._parameters, values)
         return bound.args, bound.kwargs
 
-    def _num_samples_of(self, leaves: Sequence[Any]) -> Any:
+    def num_samples_of(self, leaves: Sequence[Any]) -> Any:
         """Return the number of samples of other leaves; a symbol in a trace."""
         for axis, extra in ((SAMPLES, 0), (ENDS, 1)):
             for leaf, value in zip(self.tensors, leaves, strict=True):

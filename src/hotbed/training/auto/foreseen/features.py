@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ids of a model's lookups as the features of a batch, and their rows in the forward pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.data.batch import Batch, Ids
+from hotbed.errors import ConfigError, HotbedError, RowShapeError
+from hotbed.training.auto.binding import bind
+from hotbed.training.auto.network import Arguments
+from hotbed.training.auto.signature import Signature
+from hotbed.training.auto.trace import Findings, IdGraph
+from hotbed.training.auto.trace import inspect as look_at
+
+
+def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
+    """Yield the ways in which a loop may call `model` with an item of its data, likely ones first.
+
+    A `Batch` is one argument, or its columns are the arguments of their names. The keys of a dict
+    are parameters, or it is one argument. The items of a tuple are the arguments in their order,
+    and those behind the last one are labels; or its first item holds them all.
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [own for own in parameters if own.kind in kinds]
+    required = [own.name for own in positional if own.default is inspect.Parameter.empty]
+    if isinstance(item, Mapping):
+        names = [own.name for own in positional if own.name in item]
+        if set(required) <= set(names):
+            yield (), {name: item[name] for name in names}
+    if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
+        if len(required) <= len(item):
+            yield tuple(item[: len(positional)]), {}
+        if item and not torch.is_tensor(item[0]):
+            yield from calls_of(model, item[0])
+    if len(required) <= 1 <= len(positional):
+        yield (item,), {}
+    if isinstance(item, Batch):
+        try:
+            yield bind(model, item)
+        except HotbedError:
+            return
+
+
+class IdFeatures:
+    """Computes the ids of the lookups of a model from its arguments: a feature each.
+
+    A lookup that takes place again in one forward pass is a feature of its own: the second one of
+    "user" is "user/2".
+
+    Args:
+        graph: of the model.
+        signature: of its arguments.
+
+    Attributes:
+        lookups: the lookup of each feature, in the order of the forward pass.
+    """
+
+    def __init__(self, graph: IdGraph, signature: Signature) -> None:
+        self.graph = graph
+        self.signature = signature
+        self._names: list[str] = []
+        self.lookups: dict[str, str] = {}
+        counts: Counter[str] = Counter()
+        for call in graph.calls:
+            counts[call.path] += 1
+            number = counts[call.path]
+            name = call.path if number == 1 else f"{call.path}/{number}"
+            self._names.append(name)
+            self.lookups[name] = call.path
+
+    @staticmethod
+    def trace(
+        model: nn.Module,
+        lookups: Mapping[str, nn.Module],
+        arguments: Arguments,
+    ) -> tuple[Findings, IdFeatures | None]:
+        """Return what the code of a model does with its lookups, and their features.
+
+        Args:
+            model: in the mode, train or eval, whose code is wanted.
+            lookups: modules by name; see `hotbed.training.auto.inspect`.
+            arguments: of one call of the model.
+
+        Raises:
+            ConfigError: the model does not take the arguments.
+        """
+        signature = Signature.of(model, *arguments)
+        findings = look_at(model, lookups, signature)
+        if findings.graph is None:
+            return findings, None
+        return findings, IdFeatures(findings.graph, signature)
+
+    def compute(
+        self,
+        arguments: Arguments,
+        time: Any = None,
+        among: Collection[str] | None = None,
+    ) -> Batch:
+        """Return a batch of the ids of each lookup, with the samples of the arguments.
+
+        Ids of shape [n, ...] belong to the n samples. Of others, the first of equal parts belongs
+        to the first sample, and so on; ids that cannot be divided so belong to the newest sample.
+
+        Args:
+            arguments: of a call of the model.
+            time: int64 microseconds of the samples, [n], or of all of them, [1]; None = no times.
+            among: lookups whose ids are wanted; None = all.
+
+        Raises:
+            RowShapeError: the arguments differ in kind from those of the trace.
+        """
+        leaves = [leaf.cpu() for leaf in self.signature.leaves(*arguments)]
+        misfit = self.graph.misfit(leaves)
+        if misfit:
+            raise RowShapeError(
+                f"ids cannot be computed for this batch before its forward pass, got: {misfit}. "
+                "Bring batches of such sizes."
+            )
+        num_samples = self.signature.num_samples_of(leaves)
+        if time is not None:
+            time = torch.as_tensor(time).reshape(-1)
+            if len(time) == 1:
+                time = time.expand(num_samples)
+        ids = {}
+        with torch.no_grad():
+            for name, (lookup, own) in zip(self._names, self.graph(leaves), strict=True):
+                if among is None or lookup in among:
+                    ids[name] = _of_samples(own.values, num_samples, time)
+        return Batch(ids, time=time, num_samples=num_samples)
+
+
+class RowsInTurn:
+    """The rows of one batch, which the lookups of a forward pass take in their order.
+
+    Args:
+        lookups: the lookup of each feature, in the order of the forward pass.
+        ids: of each feature.
+        rows: returns the rows of each feature, [m, dim]; it is called at the first lookup.
+    """
+
+    def __init__(
+        self,
+        lookups: Mapping[str, str],
+        ids: Mapping[str, Ids],
+        rows: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        self._waiting: dict[str, list[str]] = {}
+        for name in ids:
+            self._waiting.setdefault(lookups[name], []).append(name)
+        self._ids = ids
+        self._read = rows
+        self._rows: Mapping[str, Tensor] | None = None
+
+    def take(self, lookup: str, ids: Tensor) -> Tensor:
+        """Return the rows of the next lookup of this name, [*ids.shape, dim].
+
+        Raises:
+            ConfigError: its ids are not those that were computed from the batch.
+        """
+        waiting = self._waiting.get(lookup)
+        if not waiting:
+            raise ConfigError(
+                f"{lookup}: the forward pass looks up more than was computed from its batch, got "
+                "one lookup too many. Call the model once a batch, with the batch that its loop "
+                "iterates over."
+            )
+        name = waiting.pop(0)
+        computed = self._ids[name].values
+        if not torch.equal(ids.detach().reshape(-1).cpu(), computed):
+            raise ConfigError(
+                f"{lookup}: the forward pass looks up other ids than those that were computed from "
+                f"its batch, got {_first(ids)} for {_first(computed)}. Call the model with the "
+                "batch that its loop iterates over, and compute ids from the batch alone."
+            )
+        if self._rows is None:
+            self._rows = self._read()
+        rows = self._rows[name]
+        return rows.view(*ids.shape, rows.shape[-1])
+
+    def check_taken(self) -> None:
+        """Raise ConfigError if a lookup did not take place, and another one did."""
+        left = [lookup for lookup, names in self._waiting.items() if names]
+        if left and self._rows is not None:
+            raise ConfigError(
+                f"{left[0]}: the forward pass looks up less than was computed from its batch, got "
+                "a lookup that did not take place. Look up the same for every batch."
+            )
+
+
+def _of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids:
+    """Return ids as those of samples; see `IdFeatures.compute`."""
+    flat = values.reshape(-1)
+    num_ids = len(flat)
+    if num_ids == num_samples:
+        return Ids(flat)
+    if num_samples and num_ids % num_samples == 0:
+        offsets = torch.arange(num_samples + 1) * (num_ids // num_samples)
+        return Ids(flat, offsets)
+    newest = num_samples - 1
+    if time is not None and num_samples:
+        newest = int(time.argmax())
+    offsets = torch.full((num_samples + 1,), num_ids)
+    offsets[: newest + 1] = 0
+    return Ids(flat, offsets)
+
+
+def _first(ids: Tensor) -> str:
+    return f"{ids.reshape(-1)[:4].tolist()} …"
