@@ -153,7 +153,7 @@ void lookups_and_steps(const Size& size, const std::string& what, const std::vec
     work.forward(step, work.ids[static_cast<size_t>(s) % work.ids.size()], out, true);
     std::vector<GradientRows> grads;
     std::vector<float*> to;
-    std::vector<const float*> from;
+    Sums from;
     int64_t at = 0;
     for (int t = 0; t < size.tables; t++) {
       grads.push_back({grad.data() + int64_t{t} * size.dim, width});

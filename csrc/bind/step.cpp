@@ -49,15 +49,18 @@ bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const std::v
   return step.sum_gradients(rows, out);
 }
 
-std::vector<const float*> floats(const std::vector<Address>& addresses) {
-  std::vector<const float*> out;
-  for (const Address address : addresses) out.push_back(pointer<const float>(address));
+using Addresses = std::vector<std::optional<Address>>;  // of each table's sums; None = it is left alone
+
+Sums sums_of(const Addresses& addresses) {
+  Sums out(addresses.size());
+  for (size_t t = 0; t < addresses.size(); t++)
+    if (addresses[t]) out[t] = pointer<const float>(*addresses[t]);
   return out;
 }
 
-nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<std::vector<Address>>& sums) {
-  std::vector<std::vector<const float*>> addresses;
-  for (const std::vector<Address>& one : sums) addresses.push_back(floats(one));
+nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums) {
+  std::vector<Sums> addresses;
+  for (const Addresses& one : sums) addresses.push_back(sums_of(one));
   std::vector<std::vector<float>> merged_sums;
   std::unique_ptr<Step> merged;
   {
@@ -69,9 +72,9 @@ nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<std::ve
   return nb::make_tuple(std::move(merged), arrays);
 }
 
-void apply(Step& step, const std::vector<Address>& sums, const std::vector<double>& rates) {
+void apply(Step& step, const Addresses& sums, const std::vector<double>& rates) {
   nb::gil_scoped_release release;
-  step.apply(floats(sums), rates);
+  step.apply(sums_of(sums), rates);
 }
 
 std::optional<int64_t> find_nonfinite(const Step& step, int table, Address sums) {
@@ -115,6 +118,13 @@ void init_step(nb::module_& m) {
       .def(
           "position_slots", [](const Step& s, int t, Address out) { s.position_slots(t, pointer<int64_t>(out)); },
           nb::arg("table"), nb::arg("out"))
+      .def(
+          "unique_rows",
+          [](Step& s, int t, Address rows, Address slots) {
+            nb::gil_scoped_release release;
+            s.unique_rows(t, pointer<float>(rows), pointer<int64_t>(slots));
+          },
+          nb::arg("table"), nb::arg("rows"), nb::arg("slots"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
       .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))

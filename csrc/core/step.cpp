@@ -242,8 +242,7 @@ void Step::pool(const std::vector<OutputRows>& out) {
   const Locked locked(*this);
   std::vector<Part*> small;
   for (Part& part : parts_) {
-    const bool behind = part.table->scope() != Scope::kTouched && part.step != part.table->step();
-    if (behind || part.withdrawn != part.table->num_withdrawn()) refresh(part);
+    update_plan(part);
     if (part.ranges.size() == 1) small.push_back(&part);
   }
   ThreadPool::instance().run(static_cast<int>(small.size()),
@@ -307,6 +306,17 @@ void Step::position_slots(int table, int64_t* out) const {
     out[i] = slots[inverse[i]] == kNoSlot ? -1 : static_cast<int64_t>(slots[inverse[i]]);
 }
 
+void Step::unique_rows(int table, float* rows, int64_t* slots) {
+  Part& part = parts_[static_cast<size_t>(table)];
+  const std::lock_guard lock(part.table->mutex());
+  update_plan(part);
+  read(part);
+  const size_t dim = static_cast<size_t>(part.table->config().dim);
+  for (size_t u = 0; u < part.rows.size(); u++) std::copy_n(part.rows[u], dim, rows + u * dim);
+  for (const Uniques& range : part.ranges)
+    for (const uint32_t slot : range.slots) *slots++ = slot == kNoSlot ? -1 : static_cast<int64_t>(slot);
+}
+
 bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums) {
   struct Task {
     size_t part, range;
@@ -349,14 +359,16 @@ bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexc
   return false;
 }
 
-std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
-                                  const std::vector<std::vector<const float*>>& sums,
+std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                   std::vector<std::vector<float>>* merged_sums) {
   std::vector<std::shared_ptr<Table>> tables;
   std::unordered_map<const Table*, size_t> number;
-  for (const Step* step : steps)
-    for (const Part& part : step->parts_)
+  for (size_t s = 0; s < steps.size(); s++)
+    for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
+      const Part& part = steps[s]->parts_[p];
+      if (!sums[s][p]) continue;
       if (number.try_emplace(part.table.get(), tables.size()).second) tables.push_back(part.table);
+    }
   auto merged = std::make_unique<Step>(tables, std::vector<Feature>{});
   std::vector<std::unordered_map<int64_t, size_t>> places(tables.size());
   merged_sums->assign(tables.size(), {});
@@ -367,12 +379,13 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps,
   }
   for (size_t s = 0; s < steps.size(); s++)
     for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
+      if (!sums[s][p]) continue;
       const Part& part = steps[s]->parts_[p];
       const size_t t = number.at(part.table.get());
       Uniques& all = merged->parts_[t].ranges[0];
       std::vector<float>& sum = (*merged_sums)[t];
       const size_t dim = static_cast<size_t>(part.table->config().dim);
-      const float* from = sums[s][p];
+      const float* from = *sums[s][p];
       merged->parts_[t].withdrawn = std::min(merged->parts_[t].withdrawn, part.withdrawn);
       merged->parts_[t].generation = part.table->older(merged->parts_[t].generation, part.generation);
       for (const Uniques& range : part.ranges)
@@ -410,7 +423,13 @@ void Step::refresh(Part& part) const {
   }
 }
 
-void Step::apply(const std::vector<const float*>& sums, const std::vector<double>& rates) {
+// Refreshes a part whose rows were withdrawn, or missed steps, since it was mapped.
+void Step::update_plan(Part& part) const {
+  const bool behind = part.table->scope() != Scope::kTouched && part.step != part.table->step();
+  if (behind || part.withdrawn != part.table->num_withdrawn()) refresh(part);
+}
+
+void Step::apply(const Sums& sums, const std::vector<double>& rates) {
   const Locked locked(*this);
   struct Task {
     size_t part, range;
@@ -418,7 +437,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
   std::vector<Task> tasks;
   std::vector<Table*> eager;
   for (size_t t = 0; t < parts_.size(); t++) {
-    if (!parts_[t].table->learns()) continue;
+    if (!sums[t] || !parts_[t].table->learns()) continue;
     if (retained_ && parts_[t].withdrawn != parts_[t].table->num_withdrawn()) refresh(parts_[t]);
     parts_[t].table->begin_update(rates[t]);
     if (parts_[t].table->scope() == Scope::kAll) eager.push_back(parts_[t].table.get());
@@ -428,7 +447,7 @@ void Step::apply(const std::vector<const float*>& sums, const std::vector<double
     Part& part = parts_[tasks[static_cast<size_t>(i)].part];
     const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
     part.table->update(range.slots.data(),
-                       sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
+                       *sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
                        static_cast<int64_t>(range.slots.size()));
   });
   if (!eager.empty())

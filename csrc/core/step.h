@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "pooling.h"
@@ -17,6 +18,9 @@ struct GradientRows {
   const float* data = nullptr;  // null = no gradient reached this feature
   int64_t step = 0;
 };
+
+// Of each table of a step the summed gradients of its distinct ids, [num_unique, dim]; a table without is left alone.
+using Sums = std::vector<std::optional<const float*>>;
 
 class Step {
  public:
@@ -45,18 +49,20 @@ class Step {
   std::vector<uint32_t> unique_slots(int table) const;
   // Slot of every position of a table's features, in order (kNoSlot = no row).
   void position_slots(int table, int64_t* out) const;
+  // The rows of a table's distinct ids as they are now, [num_unique, dim], and their slots (-1 = no row).
+  void unique_rows(int table, float* rows, int64_t* slots);
 
   // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
   // Returns whether all of them are finite.
   bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
-  // The tables of all steps, each with the distinct ids of all and their sums added, in order.
-  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps,
-                                     const std::vector<std::vector<const float*>>& sums,
+  // The tables of all steps that have sums, each with the distinct ids of all and their sums added, in order.
+  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                      std::vector<std::vector<float>>* merged_sums);
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
-  // Applies the rule once to every id with a row. Rows withdrawn since the lookup are passed over.
-  void apply(const std::vector<const float*>& sums, const std::vector<double>& rates);
+  // Applies the rule of each table that has sums once to every id with a row. Rows withdrawn since the lookup are passed
+  // over.
+  void apply(const Sums& sums, const std::vector<double>& rates);
 
  private:
   struct Part {  // one table's share of the batch
@@ -85,6 +91,7 @@ class Step {
   void keep();
   void release() noexcept;
   void refresh(Part& part) const;
+  void update_plan(Part& part) const;
 
   std::vector<Feature> features_;
   std::vector<Part> parts_;

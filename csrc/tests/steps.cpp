@@ -63,7 +63,7 @@ struct Group {
     std::vector<GradientRows> grads;
     std::vector<std::vector<float>> sums;
     std::vector<float*> sum_at;
-    std::vector<const float*> sum_in;
+    Sums sum_in;
     int64_t at = 0;
     for (size_t t = 0; t < tables.size(); t++) {
       const int dim = tables[t]->config().dim;

@@ -106,6 +106,25 @@ def prepare(
     )
 
 
+def seconds_as_times(seconds: Any, num_samples: int) -> Tensor:
+    """Return seconds, one for all samples or one each, as int64 microseconds [num_samples].
+
+    Raises:
+        DataError: they have another shape.
+    """
+    times = torch.as_tensor(seconds).detach().cpu().reshape(-1)
+    if len(times) not in (1, num_samples):
+        raise DataError(
+            f"times: one for all samples or one each is needed, got {len(times)} for {num_samples} "
+            "samples. Give as many."
+        )
+    if times.is_floating_point():
+        times = (times.double() * 1e6).round().to(torch.int64)
+    else:
+        times = times.to(torch.int64) * 1_000_000
+    return times.expand(num_samples).contiguous()
+
+
 def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
     """Return the data and the label of an item of a dataset; None without a label."""
     if len(items) > 2:

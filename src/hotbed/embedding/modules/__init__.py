@@ -8,6 +8,7 @@ from .inputs import Feature
 from .lookup import Lookup, performed_by
 from .parameter import TableRows
 from .planner import Planner
+from .targets import RowTargets, Target, update_targets
 
 __all__ = [
     "Embedding",
@@ -16,9 +17,12 @@ __all__ = [
     "Feature",
     "Lookup",
     "Planner",
+    "RowTargets",
     "TableModule",
     "TableRows",
+    "Target",
     "performed_by",
     "table_modules",
     "update_tables",
+    "update_targets",
 ]

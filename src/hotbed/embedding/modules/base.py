@@ -244,6 +244,28 @@ class TableModule(Carrier, ABC):
         of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
         self.gradients.add(step, self._gradient_rows(flat, of_sequences))
 
+    def sums(
+        self,
+        step: Step,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+        sizes: Sequence[int],
+    ) -> list[Tensor]:
+        """Return the gradients of a lookup's results, summed by distinct id, of each table.
+
+        `sizes`: the rows of each table's sums, at least as many as its ids; zeros fill up the rest.
+        """
+        if flat is not None:
+            flat = dense_rows(flat)
+        of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
+        sums = [
+            torch.zeros(size, table.dim, dtype=torch.float32, device="cpu")
+            for table, size in zip(self.tables, sizes, strict=True)
+        ]
+        addresses = [rows.data_ptr() for rows in sums]
+        step.sum_gradients(self._gradient_rows(flat, of_sequences), addresses)
+        return sums
+
     def _gradient_rows(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]
     ) -> list[tuple[int, int]]:

@@ -68,14 +68,14 @@ class Sums:
         tables: the tables that are updated.
         step: the distinct ids of each table.
         arrays: hold the sums; they must live until `apply` has read them.
-        addresses: of each table, the address of its first sum.
+        addresses: of each table, the address of its first sum; a table with None is left alone.
         rates: of each table, its learning rate.
     """
 
     tables: Sequence[Table]
     step: Step
-    arrays: Sequence[Any]
-    addresses: list[int]
+    arrays: list[Any]
+    addresses: list[int | None]
     rates: list[float]
 
     def apply(self) -> None:
@@ -89,8 +89,10 @@ class Sums:
         step, arrays = Step.merge(steps, [part.addresses for part in parts])
         rates: dict[Table, float] = {}  # in the order of merge: as the tables come first
         for part in parts:
-            rates.update(zip(part.tables, part.rates, strict=True))
-        addresses = [array.__array_interface__["data"][0] for array in arrays]
+            for table, rate, address in zip(part.tables, part.rates, part.addresses, strict=True):
+                if address is not None:
+                    rates[table] = rate
+        addresses: list[int | None] = [array.__array_interface__["data"][0] for array in arrays]
         return Sums(
             list(rates),
             step,
@@ -193,7 +195,7 @@ class RowGradients:
             self._tables,
             pending.step,
             grads,
-            addresses,
+            [*addresses],
             rate_of,
         )
 

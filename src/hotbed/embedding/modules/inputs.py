@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,20 @@ def int64(array: Any, feature: str) -> Tensor:
     if tensor.is_cpu and tensor.is_contiguous():
         return tensor
     return tensor.cpu().contiguous()
+
+
+def shaped_ids(values: Any, feature: str) -> tuple[Ids, tuple[int, ...]]:
+    """Return ids [n, ...] as `Ids` of n samples, and their shape; that of `Ids` is [m]."""
+    if isinstance(values, Ids):
+        return values, (len(values.values),)
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+    flat = int64(tensor.reshape(-1), feature)
+    shape = tuple(tensor.shape)
+    if len(shape) < 2:
+        return Ids(flat), (len(flat),)
+    num_each = math.prod(shape[1:])
+    offsets = torch.arange(shape[0] + 1, device="cpu") * num_each
+    return Ids(flat, offsets), shape
 
 
 def float32(array: Any, feature: str) -> Tensor:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rec SDK's names: `from hotbed.compat import mx_rec as mx`.
+
+The eight steps of a training program become values of the engine, which does the work.
+docs/migrate/recsdk.md shows both side by side.
+"""
+
+from hotbed.compat.mx_rec import optimizers
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.core.asc.helper import get_asc_insert_func
+from hotbed.compat.mx_rec.core.asc.manager import start_asc_pipeline
+from hotbed.compat.mx_rec.core.embedding import SparseTable, create_table, sparse_lookup
+from hotbed.compat.mx_rec.core.feature_process import EvictHook
+from hotbed.compat.mx_rec.graph.modifier import modify_graph_and_start_emb_cache
+from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.util.initialize import (
+    get_initializer,
+    init,
+    terminate_config_initializer,
+)
+from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
+from hotbed.compat.mx_rec.util.variable import get_collection, get_dense_and_sparse_variable
+
+__all__ = [
+    "EvictHook",
+    "FeatureSpec",
+    "HashOptimizer",
+    "SparseTable",
+    "create_table",
+    "get_asc_insert_func",
+    "get_collection",
+    "get_dense_and_sparse_variable",
+    "get_initializer",
+    "import_host_pipeline_ops",
+    "init",
+    "modify_graph_and_start_emb_cache",
+    "optimizers",
+    "sparse_lookup",
+    "start_asc_pipeline",
+    "terminate_config_initializer",
+]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns and readers: which ids of a batch the pipeline looks up in which table."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.data.batch import Batch
+from hotbed.embedding.modules.inputs import shaped_ids
+from hotbed.errors import DataError
+from hotbed.training.example import seconds_as_times
+
+if TYPE_CHECKING:
+    from hotbed.data.batch import Ids
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature of a batch: `name` in the collection, and the name of its `table`."""
+
+    name: str
+    table: str
+
+
+class Reader(ABC):
+    """Reads the ids of each column from the batches of a data set.
+
+    Attributes:
+        columns: in the order in which their ids are looked up.
+        is_training: whether lookups of these batches may change tables.
+    """
+
+    columns: tuple[Column, ...]
+    is_training: bool
+
+    @abstractmethod
+    def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
+        """Return the ids of each column with the times, and the shape of each column's ids.
+
+        Args:
+            raw: a batch of tensors, as the loop gets it.
+        """
+
+
+class SpecReader(Reader):
+    """Reads the features of an insert function: the values at their `index_key`."""
+
+    def __init__(self, specs: Sequence[FeatureSpec], *, is_training: bool) -> None:
+        columns = {column_of(spec): spec.key for spec in specs if not spec.is_timestamp}
+        self.columns = tuple(columns)
+        self.is_training = is_training
+        self._keys = list(columns.values())
+        self._clock = next((spec for spec in specs if spec.is_timestamp), None)
+
+    def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
+        ids: dict[str, Ids] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for column, key in zip(self.columns, self._keys, strict=True):
+            values = raw.ids if isinstance(raw, Batch) else raw
+            ids[column.name], shapes[column.name] = shaped_ids(_entry(values, key), column.name)
+        time = None
+        if self._clock is not None and isinstance(raw, Batch):
+            time = raw.time
+        elif self._clock is not None:
+            time = seconds_as_times(_entry(raw, self._clock.key), len(next(iter(ids.values()))))
+        return Batch(ids, time=time), shapes
+
+
+def column_of(spec: FeatureSpec) -> Column:
+    """Return the column of a feature; features of one key and table share it."""
+    return Column(f"{spec.table}/{spec.key}", spec.table)
+
+
+def _entry(values: Any, key: str | int) -> Any:
+    """Return the values of a feature; raise DataError if the batch lacks them."""
+    try:
+        if isinstance(values, Mapping | tuple | list):
+            return values[key]  # type: ignore[index]
+        return getattr(values, str(key))
+    except (AttributeError, KeyError, IndexError, TypeError):
+        raise DataError(
+            f"FeatureSpec: a batch has no values at its index_key, got {key!r} and a batch of "
+            f"{_names(values)}. Correct index_key, or the batch."
+        ) from None
+
+
+def _names(values: Any) -> str:
+    if isinstance(values, Mapping):
+        return f"the keys {list(values)}"
+    if isinstance(values, tuple | list):
+        return f"{len(values)} entries"
+    return type(values).__name__

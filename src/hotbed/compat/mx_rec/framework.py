@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Framework: what the calls from `init` to `terminate_config_initializer` have described."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hotbed.compat.mx_rec.errors import CallError, StateError
+
+if TYPE_CHECKING:
+    from hotbed.compat.mx_rec.core.asc.helper import Insert
+    from hotbed.compat.mx_rec.core.embedding import SparseTable
+    from hotbed.compat.mx_rec.core.feature_process import EvictHook
+    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+    from hotbed.compat.mx_rec.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of `init`.
+
+    Attributes:
+        max_steps: training steps at most; -1 = not limited.
+        train_steps: training steps between two evaluations; -1 = none.
+        eval_steps: steps of an evaluation; -1 = all batches.
+        save_steps: training steps between two saves; -1 = none.
+        use_dynamic: whether shapes follow the batch; else each lookup has a `send_count`.
+        use_dynamic_expansion: whether optimizers update by address.
+        if_load: whether a saved state is loaded.
+        is_incremental_checkpoint: whether a `Saver` writes deltas.
+        save_checkpoint_due_time: seconds between two whole saves.
+        save_delta_checkpoints_secs: seconds between two deltas.
+        restore_model_version: global step of the state to load; None = the newest.
+    """
+
+    max_steps: int = -1
+    train_steps: int = -1
+    eval_steps: int = -1
+    save_steps: int = -1
+    use_dynamic: bool = True
+    use_dynamic_expansion: bool = False
+    if_load: bool = False
+    is_incremental_checkpoint: bool = False
+    save_checkpoint_due_time: int | None = None
+    save_delta_checkpoints_secs: int | None = None
+    restore_model_version: int | None = None
+
+
+@dataclass
+class Framework:
+    """The state of a program between `init` and `terminate_config_initializer`.
+
+    Attributes:
+        options: the keywords of `init`.
+        optimizers: sparse optimizers, in order of creation.
+        inserts: insert functions, likewise.
+        tables: sparse tables by name, likewise.
+        hooks: eviction hooks, likewise.
+        pipeline: what step 8 builds; None before.
+    """
+
+    options: Options
+    optimizers: list[HashOptimizer] = field(default_factory=list)
+    inserts: list[Insert] = field(default_factory=list)
+    tables: dict[str, SparseTable] = field(default_factory=dict)
+    hooks: list[EvictHook] = field(default_factory=list)
+    pipeline: Pipeline | None = None
+
+    def started(self, caller: str) -> Pipeline:
+        """Return the pipeline; raise CallError if step 8 has not run."""
+        if self.pipeline is None:
+            raise CallError(
+                f"{caller}: rows exist from step 8 on, got a call before it. Call "
+                "start_asc_pipeline() or modify_graph_and_start_emb_cache(model, ...) first."
+            )
+        return self.pipeline
+
+    def check_not_started(self, caller: str) -> None:
+        """Raise StateError if step 8 has run."""
+        if self.pipeline is not None:
+            raise StateError(
+                f"{caller}: the pipeline runs already, got a call after step 8. Call it before "
+                "start_asc_pipeline() or modify_graph_and_start_emb_cache(model, ...)."
+            )
+
+
+_frameworks: list[Framework] = []
+
+
+def begin(options: Options) -> Framework:
+    """Make the framework of this process; raise StateError if there is one."""
+    if _frameworks:
+        raise StateError(
+            "init: the framework is initialized already, got a second call. Call "
+            "terminate_config_initializer() first."
+        )
+    _frameworks.append(Framework(options))
+    return _frameworks[0]
+
+
+def current() -> Framework:
+    """Return the framework; raise StateError before `init`."""
+    if not _frameworks:
+        raise StateError(
+            "mx_rec: the framework is not initialized, got a call before init. Call "
+            "mx_rec.init(...) first."
+        )
+    return _frameworks[0]
+
+
+def end() -> Framework | None:
+    """Forget the framework and return it; None if there is none."""
+    return _frameworks.pop() if _frameworks else None

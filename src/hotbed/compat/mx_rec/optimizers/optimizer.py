@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HashOptimizer: what the factories of `optimizers` return."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import checks
+from hotbed.compat.mx_rec import framework
+from hotbed.embedding.rule import Rule
+from hotbed.errors import ConfigError
+
+MOST_RATE = 10.0
+
+
+class HashOptimizer:
+    """Updates the rows of sparse tables by the rule of one algorithm: step 2.
+
+    It serves all tables. Where there are several, each table names its own, in `optimizer_list` of
+    `create_table`.
+
+    Attributes:
+        name: of the optimizer.
+        rule: how a step changes a row.
+        learning_rate: of the next updates; a schedule may set it.
+        by_address: whether it is for dynamic expansion.
+    """
+
+    def __init__(self, name: str, rule: Rule, *, by_address: bool) -> None:
+        owner = framework.current()
+        owner.check_not_started(f"optimizer {name!r}")
+        if by_address is not owner.options.use_dynamic_expansion:
+            raise ConfigError(
+                f"optimizer {name!r}: the dynamic expansion mode is not compatible with the "
+                "optimizer, please config dynamic expansion mode and optimizer correctly, got "
+                f"use_dynamic_expansion={owner.options.use_dynamic_expansion}. With dynamic "
+                "expansion use the factories by address, without it the others."
+            )
+        self.name = name
+        self.rule = rule
+        self.learning_rate = rule.lr
+        self.by_address = by_address
+        owner.optimizers.append(self)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.rule})"
+
+    def apply_gradients(self, gradients: Sequence[Any]) -> None:
+        """Update rows with their gradients, and forget the lookups that these belong to.
+
+        Gradients of several lookups of a row are summed. Rows with address -1 take no update.
+
+        Args:
+            gradients: pairs of a gradient and addresses, or a pair of a list of gradients and a
+                list of addresses. The addresses are the tensors that `get_collection` returned.
+                A gradient of None leaves its table alone.
+
+        Raises:
+            NonFiniteGradient: a gradient is not finite; nothing was updated.
+            ConfigError: addresses are not those of a lookup that waits.
+        """
+        pipeline = framework.current().started(f"{self.name}.apply_gradients")
+        pipeline.apply_gradients(self, _pairs(self.name, gradients))
+
+    def step(self) -> None:
+        """Update rows with the gradients that `loss.backward()` left in their collection."""
+        framework.current().started(f"{self.name}.step").step_rows(self)
+
+    def zero_grad(self) -> None:
+        """Forget the lookups that wait for an update."""
+        framework.current().started(f"{self.name}.zero_grad").drop(self)
+
+
+def _pairs(name: str, gradients: Sequence[Any]) -> list[tuple[Tensor | None, Tensor]]:
+    """Return gradients with their addresses, of both forms that the chapter and its code use."""
+    every = list(gradients)
+    if len(every) == 2 and not _is_pair(every[0]):
+        grads, addresses = every
+        if isinstance(grads, Tensor):
+            grads = [grads]
+            addresses = [addresses]
+        if len(grads) != len(addresses):
+            raise ConfigError(
+                f"{name}.apply_gradients: each gradient has its addresses, got {len(grads)} "
+                f"gradients and {len(addresses)} addresses. Give as many."
+            )
+        every = list(zip(grads, addresses, strict=True))
+    for pair in every:
+        if not _is_pair(pair):
+            raise ConfigError(
+                f"{name}.apply_gradients: pairs of a gradient and addresses are needed, got "
+                f"{type(pair).__name__}. Give list(zip(grads, addresses))."
+            )
+    return [(grad, address) for grad, address in every]
+
+
+def _is_pair(value: Any) -> bool:
+    """Return whether a value is a gradient or None, with addresses."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        return False
+    grad, address = value
+    is_gradient = grad is None or isinstance(grad, Tensor)
+    return is_gradient and isinstance(address, Tensor) and address.dtype == torch.int64
+
+
+def check_rate(where: str, learning_rate: Any) -> float:
+    """Return a learning rate in [0, 10]: a number, or a tensor of one."""
+    rate = learning_rate.item() if isinstance(learning_rate, Tensor) else learning_rate
+    checks.finite_number(f"{where}: learning_rate", rate, least=0, most=MOST_RATE)
+    return float(rate)

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline: the tables, the lookups of a batch and the updates that wait, from step 8 on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed.compat.mx_rec.columns import Column, Reader, column_of
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.errors import CallError
+from hotbed.data.batch import Batch
+from hotbed.embedding.modules import (
+    EmbeddingCollection,
+    Feature,
+    RowTargets,
+    Target,
+    update_targets,
+)
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.training.ahead import Ahead
+from hotbed.training.example import CPU, prepare
+
+if TYPE_CHECKING:
+    from hotbed.compat.mx_rec.framework import Framework
+    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+
+Barrier = Callable[[int, int | None], bool]
+
+
+@dataclass
+class Current:
+    """The batch that the loop works on.
+
+    Attributes:
+        raw: as the loop got it.
+        batch: its ids by column, with their plans if they were mapped ahead.
+        shapes: of each column's ids.
+        reader: read the ids.
+        rows: of each column, by (training, gradients enabled), once they were looked up.
+    """
+
+    raw: Any
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    reader: Reader
+    rows: dict[tuple[bool, bool], dict[str, Tensor]] = field(default_factory=dict)
+
+
+class Pipeline:
+    """What exists from step 8 on, in both modes.
+
+    All columns of a batch are looked up in one native call, at the first lookup of the batch; later
+    lookups take their part.
+
+    Args:
+        tables: by name.
+        owners: the optimizer of each table, by name.
+        sizes: distinct ids of a batch at most by table, in static shape.
+
+    Attributes:
+        tables: by name.
+        targets: the lookups that wait for an update.
+        barriers: more barriers of `barrier`, for example of savers.
+        step: training batches handed to the loop so far.
+        now: the newest event time among them, in microseconds; None without times.
+        current: the batch that the loop works on.
+    """
+
+    def __init__(
+        self,
+        owner: Framework,
+        tables: Mapping[str, Table],
+        owners: Mapping[str, HashOptimizer],
+    ) -> None:
+        self.owner = owner
+        self.tables = dict(tables)
+        self.owners = dict(owners)
+        self.targets = RowTargets()
+        self.barriers: list[Barrier] = []
+        self.step = 0
+        self.now: int | None = None
+        self.current: Current | None = None
+        self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
+        for hook in owner.hooks:
+            hook.begin(self.tables)
+
+    # --- data
+
+    def batches(self, dataset: Iterable[Any], reader: Reader) -> Iterator[Any]:
+        """Yield the batches of a data set as tensors.
+
+        In training, the ids of the next ones are mapped meanwhile, up to the next barrier.
+        """
+        collection = self.collection(reader.columns)
+        waiting: deque[Current] = deque()
+
+        def read() -> Iterator[Batch]:
+            for raw in dataset:
+                current = self._read(raw, reader)
+                waiting.append(current)
+                yield current.batch
+
+        batches: Iterable[Batch] = read()
+        if reader.is_training:
+            batches = Ahead(
+                batches,
+                collection,
+                barrier=self.barrier,
+                step=self.step,
+                now=self.now,
+            )
+        for batch in batches:
+            current = waiting.popleft()
+            current.batch = batch
+            yield self._begin(current)
+
+    def insert(self, raw: Any, reader: Reader) -> Any:
+        """Return one batch as tensors; its ids are mapped when they are looked up."""
+        return self._begin(self._read(raw, reader))
+
+    def _read(self, raw: Any, reader: Reader) -> Current:
+        item = tuple(raw) if isinstance(raw, list) else raw
+        tensors = prepare((item,), CPU, labelled=False).arguments[0]
+        if isinstance(raw, Batch):
+            tensors = prepare(raw, CPU, labelled=False).batch
+        batch, shapes = reader.read(tensors)
+        return Current(
+            tensors,
+            batch,
+            shapes,
+            reader,
+        )
+
+    def _begin(self, current: Current) -> Any:
+        self.current = current
+        if current.reader.is_training:
+            self.step += 1
+            times = [self.now, prepare(current.batch, CPU, labelled=False).latest]
+            self.now = max((time for time in times if time is not None), default=None)
+        return current.raw
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether tables are read or changed between this training step and the next one."""
+        options = self.owner.options
+        intervals = (options.max_steps, options.train_steps, options.save_steps)
+        by_steps = any(interval > 0 and step % interval == 0 for interval in intervals)
+        others = [hook.barrier(step, now) for hook in self.owner.hooks]  # each is asked
+        others += [barrier(step, now) for barrier in self.barriers]
+        return by_steps or any(others)
+
+    # --- lookups
+
+    def look_up_spec(
+        self,
+        table: Any,
+        spec: FeatureSpec,
+        raw: Any,
+        *,
+        training: bool,
+    ) -> Tensor:
+        """Return the rows of a feature of the current batch."""
+        current = self._current_for(raw)
+        column = column_of(spec)
+        return self.rows(current, column, training=training)
+
+    def look_up_ids(self, table: Any, ids: Tensor, *, training: bool) -> Tensor:
+        """Return the rows of ids that a model computed, in automatic mode."""
+        raise CallError(
+            "sparse_lookup: ids of a model need modify_graph_and_start_emb_cache(model, ...), got "
+            "a pipeline that start_asc_pipeline started. Give a FeatureSpec."
+        )
+
+    def rows(self, current: Current, column: Column, *, training: bool) -> Tensor:
+        """Return the rows of one column, [*ids.shape, dim]; the first call looks up all columns."""
+        mode = (training, torch.is_grad_enabled())
+        if mode not in current.rows:
+            current.rows[mode] = self._look_up(current, training=training)
+        return current.rows[mode][column.name].view(*current.shapes[column.name], -1)
+
+    def _look_up(self, current: Current, *, training: bool) -> dict[str, Tensor]:
+        collection = self.collection(current.reader.columns)
+        collection.train(training)
+        rows: dict[str, Tensor] = collection(current.batch)
+        collection.train()
+        return rows
+
+    def _current_for(self, raw: Any) -> Current:
+        if self.current is None or (raw is not None and raw is not self.current.raw):
+            raise ConfigError(
+                "sparse_lookup: the batch is not the one that the data set yielded last, got "
+                f"{type(raw).__name__}. Pass batch as the loop got it from dataset.map(insert)."
+            )
+        return self.current
+
+    def collection(self, columns: tuple[Column, ...]) -> EmbeddingCollection:
+        """Return the collection of columns over their tables."""
+        if columns not in self._collections:
+            features = [Feature(column.name, column.table, "none") for column in columns]
+            collection = EmbeddingCollection(features, self.tables)
+            collection.lookup = self.targets
+            self._collections[columns] = collection
+        return self._collections[columns]
+
+    # --- updates
+
+    def apply_gradients(
+        self,
+        optimizer: HashOptimizer,
+        gradients: Sequence[tuple[Tensor | None, Tensor]],
+    ) -> None:
+        """Update the rows at addresses with their gradients, and forget these lookups."""
+        pairs = [(self._target(optimizer, address), grad) for grad, address in gradients]
+        self._update(optimizer, pairs)
+
+    def step_rows(self, optimizer: HashOptimizer) -> None:
+        """Update the tables of an optimizer with the gradients of the rows in the collection."""
+        self._update(optimizer, [(target, target.rows.grad) for target in self._waiting(optimizer)])
+
+    def drop(self, optimizer: HashOptimizer) -> None:
+        """Forget the lookups in the tables of an optimizer."""
+        self._forget(self._waiting(optimizer))
+
+    def _update(
+        self,
+        optimizer: HashOptimizer,
+        gradients: Sequence[tuple[Target, Tensor | None]],
+    ) -> None:
+        rates = {name: optimizer.learning_rate for name in self.tables}
+        given = [(target, grad) for target, grad in gradients if grad is not None]
+        update_targets(given, rates)
+        self._forget([target for target, _ in gradients])
+
+    def _waiting(self, optimizer: HashOptimizer) -> list[Target]:
+        return [
+            target for target in self.targets.waiting if self.owners[target.table.name] is optimizer
+        ]
+
+    def _target(self, optimizer: HashOptimizer, address: Tensor) -> Target:
+        for target in self.targets.waiting:
+            if target.slots is address:
+                return target
+        raise ConfigError(
+            f"{optimizer.name}.apply_gradients: addresses of no lookup that waits, got a tensor of "
+            f"shape {list(address.shape)}. Give the tensors of get_collection"
+            '("ASCEND_SPARSE_LOOKUP_ID_OFFSET") as they are, once.'
+        )
+
+    def _forget(self, targets: Sequence[Target]) -> None:
+        done = {id(target) for target in targets}
+        self.targets.waiting = [target for target in self.targets.waiting if id(target) not in done]
+        if self.current is not None:
+            self.current.rows.clear()
+
+    # --- automatic mode
+
+    def initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
+        """Return what starts to iterate over the training or the evaluation data."""
+        raise CallError(
+            "get_initializer: the data are those of modify_graph_and_start_emb_cache, got a "
+            "pipeline that start_asc_pipeline started. Iterate over dataset.map(insert)."
+        )
+
+    def close(self) -> None:
+        """Forget the lookups that wait, and the current batch."""
+        self.targets.waiting.clear()
+        self.current = None

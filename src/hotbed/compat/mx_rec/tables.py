@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the engine from the descriptions of a program: the core of step 8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
+from hotbed.compat.mx_rec.errors import CallError
+from hotbed.embedding.policy import MinCount, Ttl
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotbed.compat.mx_rec.core.embedding import SparseTable
+    from hotbed.compat.mx_rec.framework import Framework
+    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+
+
+def owners_of(owner: Framework) -> dict[str, HashOptimizer]:
+    """Return the optimizer of each table by its name.
+
+    Raises:
+        CallError: there are no tables, or no optimizer.
+        ConfigError: there are several optimizers, and a table names none.
+    """
+    if not owner.tables:
+        raise CallError("step 8: there are no sparse tables, got none. Call create_table first.")
+    if not owner.optimizers:
+        raise CallError(
+            "step 8: there is no sparse optimizer, got none. Create one of mx_rec.optimizers first."
+        )
+    owners = {}
+    for table in owner.tables.values():
+        if table.optimizer is None and len(owner.optimizers) > 1:
+            names = " and ".join(repr(optimizer.name) for optimizer in owner.optimizers)
+            raise ConfigError(
+                f"table {table.name!r}: which optimizer updates it is open, got {names}. Give "
+                "create_table(..., optimizer_list=[optimizer])."
+            )
+        owners[table.name] = table.optimizer or owner.optimizers[0]
+    return owners
+
+
+def agreed(thresholds: Iterable[tuple[str, str, Thresholds]]) -> dict[str, Thresholds]:
+    """Return the thresholds of each table by its name.
+
+    Args:
+        thresholds: name of the table, what sets them, and the thresholds.
+
+    Raises:
+        ConfigError: two of one table differ.
+    """
+    first: dict[str, tuple[str, Thresholds]] = {}
+    for table, who, own in thresholds:
+        other, theirs = first.setdefault(table, (who, own))
+        if theirs.values != own.values:
+            raise ConfigError(
+                f"table {table!r}: the access and evict threshold param must be same in one table "
+                f"when multi lookup, got {theirs} of {other} and {own} of {who}. Give both the "
+                "same."
+            )
+    return {table: own for table, (_, own) in first.items()}
+
+
+def make_table(
+    table: SparseTable,
+    optimizer: HashOptimizer,
+    thresholds: Thresholds,
+) -> Table:
+    """Return the table of the engine that a description stands for."""
+    return Table(
+        table.name,
+        table.dim,
+        rule=optimizer.rule,
+        admit=MinCount(thresholds.access_threshold, thresholds.faae_coefficient),
+        evict=Ttl(seconds=thresholds.eviction_threshold),
+        init=table.initializer,
+        default=table.default or 0.0,
+        capacity=table.capacity(),
+    )
+
+
+def make_tables(
+    owner: Framework,
+    thresholds: Mapping[str, Thresholds],
+    names: Iterable[str],
+) -> dict[str, Table]:
+    """Return the tables of the engine by name, of the descriptions `names`."""
+    owners = owners_of(owner)
+    tables = {}
+    for name in names:
+        own = thresholds.get(name, Thresholds())
+        tables[name] = make_table(owner.tables[name], owners[name], own)
+    return tables

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`init`, its end, and the iterators of automatic graph modification."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+from hotbed import checks
+from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.framework import Options
+from hotbed.config import did_you_mean
+from hotbed.errors import ConfigError
+
+__all__ = ["get_initializer", "init", "terminate_config_initializer"]
+
+log = logging.getLogger("hotbed.compat.mx_rec")
+
+NOT_NEEDED = {
+    "bind_cpu": "threads are placed by the system",
+    "use_lccl": "one process holds all tables",
+    "use_shm_swap": "one process holds all tables",
+    "use_mpi": "one process holds all tables",
+    "rank_id": "one process holds all tables",
+    "rank_size": "one process holds all tables",
+    "local_rank_size": "one process holds all tables",
+    "use_hot": "rows of frequent ids need no place of their own",
+    "prefetch_batch_number": "ids are mapped two batches ahead",
+    "recent_key_count_threshold": "a delta holds every row that changed",
+}
+"""Keywords of `init` that have no effect here, each with the reason."""
+
+_BOOLEANS = ("use_dynamic", "use_dynamic_expansion", "if_load", "is_incremental_checkpoint")
+_STEPS = ("max_steps", "train_steps", "eval_steps", "save_steps")
+_SECONDS = ("save_checkpoint_due_time", "save_delta_checkpoints_secs")
+MOST_STEPS = 2**31 - 1
+
+
+def init(**options: Any) -> None:
+    """Initialize the framework: step 1.
+
+    Args:
+        options: the fields of `hotbed.compat.mx_rec.framework.Options`. Boolean ones may be the
+            texts "True" and "False". Keywords that have no effect here are logged once.
+
+    Raises:
+        StateError: it is called twice, without `terminate_config_initializer` between.
+        ConfigError: a keyword is unknown, or a value is wrong.
+
+    Example: `mx.init(train_steps=200, use_dynamic=True, use_dynamic_expansion=True)`
+    """
+    names = [field.name for field in fields(Options)]
+    for name in options:
+        if name not in names and name not in NOT_NEEDED:
+            advice = did_you_mean(name, [*names, *NOT_NEEDED])
+            raise ConfigError(f"init: unknown keyword, got {name!r}. {advice}")
+    values = {name: _checked(name, options[name]) for name in names if name in options}
+    framework.begin(Options(**values))
+    ignored = [f"{name} ({NOT_NEEDED[name]})" for name in options if name in NOT_NEEDED]
+    if ignored:
+        log.info("init: no effect here: %s", ", ".join(ignored))
+
+
+def _checked(name: str, value: Any) -> Any:
+    where = f"init: {name}"
+    if name in _BOOLEANS:
+        return boolean(where, value)
+    if name in _STEPS:
+        checks.whole_number(where, value, -1, MOST_STEPS)
+    elif name in _SECONDS and value is not None:
+        checks.whole_number(where, value, 1)
+    elif value is not None:
+        checks.whole_number(where, value, 0)
+    return value
+
+
+def boolean(where: str, value: Any) -> bool:
+    """Return a Boolean argument, which may be the text "True" or "False"."""
+    texts = {"True": True, "False": False}
+    if isinstance(value, str) and value in texts:
+        return texts[value]
+    if not isinstance(value, bool):
+        raise ConfigError(
+            f"{where}: a Boolean is needed, got {value!r}. Give True or False, or these as texts."
+        )
+    return value
+
+
+def terminate_config_initializer() -> None:
+    """End the framework; `init` may be called again. Without a framework, log a warning."""
+    ended = framework.end()
+    if ended is None:
+        log.warning("terminate_config_initializer: the framework is not initialized")
+    elif ended.pipeline is not None:
+        ended.pipeline.close()
+
+
+def get_initializer(is_training: bool) -> Callable[[], Iterator[Any]]:
+    """Return a function that starts to iterate over the training or the evaluation data.
+
+    It is for automatic graph modification; `modify_graph_and_start_emb_cache` gets the data.
+    """
+    pipeline = framework.current().started("get_initializer")
+    return pipeline.initializer(is_training)
