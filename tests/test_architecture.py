@@ -115,7 +115,10 @@ BAD_NAMES = re.compile(
     r"(^|_)(utils?|common|helpers?|managers?|misc)(_|$)|(Util|Utils|Helper|Manager|Common)$"
 )
 # A door keeps the dotted names of the original.
-NAMED_ELSEWHERE = {"src/hotbed/compat/mx_rec/core/asc/manager.py"}
+NAMED_ELSEWHERE = {
+    "src/hotbed/compat/mx_rec/core/asc/helper.py",
+    "src/hotbed/compat/mx_rec/core/asc/manager.py",
+}
 PRIVATE = re.compile(
     r"/work[/]|/root[/]|/home[/]\w|pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|debian\.org|golang\.org/"
 )
