@@ -60,8 +60,8 @@ class Step {
                                      std::vector<std::vector<float>>* merged_sums);
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
-  // Applies the rule of each table that has sums once to every id with a row. Rows withdrawn since the lookup are passed
-  // over.
+  // Applies the rule of each table that has sums once to every id with a row. Rows withdrawn since the lookup are
+  // passed over.
   void apply(const Sums& sums, const std::vector<double>& rates);
 
  private:
