@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed import checks
-from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer, check_rate
-from hotbed.embedding.rule import Adagrad
+from hotbed.compat.mx_rec.optimizers.adagrad import adagrad
+from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 
 __all__ = ["create_hash_optimizer_by_address"]
 
@@ -15,12 +14,8 @@ __all__ = ["create_hash_optimizer_by_address"]
 def create_hash_optimizer_by_address(
     learning_rate: Any = 0.001,
     initial_accumulator_value: float = 0.9,
-    use_locking: bool = False,
-    name: str = "Adagrad_by_address",
+    name: str = "Adagrad",
 ) -> HashOptimizer:
     """Return Adagrad, whose sum of squares starts at `initial_accumulator_value`, in (0, 1]."""
-    rate = check_rate(name, learning_rate)
-    where = f"{name}: initial_accumulator_value"
-    checks.finite_number(where, initial_accumulator_value, above=0, most=1)
-    rule = Adagrad(rate, initial_accumulator=initial_accumulator_value)
+    rule = adagrad(name, learning_rate, initial_accumulator_value)
     return HashOptimizer(name, rule, by_address=True)

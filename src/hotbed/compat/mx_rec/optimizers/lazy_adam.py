@@ -36,7 +36,7 @@ def lazy_adam(
     """Return the rule; raise ConfigError for a value out of its range."""
     rate = check_rate(name, learning_rate)
     checks.finite_number(f"{name}: beta1", beta1, above=0, below=1)
-    checks.finite_number(f"{name}: beta2", beta2, least=0, most=1)
+    checks.finite_number(f"{name}: beta2", beta2, least=0, below=1)
     checks.finite_number(f"{name}: epsilon", epsilon, above=0, most=1)
     return Adam(
         rate,

@@ -33,6 +33,10 @@ class HashOptimizer:
     def __init__(self, name: str, rule: Rule, *, by_address: bool) -> None:
         owner = framework.current()
         owner.check_not_started(f"optimizer {name!r}")
+        if not isinstance(name, str) or not 1 <= len(name) <= 200:
+            raise ConfigError(
+                f"optimizer: name is a text of 1 to 200 characters, got {name!r}. Shorten it."
+            )
         if by_address is not owner.options.use_dynamic_expansion:
             raise ConfigError(
                 f"optimizer {name!r}: the dynamic expansion mode is not compatible with the "
