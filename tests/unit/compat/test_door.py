@@ -43,6 +43,7 @@ ALLOWED = {
         "device",
         "from_numpy",
         "full_like",
+        "get_num_threads",
         "manual_seed",
         "nn",
         "no_grad",

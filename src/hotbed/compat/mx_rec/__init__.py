@@ -13,6 +13,9 @@ from hotbed.compat.mx_rec.core.embedding import SparseTable, create_table, spars
 from hotbed.compat.mx_rec.core.feature_process import EvictHook
 from hotbed.compat.mx_rec.graph.modifier import modify_graph_and_start_emb_cache
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.saver.hook import CheckpointSaverHook
+from hotbed.compat.mx_rec.saver.saver import Saver, latest_checkpoint
+from hotbed.compat.mx_rec.saver.warm_start import WarmStartSettings, warm_start
 from hotbed.compat.mx_rec.util.initialize import (
     get_initializer,
     init,
@@ -22,10 +25,13 @@ from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.compat.mx_rec.util.variable import get_collection, get_dense_and_sparse_variable
 
 __all__ = [
+    "CheckpointSaverHook",
     "EvictHook",
     "FeatureSpec",
     "HashOptimizer",
+    "Saver",
     "SparseTable",
+    "WarmStartSettings",
     "create_table",
     "get_asc_insert_func",
     "get_collection",
@@ -33,9 +39,11 @@ __all__ = [
     "get_initializer",
     "import_host_pipeline_ops",
     "init",
+    "latest_checkpoint",
     "modify_graph_and_start_emb_cache",
     "optimizers",
     "sparse_lookup",
     "start_asc_pipeline",
     "terminate_config_initializer",
+    "warm_start",
 ]

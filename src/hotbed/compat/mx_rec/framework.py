@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hotbed.compat.mx_rec.errors import CallError, StateError
+from hotbed.training.run import WallClock
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hotbed.compat.mx_rec.core.asc.helper import Insert
     from hotbed.compat.mx_rec.core.embedding import SparseTable
     from hotbed.compat.mx_rec.core.feature_process import EvictHook
     from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
     from hotbed.compat.mx_rec.pipeline import Pipeline
+    from hotbed.compat.mx_rec.saver.hook import CheckpointSaverHook
+    from hotbed.compat.mx_rec.saver.saver import Saver
+    from hotbed.persist.checkpoint import Saver as Writer
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,13 @@ class Framework:
         inserts: insert functions, likewise.
         tables: sparse tables by name, likewise.
         hooks: eviction hooks, likewise.
+        savers: savers, likewise.
+        saver_hooks: hooks that save, likewise.
+        models: those whose dense parameters were asked for, likewise.
         pipeline: what step 8 builds; None before.
+        clock: the clock of this machine, with the journal of its decisions.
+        last_writer: wrote the newest checkpoint; None before the first.
+        restored: whether a checkpoint was loaded.
     """
 
     options: Options
@@ -65,7 +77,13 @@ class Framework:
     inserts: list[Insert] = field(default_factory=list)
     tables: dict[str, SparseTable] = field(default_factory=dict)
     hooks: list[EvictHook] = field(default_factory=list)
+    savers: list[Saver] = field(default_factory=list)
+    saver_hooks: list[CheckpointSaverHook] = field(default_factory=list)
+    models: list[nn.Module] = field(default_factory=list)
     pipeline: Pipeline | None = None
+    clock: WallClock = field(default_factory=WallClock)
+    last_writer: Writer | None = None
+    restored: bool = False
 
     def started(self, caller: str) -> Pipeline:
         """Return the pipeline; raise CallError if step 8 has not run."""
@@ -75,6 +93,17 @@ class Framework:
                 "start_asc_pipeline() or modify_graph_and_start_emb_cache(model, ...) first."
             )
         return self.pipeline
+
+    def close(self) -> None:
+        """Wait for what is being saved, and release tables and files."""
+        try:
+            for saver in self.savers:
+                saver.wait()
+        finally:
+            if self.clock.journal is not None:
+                self.clock.journal.close()
+            if self.pipeline is not None:
+                self.pipeline.close()
 
     def check_not_started(self, caller: str) -> None:
         """Raise StateError if step 8 has run."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from hotbed.compat.mx_rec.columns import Column, Reader, column_of
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import (
     EmbeddingCollection,
@@ -67,9 +68,10 @@ class Pipeline:
     Attributes:
         tables: by name.
         targets: the lookups that wait for an update.
-        barriers: more barriers of `barrier`, for example of savers.
+        barriers: more barriers of `barrier`.
         step: training batches handed to the loop so far.
         now: the newest event time among them, in microseconds; None without times.
+        position: where the training data are after the newest batch; None if they have none.
         current: the batch that the loop works on.
     """
 
@@ -86,7 +88,10 @@ class Pipeline:
         self.barriers: list[Barrier] = []
         self.step = 0
         self.now: int | None = None
+        self.position: Position | None = None
         self.current: Current | None = None
+        self._cleared = -1  # the last step that ids may be mapped beyond
+        self._resume: Position | None = None
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
         for hook in owner.hooks:
             hook.begin(self.tables)
@@ -100,6 +105,8 @@ class Pipeline:
         """
         collection = self.collection(reader.columns)
         waiting: deque[Current] = deque()
+        if reader.is_training:
+            self._begin_training(dataset)
 
         def read() -> Iterator[Batch]:
             for raw in dataset:
@@ -115,6 +122,8 @@ class Pipeline:
                 barrier=self.barrier,
                 step=self.step,
                 now=self.now,
+                # another number would change torch's bits
+                torch_threads=torch.get_num_threads(),
             )
         for batch in batches:
             current = waiting.popleft()
@@ -142,6 +151,7 @@ class Pipeline:
         self.current = current
         if current.reader.is_training:
             self.step += 1
+            self.position = getattr(current.raw, "position", None)
             times = [self.now, prepare(current.batch, CPU, labelled=False).latest]
             self.now = max((time for time in times if time is not None), default=None)
         return current.raw
@@ -152,8 +162,62 @@ class Pipeline:
         intervals = (options.max_steps, options.train_steps, options.save_steps)
         by_steps = any(interval > 0 and step % interval == 0 for interval in intervals)
         others = [hook.barrier(step, now) for hook in self.owner.hooks]  # each is asked
+        others += [saver.barrier(step, now) for saver in self.owner.savers]
+        others += [hook.barrier(step, now) for hook in self.owner.saver_hooks]
         others += [barrier(step, now) for barrier in self.barriers]
-        return by_steps or any(others)
+        is_barrier = by_steps or any(others)
+        if not is_barrier:
+            self._cleared = step
+        return is_barrier
+
+    # --- saves
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the current batch is one of training."""
+        return self.current is not None and self.current.reader.is_training
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether ids of batches after the current one may be mapped."""
+        return self._cleared >= self.step
+
+    def check_done(self, caller: str) -> None:
+        """Raise CallError if the step is not done, or ids of later batches are mapped."""
+        if self.targets.waiting:
+            raise CallError(
+                f"{caller}: a step is saved when it is done, got {len(self.targets.waiting)} "
+                "lookups that wait for their update. Call it after apply_gradients() or step()."
+            )
+        for hook in self.owner.hooks:
+            hook.check_done(caller, self.step)
+        if self.is_ahead:
+            raise CallError(
+                f"{caller}: ids of later batches are mapped already, got step {self.step}. Give "
+                "init(save_steps=N) and save after each N training steps, or use "
+                "CheckpointSaverHook."
+            )
+
+    def resume(self, step: int, now: int | None, position: Position | None) -> None:
+        """Continue after training step `step`, with the data after `position`."""
+        self.step = step
+        self.now = now
+        self.position = position
+        self._resume = position
+
+    def _begin_training(self, dataset: Any) -> None:
+        """Begin to read training data, after the position of a state that was restored."""
+        if self.owner.options.if_load and not self.owner.restored:
+            raise CallError(
+                "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
+                "Saver.restore(path) after step 8, or leave if_load out."
+            )
+        for saver in self.owner.savers:
+            saver.begin()
+        position = self._resume
+        self._resume = None
+        if position is not None:
+            dataset.resume(position)
 
     # --- lookups
 

@@ -93,8 +93,8 @@ def terminate_config_initializer() -> None:
     ended = framework.end()
     if ended is None:
         log.warning("terminate_config_initializer: the framework is not initialized")
-    elif ended.pipeline is not None:
-        ended.pipeline.close()
+    else:
+        ended.close()
 
 
 def get_initializer(is_training: bool) -> Callable[[], Iterator[Any]]:

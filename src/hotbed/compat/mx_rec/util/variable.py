@@ -21,8 +21,10 @@ def get_dense_and_sparse_variable(
     *models: nn.Module,
 ) -> tuple[list[nn.Parameter], list[SparseTable]]:
     """Return the parameters of models for a dense optimizer, and all sparse tables: step 7."""
+    owner = framework.current()
+    owner.models += [model for model in models if model not in owner.models]
     dense = [parameter for model in models for parameter in dense_parameters(model)]
-    return dense, list(framework.current().tables.values())
+    return dense, list(owner.tables.values())
 
 
 def get_collection(key: str) -> list[Tensor]:

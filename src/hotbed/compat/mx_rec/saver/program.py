@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a program: what a checkpoint holds of it, and how it is loaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.compat.mx_rec.framework import Framework
+from hotbed.connectors import Position
+from hotbed.embedding.modules import table_modules
+from hotbed.errors import ConfigError
+from hotbed.persist import checkpoint
+from hotbed.persist.checkpoint import State
+from hotbed.persist.format import Reader
+from hotbed.persist.network import random_state, set_random_state
+
+log = logging.getLogger("hotbed.compat.mx_rec")
+
+POSITION = "train"
+
+
+class Program:
+    """The parts of a program that a checkpoint holds.
+
+    Args:
+        owner: has the tables, the hooks and the position in the data.
+        parts: networks, dense optimizers, and other objects with `state_dict` and
+            `load_state_dict`, such as schedulers. None = the models that
+            `get_dense_and_sparse_variable` got.
+
+    Raises:
+        ConfigError: a part is something else.
+    """
+
+    def __init__(self, owner: Framework, parts: Iterable[Any] | None) -> None:
+        self._owner = owner
+        self._parts = None if parts is None else list(parts)
+        for part in self._parts or []:
+            _check_part(part)
+
+    def state(self, version: int, parent: str | None) -> State:
+        """Return the state of this moment."""
+        pipeline = self._owner.started("Saver")
+        positions = {}
+        if pipeline.position is not None:
+            positions[POSITION] = pipeline.position.to_json()
+        progress = {
+            "pipeline": {"step": pipeline.step, "now": pipeline.now},
+            "hooks": [hook.state() for hook in self._owner.hooks],
+            "rates": [(each.rule.lr, each.learning_rate) for each in self._owner.optimizers],
+            "objects": [part.state_dict() for part in self._others()],
+            "wall_caught": self._owner.clock(),
+        }
+        return State(
+            self._network(),
+            self._tables(),
+            self._optimizers(),
+            positions=positions,
+            counters={"steps": pipeline.step},
+            progress=progress,
+            random=random_state(),
+            version=version,
+            parent=parent,
+        )
+
+    def load(self, reader: Reader) -> None:
+        """Load a checkpoint of the same program, before its first batch.
+
+        Raises:
+            PersistError: it is of another program; the message names what differs.
+        """
+        state = State(self._network(), self._tables(), self._optimizers())
+        checkpoint.restore(reader, state)
+        progress: Any = reader.progress
+        for part, own in zip(self._others(), progress["objects"], strict=True):
+            part.load_state_dict(own)
+        for optimizer, (rate, current) in zip(
+            self._owner.optimizers, progress["rates"], strict=True
+        ):
+            if optimizer.rule.lr == rate:  # else the program sets another one
+                optimizer.learning_rate = current
+        for hook, own in zip(self._owner.hooks, progress["hooks"], strict=True):
+            hook.load_state(own)
+        position = reader.manifest.positions.get(POSITION)
+        pipeline = self._owner.started("Saver.restore")
+        pipeline.resume(
+            progress["pipeline"]["step"],
+            progress["pipeline"]["now"],
+            None if position is None else Position.from_json(position),
+        )
+        set_random_state(reader.random)
+
+    def _tables(self) -> dict[str, Any]:
+        pipeline = self._owner.started("Saver")
+        described = self._owner.tables
+        return {name: table for name, table in pipeline.tables.items() if described[name].is_save}
+
+    def _network(self) -> nn.Module | None:
+        parts = self._owner.models if self._parts is None else self._parts
+        networks = [part for part in parts if isinstance(part, nn.Module)]
+        if len(networks) > 1:
+            return nn.ModuleList(networks)
+        return next(iter(networks), None)
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
+        own = [part for part in self._parts or [] if isinstance(part, torch.optim.Optimizer)]
+        return {f"dense_{number}": optimizer for number, optimizer in enumerate(own)}
+
+    def _others(self) -> list[Any]:
+        kinds = (nn.Module, torch.optim.Optimizer)
+        return [part for part in self._parts or [] if not isinstance(part, kinds)]
+
+
+def _check_part(part: Any) -> None:
+    """Raise ConfigError unless a part can be saved."""
+    if isinstance(part, nn.Module) and table_modules(part):
+        raise ConfigError(
+            f"Saver: var_list holds modules without tables of their own, got {type(part).__name__} "
+            "with Hotbed's tables. Save it by hb.checkpoints, or use create_table."
+        )
+    if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        raise ConfigError(
+            "Saver: var_list holds networks, dense optimizers and other objects with state_dict(), "
+            f"got {type(part).__name__}. Give Saver([network, optimizer])."
+        )
