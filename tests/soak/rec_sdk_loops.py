@@ -9,9 +9,8 @@ without stops. `of_door` saves base and delta checkpoints on its way, and resume
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path

@@ -33,12 +33,12 @@ NUMBERED = re.compile(r"(.+)-(\d+)")
 class Saver:
     """Saves and restores a program: tables, networks, optimizers, hooks, the position in the data.
 
-    After `restore` the loop ends with the bits of one that was never stopped, also after kill -9. A
-    save is complete or invisible. With `init(is_incremental_checkpoint=True)` a save holds what
+    After `restore` the loop gives the bits of a loop without a stop, also after kill -9. A save is
+    complete or invisible. With `init(is_incremental_checkpoint=True)` a save holds what
     changed since the save before, and the first one a base; a new base follows when
     `save_checkpoint_due_time` seconds have passed.
 
-    Save when a step is done: after the optimizers and `EvictHook.after_run`. With
+    Save when a step is done, after the optimizers and `EvictHook.after_run`. With
     `init(save_steps=N)` saves come at multiples of N, and ids are mapped ahead between them.
     Without it no ids are mapped ahead.
 
@@ -153,7 +153,7 @@ class Saver:
                 that of `init(restore_model_version=...)`; the second that of its global step.
 
         Raises:
-            ConfigError: there is no checkpoint, or none of this step.
+            ConfigError: the path holds no checkpoint of this step.
             FormatError: a file is torn or changed; the message names it.
             PersistError: it is of another program; the message names what differs.
             CallError: step 8 has not run, or a batch was learned already.
@@ -236,14 +236,14 @@ def opened(save_path: Where, version: int | None = None) -> Reader:
         version: the global step, if the path has none; None = the newest state.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the path holds no checkpoint, or no state of this step.
     """
     place, own = _located(save_path)
     version = version if own is None else own
     if open_store(place).newest_state() is None:
         raise ConfigError(
-            f"Saver.restore: there is no checkpoint, got {str(place)!r}. Give the path that save() "
-            "was called with."
+            f"Saver.restore: no checkpoint at this path, got {str(place)!r}. Give the path that "
+            "save() was called with."
         )
     try:
         return open_checkpoint(place, version)
@@ -254,7 +254,7 @@ def opened(save_path: Where, version: int | None = None) -> Reader:
 
 
 def latest_checkpoint(checkpoint_dir: Where) -> str | None:
-    """Return the newest checkpoint in a place as `Saver.restore` takes it; None if there is none.
+    """Return the newest checkpoint in a place as `Saver.restore` takes it; None if it has none.
 
     Example: `mx.latest_checkpoint("runs/ranker")` is "runs/ranker-200".
     """
