@@ -107,6 +107,10 @@ class Init(ABC):
         Example: `Uniform(0.05).rows(seed=0, name=name_hash("user"), ids=[7, -1], dim=16)`
         """
 
+    @abstractmethod
+    def scaled(self, factor: float) -> Init:
+        """Return the start whose rows are distributed as `factor` times those of this one."""
+
 
 @dataclass(frozen=True)
 class Uniform(Init):
@@ -138,6 +142,9 @@ class Uniform(Init):
             dim,
         )
         return _lanes(lane(even), lane(odd), dim)
+
+    def scaled(self, factor: float) -> Uniform:
+        return Uniform(self.scale * abs(factor))
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,9 @@ class Normal(Init):
             (radius * cos * std).astype(np.float32), (radius * sin * std).astype(np.float32), dim
         )
 
+    def scaled(self, factor: float) -> Normal:
+        return Normal(self.std * abs(factor))
+
 
 @dataclass(frozen=True)
 class Zeros(Init):
@@ -185,6 +195,9 @@ class Zeros(Init):
         dim: int,
     ) -> Float32Array:
         return np.zeros((np.size(np.asarray(ids)), dim), np.float32)
+
+    def scaled(self, factor: float) -> Zeros:
+        return self
 
 
 @dataclass(frozen=True)
@@ -204,3 +217,6 @@ class Constant(Init):
         dim: int,
     ) -> Float32Array:
         return np.full((np.size(np.asarray(ids)), dim), self.value, np.float32)
+
+    def scaled(self, factor: float) -> Constant:
+        return Constant(self.value * factor)

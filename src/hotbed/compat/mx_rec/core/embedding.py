@@ -4,14 +4,25 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hotbed import checks
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.core.arguments import (
+    KEY_DTYPES,
+    MOST,
+    MOST_SHARDS,
+    SUMS,
+    check_initializer,
+    check_name,
+    check_padding,
+    lanes,
+    rows_of,
+)
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.util.initialize import boolean
@@ -20,10 +31,6 @@ from hotbed.embedding.init import Init
 __all__ = ["SparseTable", "create_table", "sparse_lookup"]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
-
-MOST_ROWS = 10**9
-MOST_DIM = 8192
-NAME = re.compile(r"[A-Za-z0-9_.]{1,100}")
 
 
 class SparseTable(nn.Module):
@@ -73,8 +80,11 @@ class SparseTable(nn.Module):
         return len(framework.current().started("SparseTable.size").tables[self.name])
 
     def capacity(self) -> int:
-        """Return the rows that it was made for: device and host together. It grows past them."""
-        return self.device_vocabulary_size + self.host_vocabulary_size
+        """Return the rows that it was made for, device and host together, or its rows if more."""
+        expected = self.device_vocabulary_size + self.host_vocabulary_size
+        if framework.current().pipeline is None:
+            return expected
+        return max(expected, self.size())
 
 
 def create_table(
@@ -120,12 +130,28 @@ def create_table(
     """
     owner = framework.current()
     owner.check_not_started(f"create_table {name!r}")
+    check_name(name, owner.tables)
+    where = f"create_table {name!r}"
+    checks.one_of(f"{where}: key_dtype", key_dtype, KEY_DTYPES)
+    checks.one_of(f"{where}: value_dtype", value_dtype, (torch.float32,))
+    checks.one_of(f"{where}: all2all_gradients_op", all2all_gradients_op, SUMS)
+    check_initializer(where, emb_initializer, init_param)
+    checks.whole_number(f"{where}: shard_num", shard_num, 1, MOST_SHARDS)
+    checks.whole_number(f"{where}: hashtable_threshold", hashtable_threshold, 0, MOST)
+    check_padding(where, padding_keys, padding_keys_len, masked=padding_keys_mask)
+    sizes = rows_of(
+        where,
+        device_vocabulary_size,
+        host_vocabulary_size,
+        ssd_vocabulary_size,
+        grows=owner.options.use_dynamic_expansion,
+    )
     table = SparseTable(
         name,
-        dim,
+        lanes(where, dim),
         key_dtype,
-        emb_initializer,
-        (device_vocabulary_size, host_vocabulary_size),
+        emb_initializer.scaled(init_param),
+        sizes,
         is_save=is_save,
     )
     table.optimizer = next(iter(optimizer_list), None)

@@ -57,6 +57,7 @@ def init(**options: Any) -> None:
             advice = did_you_mean(name, [*names, *NOT_NEEDED])
             raise ConfigError(f"init: unknown keyword, got {name!r}. {advice}")
     values = {name: _checked(name, options[name]) for name in names if name in options}
+    _check_together(Options(**values))
     framework.begin(Options(**values))
     ignored = [f"{name} ({NOT_NEEDED[name]})" for name in options if name in NOT_NEEDED]
     if ignored:
@@ -70,10 +71,26 @@ def _checked(name: str, value: Any) -> Any:
     if name in _STEPS:
         checks.whole_number(where, value, -1, MOST_STEPS)
     elif name in _SECONDS and value is not None:
-        checks.whole_number(where, value, 1)
+        checks.whole_number(where, value, 1, MOST_STEPS)
     elif value is not None:
-        checks.whole_number(where, value, 0)
+        checks.whole_number(where, value, 0, MOST_STEPS)
     return value
+
+
+def _check_together(options: Options) -> None:
+    """Raise ConfigError if keywords do not go together."""
+    steps = (options.max_steps, options.train_steps, options.eval_steps)
+    if not any(steps):
+        raise ConfigError(
+            "init: max_steps, train_steps and eval_steps cannot all be 0, got 0 for each. Leave "
+            "them out: a loop counts its own steps."
+        )
+    for name in _SECONDS:
+        if options.is_incremental_checkpoint and getattr(options, name) is None:
+            raise ConfigError(
+                f"init: is_incremental_checkpoint needs {name}, got None. Give both periods, in "
+                "seconds."
+            )
 
 
 def boolean(where: str, value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.columns import SpecReader
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.errors import CallError, StateError
 
 __all__ = ["Insert", "get_asc_insert_func"]
 
@@ -62,9 +63,45 @@ def get_asc_insert_func(
         table_names: the table of each.
         is_training: whether tables may change; False for evaluation.
         dump_graph: not needed.
+
+    Raises:
+        CallError: there is no source of keys, or more than one.
+        StateError: several features are timestamps, in training.
     """
     owner = framework.current()
-    specs = [tgt_key_specs] if isinstance(tgt_key_specs, FeatureSpec) else tgt_key_specs
-    insert = Insert(specs or [], is_training=is_training)
+    if tgt_key_specs is None:
+        specs = _specs_at(args_index_list, table_names)
+    elif args_index_list is None and table_names is None:
+        specs = [tgt_key_specs] if isinstance(tgt_key_specs, FeatureSpec) else list(tgt_key_specs)
+    else:
+        specs = []
+    if not specs:
+        raise CallError(
+            "get_asc_insert_func: one source of keys is needed, got "
+            f"tgt_key_specs={tgt_key_specs!r}, args_index_list={args_index_list!r} and "
+            f"table_names={table_names!r}. Give features alone, or as many indexes as names."
+        )
+    clocks = [spec.name for spec in specs if spec.is_timestamp]
+    if is_training and len(clocks) > 1:
+        raise StateError(
+            "get_asc_insert_func: a batch has one timestamp in training, got the features "
+            f"{' and '.join(map(repr, clocks))}. Keep one."
+        )
+    insert = Insert(specs, is_training=is_training)
     owner.inserts.append(insert)
     return insert
+
+
+def _specs_at(
+    args_index_list: Sequence[int] | None,
+    table_names: Sequence[str] | None,
+) -> list[FeatureSpec]:
+    """Return features of tables at indexes of a batch; none if the two do not fit."""
+    indexes = args_index_list or ()
+    names = table_names or ()
+    if len(indexes) != len(names):
+        return []
+    return [
+        FeatureSpec(name, table_name=name, index_key=index)
+        for index, name in zip(indexes, names, strict=True)
+    ]
