@@ -164,12 +164,10 @@ void update_general(const R& rule, const RuleStep& r, float* const* w, float* co
     if (grads) memcpy(buffer, grads + i * dim, sizeof(float) * dim);
     else memset(buffer, 0, sizeof(float) * dim);
     if (r.clip > 0.0f) clip_norm(buffer, r.clip, dim);
-    if constexpr (!R::kTraits.proximal) {
-      if (r.l2 != 0.0f)
-        for (int d = 0; d < dim; d++) buffer[d] += r.l2 * w[i][d];
-      if (r.l1 != 0.0f)
-        for (int d = 0; d < dim; d++) buffer[d] += r.l1 * sign(w[i][d]);
-    }
+    if (r.l2 != 0.0f)
+      for (int d = 0; d < dim; d++) buffer[d] += r.l2 * w[i][d];
+    if (r.l1 != 0.0f)
+      for (int d = 0; d < dim; d++) buffer[d] += r.l1 * sign(w[i][d]);
     rule.apply(w[i], s[i], buffer, dim);
   }
 }
@@ -177,7 +175,7 @@ void update_general(const R& rule, const RuleStep& r, float* const* w, float* co
 template <class R>
 void update_rule(const RuleStep& r, float* const* w, float* const* s, const float* grads, int64_t n, int dim) {
   const R& rule = *reinterpret_cast<const R*>(r.constants);  // rule_step has put one there
-  const bool coupled = !R::kTraits.proximal && (r.l1 != 0.0f || r.l2 != 0.0f);
+  const bool coupled = r.l1 != 0.0f || r.l2 != 0.0f;
   if (!grads || coupled || r.clip > 0.0f) {
     float stack[256];
     float* buffer = dim <= 256 ? stack : new float[static_cast<size_t>(dim)];

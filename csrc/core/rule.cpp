@@ -19,7 +19,9 @@ template <class R>
 RuleStep step_of(const Rule& rule, double lr, uint64_t step) {
   static_assert(sizeof(R) <= sizeof(RuleStep::constants));
   const R constants = R::of(rule, lr, step);
-  RuleStep s{rule.kind, rounded(rule.l1), rounded(rule.l2), rounded(rule.clip), {}};
+  double l1 = rule.l1, l2 = rule.l2;
+  if (R::kTraits.proximal) l1 = rule.parameters[3], l2 = rule.parameters[4];  // gradient_l1, gradient_l2
+  RuleStep s{rule.kind, rounded(l1), rounded(l2), rounded(rule.clip), {}};
   std::memcpy(s.constants, &constants, sizeof constants);
   return s;
 }

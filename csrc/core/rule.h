@@ -18,7 +18,8 @@ struct RuleTraits {
   const char* parameters[kMaxParameters] = {};  // the fields that only this rule has; null after the last
   int num_accumulators = 0;                     // optimizer state: so many runs of `dim` floats a row …
   bool rowwise = false;                         // … or of one float
-  bool proximal = false;  // l1 and l2 are part of the rule's own step; else they are added to the gradient
+  bool proximal = false;  // l1 and l2 are part of the rule's own step; else they are added to the gradient, as are
+                          // parameters 3 and 4 of a proximal rule
 };
 
 struct Rule {
@@ -49,7 +50,8 @@ std::vector<std::string> rule_names();
 // What one step needs, in the precision it is applied in.
 struct RuleStep {
   int kind;
-  float l1, l2, clip;
+  float l1, l2;  // added to the gradient: l1 * sign(w) + l2 * w
+  float clip;
   alignas(float) unsigned char constants[8 * sizeof(float)];  // the rule's struct of rules.h
 };
 

@@ -51,27 +51,33 @@ struct Sgd {
 };
 
 struct Momentum {
-  static constexpr RuleTraits kTraits = {.name = "Momentum", .parameters = {"momentum"}, .num_accumulators = 1};
-  float lr, momentum;
+  static constexpr RuleTraits kTraits = {.name = "Momentum", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
+  float inside, after, momentum;  // the learning rate is the first or the second, the other is 1
 
-  static Momentum of(const Rule& rule, double lr, uint64_t) { return {rounded(lr), rounded(rule.parameters[0])}; }
+  static Momentum of(const Rule& rule, double lr, uint64_t) {
+    const bool lr_inside = rule.parameters[1] != 0.0;
+    return {rounded(lr_inside ? lr : 1.0), rounded(lr_inside ? 1.0 : lr), rounded(rule.parameters[0])};
+  }
   void apply(float* __restrict w, float* __restrict s, const float* __restrict g, int dim) const {
     for (int d = 0; d < dim; d++) {
-      s[d] = within(momentum * s[d] + g[d]);
-      w[d] -= lr * s[d];
+      s[d] = within(momentum * s[d] + inside * g[d]);
+      w[d] -= after * s[d];
     }
   }
 };
 
 struct Nesterov {
-  static constexpr RuleTraits kTraits = {.name = "Nesterov", .parameters = {"momentum"}, .num_accumulators = 1};
-  float lr, momentum;
+  static constexpr RuleTraits kTraits = {.name = "Nesterov", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
+  float inside, after, momentum;  // the learning rate is the first or the second, the other is 1
 
-  static Nesterov of(const Rule& rule, double lr, uint64_t) { return {rounded(lr), rounded(rule.parameters[0])}; }
+  static Nesterov of(const Rule& rule, double lr, uint64_t) {
+    const bool lr_inside = rule.parameters[1] != 0.0;
+    return {rounded(lr_inside ? lr : 1.0), rounded(lr_inside ? 1.0 : lr), rounded(rule.parameters[0])};
+  }
   void apply(float* __restrict w, float* __restrict s, const float* __restrict g, int dim) const {
     for (int d = 0; d < dim; d++) {
-      s[d] = within(momentum * s[d] + g[d]);
-      w[d] -= lr * (g[d] + momentum * s[d]);
+      s[d] = within(momentum * s[d] + inside * g[d]);
+      w[d] -= after * (inside * g[d] + momentum * s[d]);
     }
   }
 };
@@ -156,7 +162,10 @@ struct Adam {
 // State: [n][z]. `power` is always -0.5.
 struct Ftrl {
   static constexpr RuleTraits kTraits = {
-      .name = "Ftrl", .parameters = {"beta", "power", "initial_accumulator"}, .num_accumulators = 2, .proximal = true};
+      .name = "Ftrl",
+      .parameters = {"beta", "power", "initial_accumulator", "gradient_l1", "gradient_l2"},
+      .num_accumulators = 2,
+      .proximal = true};
   float lr, beta, l1, l2;
 
   static Ftrl of(const Rule& rule, double lr, uint64_t) {

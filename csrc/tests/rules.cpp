@@ -24,7 +24,10 @@ Rule rule_of(const std::string& name, bool extras) {
                                                 {"beta1", 0.9},    {"beta2", 0.99},
                                                 {"eps", 1e-8},     {"decay", 0.0},
                                                 {"eps_hat", 0.0},  {"beta", 0.5},
-                                                {"power", -0.5},   {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0}};
+                                                {"power", -0.5},   {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0},
+                                                {"lr_inside", extras ? 1.0 : 0.0},
+                                                {"gradient_l1", extras ? 0.01 : 0.0},
+                                                {"gradient_l2", extras ? 0.02 : 0.0}};
   for (int i = 0; i < RuleTraits::kMaxParameters && rule.traits().parameters[i]; i++)
     rule.parameters[i] = fields.at(rule.traits().parameters[i]);
   if (extras) rule.l1 = 0.01, rule.l2 = 0.02, rule.clip = 1.5;
@@ -42,8 +45,8 @@ void reference(Rule r, double lr, int t, std::vector<double>& w, std::vector<dou
   for (double x : g) squares += x * x;
   if (r.clip > 0 && std::sqrt(squares) > r.clip)
     for (double& x : g) x *= r.clip / std::sqrt(squares);
-  if (name != "Ftrl")
-    for (size_t d = 0; d < dim; d++) g[d] += r.l2 * w[d] + r.l1 * sign(w[d]);
+  const double l1 = name == "Ftrl" ? r["gradient_l1"] : r.l1, l2 = name == "Ftrl" ? r["gradient_l2"] : r.l2;
+  for (size_t d = 0; d < dim; d++) g[d] += l2 * w[d] + l1 * sign(w[d]);
   squares = 0;
   for (double x : g) squares += x * x;
   if (name == "RowwiseAdagrad") s[0] += squares / static_cast<double>(dim);
@@ -51,9 +54,14 @@ void reference(Rule r, double lr, int t, std::vector<double>& w, std::vector<dou
     if (name == "Sgd") {
       w[d] -= lr * g[d];
     } else if (name == "Momentum") {
-      s[d] = r["momentum"] * s[d] + g[d], w[d] -= lr * s[d];
+      const bool inside = r["lr_inside"] != 0;
+      s[d] = r["momentum"] * s[d] + (inside ? lr : 1) * g[d], w[d] -= (inside ? 1 : lr) * s[d];
     } else if (name == "Nesterov") {
-      s[d] = r["momentum"] * s[d] + g[d], w[d] -= lr * (g[d] + r["momentum"] * s[d]);
+      const double a = s[d], mu = r["momentum"];
+      if (r["lr_inside"] == 0)
+        s[d] = mu * a + g[d], w[d] -= lr * (g[d] + mu * s[d]);
+      else  // as HugeCTR writes it, of the accumulator -a
+        s[d] = mu * a + lr * g[d], w[d] -= (1 + mu) * s[d] - mu * a;
     } else if (name == "Adagrad") {
       s[d] += g[d] * g[d], w[d] -= lr * g[d] / (std::sqrt(s[d]) + r["eps"]);
     } else if (name == "RowwiseAdagrad") {

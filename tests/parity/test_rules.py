@@ -62,6 +62,9 @@ RULES: list[Rule] = [
     hb.Adam(lr=0.01, decay=0.05),
     hb.Ftrl(lr=0.1),
     hb.Ftrl(lr=0.1, l1=0.2, l2=0.3, beta=1.0),
+    hb.Ftrl(lr=0.1, l1=0.2, gradient_l1=0.1, gradient_l2=0.2),
+    hb.Momentum(lr=0.05, lr_inside=True),
+    hb.Nesterov(lr=0.05, lr_inside=True, l1=0.01),
 ]
 
 
@@ -138,6 +141,41 @@ def test_adam_with_epsilon_hat_equals_sparse_adam(size: float) -> None:
         )
         step.step()
     np.testing.assert_allclose(table.lookup(IDS), rows.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["touched", "all", "catch_up"])
+@pytest.mark.parametrize("make", [hb.Momentum, hb.Nesterov])
+def test_momentum_with_the_rate_inside_is_that_of_keras_and_hugectr(make: Any, scope: Any) -> None:
+    """a' = mu a - lr g; w += a', or w += -mu a + (1 + mu) a' of Nesterov, while the rate changes."""
+    mu = 0.8
+    table = hb.Table("user", dim=5, rule=make(0.1, mu, lr_inside=True, scope=scope))
+    slots = table.find_or_insert(IDS)
+    w = table.lookup(IDS).astype(np.float64)
+    a = np.zeros_like(w)
+    random = np.random.default_rng(1)
+    for number, grads in enumerate(gradients(5)):
+        rate = 0.1 * (number % 7)  # 0 too: momentum moves on
+        touched = random.random(NUM_IDS) < 0.4
+        table.update(slots[touched], grads[touched], lr=rate)
+        moved = touched if scope == "touched" else np.full(NUM_IDS, True)
+        g = np.where(touched[:, None], grads.astype(np.float64), 0)[moved]
+        after = mu * a[moved] - rate * g
+        w[moved] += after if make is hb.Momentum else -mu * a[moved] + (1 + mu) * after
+        a[moved] = after
+    np.testing.assert_allclose(table.lookup(IDS), w, rtol=1e-5, atol=1e-5)
+
+
+def test_a_penalty_in_the_gradient_of_ftrl_is_that_of_a_loss() -> None:
+    """Against plain Ftrl on gradients to which the penalty was added."""
+    inside = hb.Ftrl(0.1, beta=1.0, l1=0.05, l2=0.1, gradient_l1=0.3, gradient_l2=0.2)
+    plain = dataclasses.replace(inside, gradient_l1=0.0, gradient_l2=0.0)
+    first, second = (hb.Table("user", dim=4, rule=rule) for rule in (inside, plain))
+    slots = [table.find_or_insert(IDS) for table in (first, second)]
+    for grads in gradients(4):
+        w = second.lookup(IDS)
+        first.update(slots[0], grads)
+        second.update(slots[1], grads + np.float32(0.2) * w + np.float32(0.3) * np.sign(w))
+    np.testing.assert_array_equal(first.lookup(IDS), second.lookup(IDS))
 
 
 def test_row_wise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
@@ -399,6 +437,7 @@ class TestHalfRows:
         hb.Momentum(0.1),
         hb.Momentum(0.1, l1=0.1),
         hb.Nesterov(0.1),
+        hb.Nesterov(0.1, lr_inside=True),
         hb.Adagrad(0.1, initial_accumulator=0.1),
         hb.RowwiseAdagrad(0.1),
         hb.RmsProp(0.1),

@@ -34,7 +34,8 @@ class Rule(ABC):
     """Base of the rules; use `Adagrad`, `Adam`, ….
 
     Bad values raise `ConfigError` naming the parameter. A step with rate 0 leaves the values and
-    changes the moments, as in torch; Ftrl skips it. Optimizer state is limited to the largest
+    changes the moments, as in torch; Ftrl skips it, and with `lr_inside` the values move on by
+    momentum. Optimizer state is limited to the largest
     float: it never becomes infinite.
 
     Args:
@@ -83,6 +84,11 @@ class Rule(ABC):
 
         `g`: regularized gradients [n, dim].
         """
+
+    @property
+    def penalties(self) -> tuple[float, float]:
+        """Return the factors of sign(w) and of w that are added to the gradient."""
+        return self.l1, self.l2
 
     @property
     def moves_idle_rows(self) -> bool:
@@ -139,10 +145,11 @@ class Rule(ABC):
         with np.errstate(over="ignore"):
             if self.clip is not None:
                 g = _clip_norm(g, w.dtype.type(self.clip))
-            if not self._proximal and self.l2:
-                g = g + w.dtype.type(self.l2) * w
-            if not self._proximal and self.l1:
-                g = g + w.dtype.type(self.l1) * np.sign(w)
+            l1, l2 = self.penalties
+            if l2:
+                g = g + w.dtype.type(l2) * w
+            if l1:
+                g = g + w.dtype.type(l1) * np.sign(w)
             self._step(
                 w,
                 s,
@@ -177,10 +184,15 @@ class Sgd(Rule):
 
 @dataclass(frozen=True)
 class Momentum(Rule):
-    """m = momentum * m + g; w -= lr * m (Polyak 1964, as torch.optim.SGD)."""
+    """m = momentum * m + g; w -= lr * m (Polyak 1964, as torch.optim.SGD).
+
+    With `lr_inside`, m = momentum * m + lr * g; w -= m, as in Keras and HugeCTR, whose state is -m.
+    The same steps while the rate is constant; when it changes, earlier gradients keep theirs.
+    """
 
     lr: float = 0.01
     momentum: float = 0.9
+    lr_inside: bool = False
 
     _num_slots: ClassVar[int] = 1
     _moves_without_gradient: ClassVar[bool] = True
@@ -201,19 +213,22 @@ class Momentum(Rule):
         step: int,
         lr: float,
     ) -> None:
-        s[:] = _within(w.dtype.type(self.momentum) * s + g)
-        w -= w.dtype.type(lr) * s
+        within, after = _rates(w, lr, lr_inside=self.lr_inside)
+        s[:] = _within(w.dtype.type(self.momentum) * s + within * g)
+        w -= after * s
 
 
 @dataclass(frozen=True)
 class Nesterov(Rule):
     """m = momentum * m + g; w -= lr * (g + momentum * m) (Nesterov 1983).
 
-    As torch.optim.SGD(nesterov=True).
+    As torch.optim.SGD(nesterov=True). With `lr_inside`, m = momentum * m + lr * g;
+    w -= lr * g + momentum * m, as in Keras and HugeCTR; see `Momentum`.
     """
 
     lr: float = 0.01
     momentum: float = 0.9
+    lr_inside: bool = False
 
     _num_slots: ClassVar[int] = 1
     _moves_without_gradient: ClassVar[bool] = True
@@ -234,9 +249,18 @@ class Nesterov(Rule):
         step: int,
         lr: float,
     ) -> None:
+        within, after = _rates(w, lr, lr_inside=self.lr_inside)
         momentum = w.dtype.type(self.momentum)
-        s[:] = _within(momentum * s + g)
-        w -= w.dtype.type(lr) * (g + momentum * s)
+        s[:] = _within(momentum * s + within * g)
+        w -= after * (within * g + momentum * s)
+
+
+def _rates(w: FloatArray, lr: float, *, lr_inside: bool) -> tuple[np.floating, np.floating]:
+    """Return the factors of the gradient within the momentum, and of the step after it."""
+    real = w.dtype.type
+    if lr_inside:
+        return real(lr), real(1.0)
+    return real(1.0), real(lr)
 
 
 def velocity(momentum: Any, lr: float) -> Any:
@@ -438,8 +462,9 @@ class Ftrl(Rule):
 
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w; w = 0 where abs(z) <= l1, else -(z -
     sign(z) * l1) / ((beta + sqrt(n')) / lr + l2). State: [n][z]. `l1` and `l2` are those of this
-    formula. n starts at `initial_accumulator` (0.1, as in TensorFlow). Only `power=-0.5`, the
-    paper's, is built.
+    formula; gradient_l1 * sign(w) + gradient_l2 * w are added to the gradient, as by a penalty that
+    is part of the loss. n starts at `initial_accumulator` (0.1, as in TensorFlow). Only
+    `power=-0.5`, the paper's, is built.
 
     w is computed from the whole past of the row with the current rate: a change of `lr` rescales
     every row at its next step. Keep the rate constant; the first change is logged. A step with rate
@@ -450,6 +475,8 @@ class Ftrl(Rule):
     beta: float = 0.0
     power: float = -0.5
     initial_accumulator: float = 0.1
+    gradient_l1: float = 0.0
+    gradient_l2: float = 0.0
 
     _num_slots: ClassVar[int] = 2
     _proximal: ClassVar[bool] = True
@@ -462,11 +489,17 @@ class Ftrl(Rule):
                 f"{name}.power: only -0.5 is built, got {self.power!r}. Leave it out."
             )
         checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
+        checks.finite_number(f"{name}.gradient_l1", self.gradient_l1, least=0)
+        checks.finite_number(f"{name}.gradient_l2", self.gradient_l2, least=0)
         if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
             raise ConfigError(
                 f"{name}.initial_accumulator: a zero gradient would divide by zero, got 0 with "
                 "beta=0 and l2=0. Make one of the three positive."
             )
+
+    @property
+    def penalties(self) -> tuple[float, float]:
+        return self.gradient_l1, self.gradient_l2
 
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.concatenate(

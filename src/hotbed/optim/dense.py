@@ -18,6 +18,7 @@ from hotbed.config import did_you_mean
 from hotbed.embedding import rule as rules
 from hotbed.errors import ConfigError
 from hotbed.optim.ftrl import FtrlOptimizer
+from hotbed.optim.momentum import MomentumOptimizer
 
 NAMES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -85,8 +86,8 @@ def dense_optimizer(
     if not trained:
         return None
     made = cls(trained, **keywords)
-    if isinstance(spec, rules.Rule) and spec.l1 and not isinstance(spec, rules.Ftrl):
-        made.register_step_pre_hook(partial(_add_l1, l1=spec.l1))
+    if isinstance(spec, rules.Rule) and spec.penalties[0]:
+        made.register_step_pre_hook(partial(_add_l1, l1=spec.penalties[0]))
     if isinstance(spec, rules.Adam) and spec.eps_hat:
         made.register_step_pre_hook(partial(_set_eps, eps_hat=spec.eps, beta2=spec.beta2))
     return made
@@ -151,17 +152,19 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
         return torch.optim.Adam, common | adam
     if isinstance(rule, rules.Ftrl):
         names = ("lr", "beta", "l1", "l2", "initial_accumulator")
-        return FtrlOptimizer, {name: getattr(rule, name) for name in names}
+        ftrl = {name: getattr(rule, name) for name in names}
+        return FtrlOptimizer, ftrl | {"weight_decay": rule.gradient_l2}
     if isinstance(rule, rules.Adagrad):
         start = {"eps": rule.eps, "initial_accumulator_value": rule.initial_accumulator}
         return torch.optim.Adagrad, common | start
     if isinstance(rule, rules.RmsProp):
         return torch.optim.RMSprop, common | {"alpha": rule.alpha, "eps": rule.eps}
     if isinstance(rule, (rules.Momentum, rules.Nesterov)):
-        return torch.optim.SGD, common | {
-            "momentum": rule.momentum,
-            "nesterov": isinstance(rule, rules.Nesterov),
-        }
+        kind: type[torch.optim.Optimizer] = torch.optim.SGD
+        if rule.lr_inside:
+            kind = MomentumOptimizer
+        is_nesterov = isinstance(rule, rules.Nesterov)
+        return kind, common | {"momentum": rule.momentum, "nesterov": is_nesterov}
     if isinstance(rule, rules.Sgd):
         return torch.optim.SGD, common
     raise ConfigError(

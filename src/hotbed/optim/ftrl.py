@@ -18,6 +18,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
         lr: learning rate. Keep it constant: the weights are computed from their whole past with
             the current rate. A step with rate 0 is skipped.
         beta, l1, l2, initial_accumulator: as in `hb.Ftrl`.
+        weight_decay: its `gradient_l2`.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
         l1: float = 0.0,
         l2: float = 0.0,
         initial_accumulator: float = 0.1,
+        weight_decay: float = 0.0,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -36,6 +38,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
             "l1": l1,
             "l2": l2,
             "initial_accumulator": initial_accumulator,
+            "weight_decay": weight_decay,
         }
         super().__init__(params, defaults)
 
@@ -61,6 +64,8 @@ class FtrlOptimizer(torch.optim.Optimizer):
             state["z"] = torch.zeros_like(weight)
         gradient = weight.grad
         assert gradient is not None
+        if group["weight_decay"]:
+            gradient = gradient + group["weight_decay"] * weight
         n = state["n"]
         z = state["z"]
         rate = group["lr"]

@@ -189,7 +189,7 @@ def test_an_embedding_has_an_optimizer_of_its_own() -> None:
     graph = two_slots()
     tables = [embedding("emb", "data1", 4, optimizer=own)]
     translation = translate(Graph(graph.input, tables, graph.layers), ADAM, lr=0.1)
-    assert translation.tables["emb"].rule == hb.Momentum(0.1, 0.5, scope="all")
+    assert translation.tables["emb"].rule == hb.Momentum(0.1, 0.5, lr_inside=True, scope="all")
     assert isinstance(translation.rule, hb.Adam)
 
 
@@ -298,6 +298,20 @@ def test_a_regularizer_is_a_penalty_of_the_rule() -> None:
     end = layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "label"], "loss", **keys)
     translation = losses([*one_fc("dense"), end], [1], ["label"], batchsize=100)
     assert (translation.rule.l1, translation.rule.l2) == (0.0, 0.005)
+
+
+def test_a_regularizer_of_ftrl_is_added_to_the_gradient() -> None:
+    """HugeCTR adds it to the gradient of any optimizer; lambda1 and lambda2 are proximal."""
+    optimizer = OptParams(Optimizer_t.Ftrl, beta=1.0, lambda1=0.5, lambda2=0.25)
+    keys = {"use_regularizer": True, "lambda": 0.5}
+    kinds = {hugectr.Regularizer_t.L1: (0.005, 0.0), hugectr.Regularizer_t.L2: (0.0, 0.005)}
+    for kind, penalties in kinds.items():
+        ends = {"regularizer_type": kind, **keys}
+        end = layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "label"], "loss", **ends)
+        graph = Graph(Input([1], ["label"], 3, "dense", []), (), [*one_fc("dense"), end])
+        rule = translate(graph, optimizer, batchsize=100).rule
+        assert (rule.l1, rule.l2) == (0.5, 0.25)
+        assert rule.penalties == penalties
 
 
 def test_a_graph_for_inference_gives_logits() -> None:

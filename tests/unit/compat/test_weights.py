@@ -252,6 +252,19 @@ def test_momentum_of_rows_contains_the_learning_rate(rule: Any, tmp_path: Path) 
         load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), 0.0)
 
 
+@pytest.mark.parametrize("kind", [hb.Momentum, hb.Nesterov])
+def test_momentum_with_the_rate_inside_is_written_as_it_is(kind: Any, tmp_path: Path) -> None:
+    """So that a file is right whatever the rates were: here 0.5, and now 0."""
+    rule = kind(lr=0.5, lr_inside=True)
+    before = filled(rule=rule)
+    save_sparse(tmp_path / "rows", before, SparseFile())
+    save_sparse_states(tmp_path / "states", before, 0.0)
+    assert struct.unpack("<6f", (tmp_path / "states").read_bytes()) == (-0.5,) * 6
+    after = table(rule=rule)
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), 0.0)
+    assert rows(after, "state") == rows(before, "state")
+
+
 # --- dense ----------------------------------------------------------------------------------------
 
 
@@ -321,7 +334,18 @@ def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "rule", [hb.Adam(), hb.Adagrad(), hb.Ftrl(), hb.Sgd(), hb.Momentum(lr=0.5), hb.Nesterov(lr=0.5)]
+    "rule",
+    [
+        hb.Adam(),
+        hb.Adagrad(),
+        hb.Ftrl(),
+        hb.Sgd(),
+        hb.Momentum(lr=0.5),
+        hb.Nesterov(lr=0.5),
+        hb.Momentum(lr=0.5, lr_inside=True),
+        hb.Nesterov(lr=0.5, lr_inside=True),
+    ],
+    ids=repr,
 )
 def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> None:
     network = Net()
@@ -342,7 +366,9 @@ def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> Non
         "Nesterov": ["momentum_buffer"],
     }
     kept = names.get(type(rule).__name__, [])
-    factor = -rule.lr if "momentum_buffer" in kept else 1.0  # HugeCTR: m = mu * m - lr * g
+    factor = 1.0
+    if "momentum_buffer" in kept:  # HugeCTR: m = mu * m - lr * g
+        factor = -1.0 if rule.lr_inside else -rule.lr
     assert len(data) == 56 * len(kept)
     for block, name in enumerate(kept):
         states = {

@@ -63,6 +63,9 @@ def test_a_rule_that_torch_does_not_have_is_refused(rule: Any) -> None:
         hb.Adam(lr=0.01, eps=0.03),
         hb.Ftrl(lr=0.1, beta=0.2, l1=0.05, l2=0.3),
         hb.Ftrl(lr=0.1, initial_accumulator=1e-7),
+        hb.Ftrl(lr=0.1, beta=0.2, l1=0.05, gradient_l1=0.3, gradient_l2=0.2),
+        hb.Momentum(lr=0.1, l1=0.01, l2=0.02, lr_inside=True),
+        hb.Nesterov(lr=0.1, lr_inside=True),
     ],
 )
 def test_dense_parameters_follow_the_reference_of_their_rule(rule: Any) -> None:

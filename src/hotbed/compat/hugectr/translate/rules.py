@@ -44,11 +44,9 @@ def dense_rule(
         l2: factor of the L2 regularizer.
     """
     rule = _MAKERS[optimizer.optimizer_type](optimizer, lr)
-    if isinstance(rule, Nesterov) and not rule.momentum:
-        rule = Sgd(lr)  # the same steps; torch's Nesterov needs a momentum
-    if not (l1 or l2):
-        return rule
-    return replace(rule, l1=rule.l1 + l1, l2=rule.l2 + l2)
+    if isinstance(rule, Ftrl):
+        return replace(rule, gradient_l1=l1, gradient_l2=l2)
+    return replace(rule, l1=l1, l2=l2)
 
 
 def table_rule(optimizer: OptParams, lr: float) -> Rule:
@@ -92,11 +90,11 @@ def _rmsprop(optimizer: OptParams, lr: float) -> Rule:
 
 
 def _momentum(optimizer: OptParams, lr: float) -> Rule:
-    return Momentum(lr, optimizer.momentum_factor)
+    return Momentum(lr, optimizer.momentum_factor, lr_inside=True)
 
 
 def _nesterov(optimizer: OptParams, lr: float) -> Rule:
-    return Nesterov(lr, optimizer.momentum_factor)
+    return Nesterov(lr, optimizer.momentum_factor, lr_inside=True)
 
 
 def _sgd(optimizer: OptParams, lr: float) -> Rule:

@@ -24,17 +24,19 @@ from hotbed.embedding.rule import momentum_of, velocity
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import new_file
 from hotbed.optim.ftrl import FtrlOptimizer
+from hotbed.optim.momentum import MomentumOptimizer
 
 log = logging.getLogger("hotbed.compat.hugectr")
 
+_MOMENTUM = "momentum_buffer"
 _STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.Adagrad: ("sum",),
     FtrlOptimizer: ("n", "z"),
+    MomentumOptimizer: (_MOMENTUM,),
 }
 """The states of a parameter in torch, in the order of HugeCTR's file."""
-_MOMENTUM = "momentum_buffer"
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 """Optimizers that count the steps of a parameter."""
 
@@ -128,7 +130,7 @@ def load_dense_states(
     Raises:
         PersistError: there is no such file.
         FormatError: it does not have the size of the model's state. Nothing has changed.
-        ConfigError: the optimizer has momentum, and its rate is 0.
+        ConfigError: the optimizer is torch's SGD with momentum, and its rate is 0.
     """
     names = _state_names(optimizer)
     weights = translation.dense_weights
@@ -260,8 +262,10 @@ def _state_names(optimizer: torch.optim.Optimizer | None) -> tuple[str, ...]:
 
 
 def _rate(optimizer: torch.optim.Optimizer | None) -> float:
-    """Return the learning rate of an optimizer, which HugeCTR's momentum contains."""
+    """Return the learning rate that HugeCTR's momentum contains, and the optimizer's does not."""
     assert optimizer is not None
+    if isinstance(optimizer, MomentumOptimizer):
+        return 1.0
     return float(optimizer.param_groups[0]["lr"])
 
 

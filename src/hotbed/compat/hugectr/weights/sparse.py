@@ -115,8 +115,8 @@ def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) 
     Args:
         path: of the file.
         table: whose state it is.
-        lr: learning rate of the table now, which HugeCTR's momentum contains; None takes that of
-            its rule.
+        lr: learning rate of the table now, which HugeCTR's momentum contains, and that of a rule
+            without `lr_inside` does not; None takes that of the rule.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,8 +152,8 @@ def load_sparse_states(
         sparse_path: of the rows.
         table: takes both.
         format: of the rows.
-        lr: learning rate of the table now, which HugeCTR's momentum contains; None takes that of
-            its rule.
+        lr: learning rate of the table now, which HugeCTR's momentum contains, and that of a rule
+            without `lr_inside` does not; None takes that of the rule.
 
     Raises:
         PersistError: there is no such file.
@@ -248,12 +248,16 @@ def _num_states(table: Table) -> int:
 
 
 def _has_momentum(table: Table) -> bool:
-    """Return whether the state is momentum, which HugeCTR keeps times the learning rate."""
+    """Return whether the state is momentum, which HugeCTR keeps times -lr."""
     return isinstance(table.rule, (rules.Momentum, rules.Nesterov))
 
 
 def _rate(table: Table, lr: float | None) -> float:
-    return table.rule.lr if lr is None else lr
+    """Return the learning rate that HugeCTR's momentum contains, and the table's does not."""
+    rule = table.rule
+    if isinstance(rule, (rules.Momentum, rules.Nesterov)) and rule.lr_inside:
+        return 1.0
+    return rule.lr if lr is None else lr
 
 
 def _keeps_times(table: Table) -> bool:
