@@ -20,11 +20,16 @@ namespace {
 Rule rule_of(const std::string& name, bool extras) {
   Rule rule(name);
   rule.lr = 0.05;
-  const std::map<std::string, double> fields = {{"momentum", 0.9}, {"alpha", 0.99},
-                                                {"beta1", 0.9},    {"beta2", 0.99},
-                                                {"eps", 1e-8},     {"decay", 0.0},
-                                                {"eps_hat", 0.0},  {"beta", 0.5},
-                                                {"power", -0.5},   {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0},
+  const std::map<std::string, double> fields = {{"momentum", 0.9},
+                                                {"alpha", 0.99},
+                                                {"beta1", 0.9},
+                                                {"beta2", 0.99},
+                                                {"eps", 1e-8},
+                                                {"decay", 0.0},
+                                                {"eps_hat", 0.0},
+                                                {"beta", 0.5},
+                                                {"power", -0.5},
+                                                {"initial_accumulator", name == "Ftrl" ? 0.1 : 0.0},
                                                 {"lr_inside", extras ? 1.0 : 0.0},
                                                 {"gradient_l1", extras ? 0.01 : 0.0},
                                                 {"gradient_l2", extras ? 0.02 : 0.0}};
@@ -58,8 +63,7 @@ void reference(Rule r, double lr, int t, std::vector<double>& w, std::vector<dou
       s[d] = r["momentum"] * s[d] + (inside ? lr : 1) * g[d], w[d] -= (inside ? 1 : lr) * s[d];
     } else if (name == "Nesterov") {
       const double a = s[d], mu = r["momentum"];
-      if (r["lr_inside"] == 0)
-        s[d] = mu * a + g[d], w[d] -= lr * (g[d] + mu * s[d]);
+      if (r["lr_inside"] == 0) s[d] = mu * a + g[d], w[d] -= lr * (g[d] + mu * s[d]);
       else  // as HugeCTR writes it, of the accumulator -a
         s[d] = mu * a + lr * g[d], w[d] -= (1 + mu) * s[d] - mu * a;
     } else if (name == "Adagrad") {
