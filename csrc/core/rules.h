@@ -51,7 +51,8 @@ struct Sgd {
 };
 
 struct Momentum {
-  static constexpr RuleTraits kTraits = {.name = "Momentum", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
+  static constexpr RuleTraits kTraits = {
+      .name = "Momentum", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
   float inside, after, momentum;  // the learning rate is the first or the second, the other is 1
 
   static Momentum of(const Rule& rule, double lr, uint64_t) {
@@ -67,7 +68,8 @@ struct Momentum {
 };
 
 struct Nesterov {
-  static constexpr RuleTraits kTraits = {.name = "Nesterov", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
+  static constexpr RuleTraits kTraits = {
+      .name = "Nesterov", .parameters = {"momentum", "lr_inside"}, .num_accumulators = 1};
   float inside, after, momentum;  // the learning rate is the first or the second, the other is 1
 
   static Nesterov of(const Rule& rule, double lr, uint64_t) {
