@@ -292,6 +292,20 @@ void init_table(nb::module_& m) {
       .def(
           "freeze", [](Table& t, std::string_view frozen) { t.freeze(value_of(kFrozen, "frozen", frozen)); },
           nb::arg("frozen"))
+      .def(
+          "set_default",
+          [](Table& t, float value) {
+            const std::lock_guard lock(t.mutex());
+            t.set_default(value);
+          },
+          nb::arg("value"))
+      .def(
+          "set_min_count",
+          [](Table& t, uint64_t count) {
+            const std::lock_guard lock(t.mutex());
+            t.set_min_count(count);
+          },
+          nb::arg("count"))
       .def("remove", &remove_ids, nb::arg("ids"))
       .def(
           "candidates", [](const Table& t, int p) { return to_dict(t.candidates(p)); }, nb::arg("partition"))

@@ -130,6 +130,10 @@ class Table {
   bool learns() const noexcept { return frozen_ == Frozen::kNothing; }
   bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
 
+  // --- settings that may change while the table is in use
+  void set_default(float value) noexcept { config_.default_value = value; }
+  void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
+
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
   size_t num_copies(const Column<uint32_t>& slots) const noexcept;
   // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.

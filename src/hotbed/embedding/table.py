@@ -124,6 +124,7 @@ class Table:
         self._timed: bool | None = None  # whether ids come with times; the two must not mix
         # None: never set; then a checkpoint does not record it
         self._frozen: Frozen | None = None
+        self._min_count: int | None = None  # None: as in `admit`
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
         self.native = _core.Table(native_config(self))
@@ -244,6 +245,39 @@ class Table:
         elif not self.frozen:
             self.frozen = "rows"
         return self
+
+    def set_default(self, default: float) -> None:
+        """Set `default`, the value of each lane of an id without a row, as in the constructor."""
+        checks.finite_number(f"table {self.name!r}: default", default)
+        self.default = default
+        self.native.set_default(default)
+
+    @property
+    def min_count(self) -> int | None:
+        """Return the least count of an id that gets a row; None if every id gets one."""
+        if not isinstance(self.admit, MinCount) or not self.native_admits:
+            return None
+        return self.admit.count if self._min_count is None else self._min_count
+
+    def set_min_count(self, count: int) -> None:
+        """Change the least count of an id that gets a row, for ids that are mapped from now on.
+
+        Counts stay as they are, and a row that an id has stays. The change is saved with the
+        table's state; `admit` is what the constructor got.
+
+        Raises:
+            ConfigError: the table was not made with `MinCount` of at least 1, or `count` is below
+                1.
+        """
+        where = f"table {self.name!r}: min_count"
+        checks.whole_number(where, count, 1)
+        if self.min_count is None:
+            raise ConfigError(
+                f"{where}: the table keeps no counts of ids without a row, got "
+                f"admit={self.admit!r}. Make it with admit=hb.MinCount(1) or more."
+            )
+        self._min_count = count
+        self.native.set_min_count(count)
 
     @property
     def step(self) -> int:
@@ -611,6 +645,8 @@ class Table:
             scalars["watermark_step"] = self.native.watermark
         if self._frozen is not None:
             scalars["frozen"] = self._frozen
+        if self._min_count is not None:
+            scalars["min_count"] = self._min_count
         return scalars
 
     def check_clock(self, scalars: Mapping[str, Any]) -> None:
@@ -649,6 +685,8 @@ class Table:
             rates,
         )
         self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
+        if "min_count" in scalars:
+            self.set_min_count(scalars["min_count"])
         if "frozen" not in scalars:
             return
         if self._frozen not in (None, scalars["frozen"]):
@@ -665,6 +703,8 @@ class Table:
         self._timed = None
         self.native = _core.Table(native_config(self))
         self.native.freeze(self.frozen or "nothing")
+        if self._min_count is not None:
+            self.native.set_min_count(self._min_count)
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row that admission counts: partition, id, count, last_seen.

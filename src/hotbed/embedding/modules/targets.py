@@ -175,6 +175,7 @@ def update_targets(
     Raises:
         NonFiniteGradient: a gradient is not finite; nothing was updated.
         RowShapeError: a gradient has not the shape of its target's rows.
+        ConfigError: a target is given twice.
     """
     parts: dict[int, Sums] = {}
     for target, grad in gradients:
@@ -190,6 +191,10 @@ def update_targets(
                 [rates.get(table.name, 0.0) for table in tables],
             )
             parts[id(target.step)] = part
+        if part.addresses[target.number] is not None:
+            raise ConfigError(
+                f"table {target.table.name!r}: a target takes one gradient, got it twice. Sum them."
+            )
         part.arrays.append(rows)
         part.addresses[target.number] = rows.data_ptr()
     sums = list(parts.values())
