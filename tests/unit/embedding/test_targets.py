@@ -126,7 +126,8 @@ def test_a_target_holds_the_distinct_rows_and_their_slots() -> None:
     module({"user": ids, "friend": ids, "item": ids})
     user, item = targets.waiting
     assert user.table is module.tables[0]
-    assert user.rows.is_leaf and user.rows.requires_grad
+    assert user.rows.is_leaf
+    assert user.rows.requires_grad
     slots = user.slots.numpy()
     assert sorted(slots[:2]) == sorted(module.tables[0].find([7, 8]))
     assert user.rows[:2].tolist() == module.tables[0].gather(slots[:2]).tolist()

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed import checks
-from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer, check_rate
-from hotbed.embedding.rule import Adagrad
+from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.optimizers.rules import adagrad
 
 __all__ = ["create_hash_optimizer"]
 
@@ -18,14 +17,13 @@ def create_hash_optimizer(
     use_locking: bool = False,
     name: str = "Adagrad",
 ) -> HashOptimizer:
-    """Return Adagrad, whose sum of squares starts at `initial_accumulator_value`, in (0, 1]."""
+    """Return Adagrad.
+
+    Args:
+        learning_rate: 0 to 10, a number or a tensor of one.
+        initial_accumulator_value: where the sum of squares starts, in (0, 1].
+        use_locking: not needed: one update at a time.
+        name: for messages.
+    """
     rule = adagrad(name, learning_rate, initial_accumulator_value)
     return HashOptimizer(name, rule, by_address=False)
-
-
-def adagrad(name: str, learning_rate: Any, initial_accumulator_value: float) -> Adagrad:
-    """Return the rule; raise ConfigError for a value out of its range."""
-    rate = check_rate(name, learning_rate)
-    where = f"{name}: initial_accumulator_value"
-    checks.finite_number(where, initial_accumulator_value, above=0, most=1)
-    return Adagrad(rate, initial_accumulator=initial_accumulator_value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed.compat.mx_rec.optimizers.adagrad import adagrad
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.optimizers.rules import adagrad
 
 __all__ = ["create_hash_optimizer_by_address"]
 
@@ -14,8 +14,16 @@ __all__ = ["create_hash_optimizer_by_address"]
 def create_hash_optimizer_by_address(
     learning_rate: Any = 0.001,
     initial_accumulator_value: float = 0.9,
-    name: str = "Adagrad",
+    use_locking: bool = False,
+    name: str = "AdagradByAddr",
 ) -> HashOptimizer:
-    """Return Adagrad, whose sum of squares starts at `initial_accumulator_value`, in (0, 1]."""
+    """Return Adagrad.
+
+    Args:
+        learning_rate: 0 to 10, a number or a tensor of one.
+        initial_accumulator_value: where the sum of squares starts, in (0, 1].
+        use_locking: not needed: one update at a time.
+        name: for messages.
+    """
     rule = adagrad(name, learning_rate, initial_accumulator_value)
     return HashOptimizer(name, rule, by_address=True)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from hotbed import checks
-from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer, check_rate
-from hotbed.embedding.rule import Sgd
+from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.optimizers.rules import sgd
 
 __all__ = ["create_hash_optimizer"]
 
@@ -19,8 +19,16 @@ def create_hash_optimizer(
     use_fusion_optim: bool = False,
     weight_decay: float | None = None,
 ) -> HashOptimizer:
-    """Return gradient descent; `weight_decay`, in [1e-5, 1e-2], times the row is added to it."""
-    rate = check_rate(name, learning_rate)
+    """Return gradient descent.
+
+    Args:
+        learning_rate: 0 to 10, a number or a tensor of one.
+        use_locking: not needed: one update at a time.
+        name: for messages.
+        use_fusion_optim: not needed: each update is one native call.
+        weight_decay: times the row is added to its gradient, 1e-5 to 1e-2; None = 0.
+    """
     if weight_decay is not None:
         checks.finite_number(f"{name}: weight_decay", weight_decay, least=1e-5, most=1e-2)
-    return HashOptimizer(name, Sgd(rate, l2=weight_decay or 0.0), by_address=False)
+    rule = sgd(name, learning_rate, weight_decay or 0.0)
+    return HashOptimizer(name, rule, by_address=False)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed import checks
-from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer, check_rate
-from hotbed.embedding.rule import Adam
+from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.optimizers.rules import lazy_adam
 
 __all__ = ["create_hash_optimizer"]
 
@@ -20,28 +19,21 @@ def create_hash_optimizer(
     name: str = "LazyAdam",
     use_fusion_optim: bool = False,
 ) -> HashOptimizer:
-    """Return Adam that updates touched rows only; its bias correction counts all updates."""
-    return HashOptimizer(
-        name, lazy_adam(name, learning_rate, beta1, beta2, epsilon), by_address=False
-    )
+    """Return Adam that moves touched rows only; its bias correction counts all updates.
 
-
-def lazy_adam(
-    name: str,
-    learning_rate: Any,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-) -> Adam:
-    """Return the rule; raise ConfigError for a value out of its range."""
-    rate = check_rate(name, learning_rate)
-    checks.finite_number(f"{name}: beta1", beta1, above=0, below=1)
-    checks.finite_number(f"{name}: beta2", beta2, least=0, below=1)
-    checks.finite_number(f"{name}: epsilon", epsilon, above=0, most=1)
-    return Adam(
-        rate,
+    Args:
+        learning_rate: 0 to 10, a number or a tensor of one.
+        beta1: in (0, 1).
+        beta2: in [0, 1).
+        epsilon: in (0, 1], added to the root before the correction of its bias.
+        name: for messages.
+        use_fusion_optim: not needed: each update is one native call.
+    """
+    rule = lazy_adam(
+        name,
+        learning_rate,
         beta1,
         beta2,
         epsilon,
-        eps_hat=True,
     )
+    return HashOptimizer(name, rule, by_address=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed.compat.mx_rec.optimizers.lazy_adam import lazy_adam
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.optimizers.rules import lazy_adam
 
 __all__ = ["create_hash_optimizer_by_address"]
 
@@ -17,7 +17,23 @@ def create_hash_optimizer_by_address(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
     name: str = "LazyAdamByAddress",
+    use_fusion_optim: bool = False,
 ) -> HashOptimizer:
-    """Return Adam that updates touched rows only; its bias correction counts all updates."""
-    rule = lazy_adam(name, learning_rate, beta1, beta2, epsilon)
+    """Return Adam that moves touched rows only; its bias correction counts all updates.
+
+    Args:
+        learning_rate: 0 to 10, a number or a tensor of one.
+        beta1: in (0, 1).
+        beta2: in [0, 1).
+        epsilon: in (0, 1], added to the root before the correction of its bias.
+        name: for messages.
+        use_fusion_optim: not needed: each update is one native call.
+    """
+    rule = lazy_adam(
+        name,
+        learning_rate,
+        beta1,
+        beta2,
+        epsilon,
+    )
     return HashOptimizer(name, rule, by_address=True)

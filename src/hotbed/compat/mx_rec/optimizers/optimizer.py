@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
-
-MOST_RATE = 10.0
 
 
 class HashOptimizer:
@@ -109,10 +106,3 @@ def _is_pair(value: Any) -> bool:
     grad, address = value
     is_gradient = grad is None or isinstance(grad, Tensor)
     return is_gradient and isinstance(address, Tensor) and address.dtype == torch.int64
-
-
-def check_rate(where: str, learning_rate: Any) -> float:
-    """Return a learning rate in [0, 10]: a number, or a tensor of one."""
-    rate = learning_rate.item() if isinstance(learning_rate, Tensor) else learning_rate
-    checks.finite_number(f"{where}: learning_rate", rate, least=0, most=MOST_RATE)
-    return float(rate)
