@@ -38,7 +38,7 @@ def test_a_table_without_counts_takes_no_count(admit: hb.Admission | None) -> No
 
 def test_a_count_below_one_is_rejected() -> None:
     table = hb.Table("user", dim=2, admit=hb.MinCount(3))
-    with pytest.raises(ConfigError, match="min_count: .* >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"min_count: .* >= 1, got 0"):
         table.set_min_count(0)
 
 
