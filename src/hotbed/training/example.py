@@ -106,13 +106,17 @@ def prepare(
     )
 
 
-def seconds_as_times(seconds: Any, num_samples: int) -> Tensor:
+def seconds_as_times(seconds: Any, num_samples: int | None = None) -> Tensor:
     """Return seconds, one for all samples or one each, as int64 microseconds [num_samples].
+
+    `num_samples`: None = as many as there are seconds.
 
     Raises:
         DataError: they have another shape.
     """
     times = torch.as_tensor(seconds).detach().cpu().reshape(-1)
+    if num_samples is None:
+        num_samples = len(times)
     if len(times) not in (1, num_samples):
         raise DataError(
             f"times: one for all samples or one each is needed, got {len(times)} for {num_samples} "

@@ -52,7 +52,7 @@ class Twice(nn.Module):
 
 def features_of(model: Twice) -> IdFeatures:
     lookups = {"word": model.word, "place": model.place}
-    _, features = IdFeatures.trace(model, lookups, ((USERS, MOVIES), {}))
+    _, features = IdFeatures.trace(model, lookups, (USERS, MOVIES))
     assert features is not None
     return features
 
@@ -108,38 +108,38 @@ def test_a_batch_is_one_argument_of_a_model_that_takes_one() -> None:
 def test_each_lookup_is_a_feature_and_a_repeated_one_has_a_number() -> None:
     features = features_of(Twice())
     assert features.lookups == {"word": "word", "word/2": "word", "place": "place"}
-    batch = features.compute(((USERS[:2], MOVIES[:2]), {}))
+    batch = features.compute((USERS[:2], MOVIES[:2]))
     assert batch.num_samples == 2
     assert batch.ids["word"].values.tolist() == [10, 0]
     assert batch.ids["word"].offsets is None
     assert batch.ids["word/2"].values.tolist() == [1, 2, 2, 3]
     assert batch.ids["word/2"].offsets.tolist() == [0, 2, 4]
-    only = features.compute(((USERS, MOVIES), {}), among=["place"])
+    only = features.compute((USERS, MOVIES), among=["place"])
     assert list(only.ids) == ["place"]
 
 
 def test_ids_that_are_not_of_single_samples_belong_to_the_newest() -> None:
     features = features_of(Twice())
-    batch = features.compute(((USERS, MOVIES), {}), time=torch.tensor([3, 9, 9, 4]))
+    batch = features.compute((USERS, MOVIES), time=torch.tensor([3, 9, 9, 4]))
     assert batch.ids["place"].offsets.tolist() == [0, 0, 3, 3, 3]
     assert batch.time.tolist() == [3, 9, 9, 4]
-    batch = features.compute(((USERS, MOVIES), {}), time=torch.tensor(5))
+    batch = features.compute((USERS, MOVIES), time=torch.tensor(5))
     assert batch.time.tolist() == [5, 5, 5, 5]
-    assert features.compute(((USERS, MOVIES), {})).ids["place"].offsets.tolist() == [0, 0, 0, 0, 3]
+    assert features.compute((USERS, MOVIES)).ids["place"].offsets.tolist() == [0, 0, 0, 0, 3]
 
 
 def test_a_batch_of_another_kind_is_rejected() -> None:
     features = features_of(Twice())
     with pytest.raises(RowShapeError, match="tensor 'user': expected int64 with 1 axes"):
-        features.compute(((USERS[:, None], MOVIES), {}))
+        features.compute((USERS[:, None], MOVIES))
 
 
 def rows_in_turn() -> RowsInTurn:
     features = features_of(Twice())
-    ids = features.compute(((USERS, MOVIES), {})).ids
+    ids = features.compute((USERS, MOVIES)).ids
 
-    def rows() -> dict[str, Tensor]:
-        return {name: own.values[:, None].repeat(1, 4).float() for name, own in ids.items()}
+    def rows(name: str) -> Tensor:
+        return ids[name].values[:, None].repeat(1, 4).float()
 
     return RowsInTurn(features.lookups, ids, rows)
 

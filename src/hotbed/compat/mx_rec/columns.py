@@ -31,10 +31,12 @@ class Reader(ABC):
 
     Attributes:
         columns: in the order in which their ids are looked up.
+        rest: columns whose ids are looked up in a call of their own, and not mapped ahead.
         is_training: whether lookups of these batches may change tables.
     """
 
     columns: tuple[Column, ...]
+    rest: tuple[Column, ...] = ()
     is_training: bool
 
     @abstractmethod

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hotbed.compat.mx_rec.errors import CallError, StateError
 from hotbed.training.run import WallClock
@@ -53,6 +54,19 @@ class Options:
     restore_model_version: int | None = None
 
 
+@dataclass(frozen=True)
+class TracedLookup:
+    """One `sparse_lookup` in the forward pass of a model that step 8 traces.
+
+    Attributes:
+        table: the description of its table.
+        options: keywords of the call.
+    """
+
+    table: SparseTable
+    options: Mapping[str, Any]
+
+
 @dataclass
 class Framework:
     """The state of a program between `init` and `terminate_config_initializer`.
@@ -70,6 +84,7 @@ class Framework:
         clock: the clock of this machine, with the journal of its decisions.
         last_writer: wrote the newest checkpoint; None before the first.
         restored: whether a checkpoint was loaded.
+        traced: the lookups of a model that step 8 traces; None outside of a trace.
     """
 
     options: Options
@@ -84,6 +99,7 @@ class Framework:
     clock: WallClock = field(default_factory=WallClock)
     last_writer: Writer | None = None
     restored: bool = False
+    traced: list[TracedLookup] | None = None
 
     def started(self, caller: str) -> Pipeline:
         """Return the pipeline; raise CallError if step 8 has not run."""

@@ -30,6 +30,7 @@ from hotbed.training.example import CPU, prepare
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.framework import Framework
+    from hotbed.compat.mx_rec.graph.automatic import Automatic
     from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 
 Barrier = Callable[[int, int | None], bool]
@@ -44,14 +45,16 @@ class Current:
         batch: its ids by column, with their plans if they were mapped ahead.
         shapes: of each column's ids.
         reader: read the ids.
-        rows: of each column, by (training, gradients enabled), once they were looked up.
+        rows: of each column, by (columns, training, gradients enabled), once they were looked up.
     """
 
     raw: Any
     batch: Batch
     shapes: Mapping[str, tuple[int, ...]]
     reader: Reader
-    rows: dict[tuple[bool, bool], dict[str, Tensor]] = field(default_factory=dict)
+    rows: dict[tuple[tuple[Column, ...], bool, bool], dict[str, Tensor]] = field(
+        default_factory=dict
+    )
 
 
 class Pipeline:
@@ -73,6 +76,7 @@ class Pipeline:
         now: the newest event time among them, in microseconds; None without times.
         position: where the training data are after the newest batch; None if they have none.
         current: the batch that the loop works on.
+        automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Pipeline:
         self.current: Current | None = None
         self._cleared = -1  # the last step that ids may be mapped beyond
         self._resume: Position | None = None
+        self.automatic: Automatic | None = None
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
         for hook in owner.hooks:
             hook.begin(self.tables)
@@ -103,7 +108,6 @@ class Pipeline:
 
         In training, the ids of the next ones are mapped meanwhile, up to the next barrier.
         """
-        collection = self.collection(reader.columns)
         waiting: deque[Current] = deque()
         if reader.is_training:
             self._begin_training(dataset)
@@ -115,10 +119,10 @@ class Pipeline:
                 yield current.batch
 
         batches: Iterable[Batch] = read()
-        if reader.is_training:
+        if reader.is_training and reader.columns:
             batches = Ahead(
                 batches,
-                collection,
+                self.collection(reader.columns),
                 barrier=self.barrier,
                 step=self.step,
                 now=self.now,
@@ -135,10 +139,7 @@ class Pipeline:
         return self._begin(self._read(raw, reader))
 
     def _read(self, raw: Any, reader: Reader) -> Current:
-        item = tuple(raw) if isinstance(raw, list) else raw
-        tensors = prepare((item,), CPU, labelled=False).arguments[0]
-        if isinstance(raw, Batch):
-            tensors = prepare(raw, CPU, labelled=False).batch
+        tensors = as_tensors(raw)
         batch, shapes = reader.read(tensors)
         return Current(
             tensors,
@@ -236,6 +237,8 @@ class Pipeline:
 
     def look_up_ids(self, table: Any, ids: Tensor, *, training: bool) -> Tensor:
         """Return the rows of ids that a model computed, in automatic mode."""
+        if self.automatic is not None:
+            return self.automatic.look_up(table.name, ids, training=training)
         raise CallError(
             "sparse_lookup: ids of a model need modify_graph_and_start_emb_cache(model, ...), got "
             "a pipeline that start_asc_pipeline started. Give a FeatureSpec."
@@ -243,15 +246,24 @@ class Pipeline:
 
     def rows(self, current: Current, column: Column, *, training: bool) -> Tensor:
         """Return the rows of one column, [*ids.shape, dim]; the first call looks up all columns."""
-        mode = (training, torch.is_grad_enabled())
+        reader = current.reader
+        columns = reader.columns if column in reader.columns else reader.rest
+        mode = (columns, training, torch.is_grad_enabled())
         if mode not in current.rows:
-            current.rows[mode] = self._look_up(current, training=training)
+            current.rows[mode] = self.look_up(columns, current.batch, training=training)
         return current.rows[mode][column.name].view(*current.shapes[column.name], -1)
 
-    def _look_up(self, current: Current, *, training: bool) -> dict[str, Tensor]:
-        collection = self.collection(current.reader.columns)
+    def look_up(
+        self,
+        columns: tuple[Column, ...],
+        batch: Batch,
+        *,
+        training: bool,
+    ) -> dict[str, Tensor]:
+        """Return the rows of columns by name, [m, dim], of one native call."""
+        collection = self.collection(columns)
         collection.train(training)
-        rows: dict[str, Tensor] = collection(current.batch)
+        rows: dict[str, Tensor] = collection(batch)
         collection.train()
         return rows
 
@@ -326,6 +338,8 @@ class Pipeline:
 
     def initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
         """Return what starts to iterate over the training or the evaluation data."""
+        if self.automatic is not None:
+            return self.automatic.initializer(is_training)
         raise CallError(
             "get_initializer: the data are those of modify_graph_and_start_emb_cache, got a "
             "pipeline that start_asc_pipeline started. Iterate over dataset.map(insert)."
@@ -335,3 +349,13 @@ class Pipeline:
         """Forget the lookups that wait, and the current batch."""
         self.targets.waiting.clear()
         self.current = None
+        if self.automatic is not None:
+            self.automatic.close()
+
+
+def as_tensors(raw: Any) -> Any:
+    """Return an item of a data set with tensors in the place of arrays."""
+    if isinstance(raw, Batch):
+        return prepare(raw, CPU, labelled=False).batch
+    item = tuple(raw) if isinstance(raw, list) else raw
+    return prepare((item,), CPU, labelled=False).arguments[0]

@@ -24,6 +24,8 @@ from hotbed.compat.mx_rec.core.arguments import (
     rows_of,
 )
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.framework import TracedLookup
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
@@ -74,6 +76,18 @@ class SparseTable(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, dim={self.dim}"
+
+    @property
+    def embedding_dim(self) -> int:
+        """Lanes of a row, by the name that traces of models ask for."""
+        return self.dim
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Reject a call: traces of models put a stand-in here."""
+        raise CallError(
+            f"table {self.name!r}: it is looked up by sparse_lookup, got a call of the table. Use "
+            "mx_rec.sparse_lookup(table, ids, modify_graph=True)."
+        )
 
     def size(self) -> int:
         """Return the number of its rows."""
@@ -186,9 +200,21 @@ def sparse_lookup(
         is_grad: whether a gradient flows back.
         serving_default_value: the value of ids without a row; None = 0.
     """
-    pipeline = framework.current().started("sparse_lookup")
+    owner = framework.current()
     training = boolean("sparse_lookup: is_train", is_train)
-    if boolean("sparse_lookup: modify_graph", modify_graph):
+    is_computed = boolean("sparse_lookup: modify_graph", modify_graph)
+    if owner.traced is not None and is_computed:
+        options = {
+            "send_count": send_count,
+            "is_train": training,
+            "access_and_evict_config": access_and_evict_config,
+            "serving_default_value": serving_default_value,
+        }
+        owner.traced.append(TracedLookup(hashtable, options))
+        rows: Tensor = hashtable(ids)
+        return rows if is_grad else rows.detach()
+    pipeline = owner.started("sparse_lookup")
+    if is_computed:
         assert isinstance(ids, Tensor)
         rows = pipeline.look_up_ids(hashtable, ids, training=training)
     else:

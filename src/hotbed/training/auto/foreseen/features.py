@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from hotbed.training.auto.network import Arguments
 from hotbed.training.auto.signature import Signature
 from hotbed.training.auto.trace import Findings, IdGraph
 from hotbed.training.auto.trace import inspect as look_at
+
+Call = Callable[[Any], Arguments]
+"""Returns the positional and keyword arguments of a model for an item of its data."""
 
 
 def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
@@ -50,74 +55,99 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
 
 
 class IdFeatures:
-    """Computes the ids of the lookups of a model from its arguments: a feature each.
+    """Computes the ids of the lookups of a model from the items of its data: a feature each.
 
     A lookup that takes place again in one forward pass is a feature of its own: the second one of
-    "user" is "user/2".
+    "user" is "user/2". `IdFeatures.trace` makes it.
 
     Args:
         graph: of the model.
         signature: of its arguments.
+        call: returns the arguments of the model for an item of the data.
 
     Attributes:
         lookups: the lookup of each feature, in the order of the forward pass.
     """
 
-    def __init__(self, graph: IdGraph, signature: Signature) -> None:
+    def __init__(self, graph: IdGraph, signature: Signature, call: Call) -> None:
         self.graph = graph
         self.signature = signature
+        self._call = call
         self._names: list[str] = []
         self.lookups: dict[str, str] = {}
         counts: Counter[str] = Counter()
-        for call in graph.calls:
-            counts[call.path] += 1
-            number = counts[call.path]
-            name = call.path if number == 1 else f"{call.path}/{number}"
+        for lookup in graph.calls:
+            counts[lookup.path] += 1
+            number = counts[lookup.path]
+            name = lookup.path if number == 1 else f"{lookup.path}/{number}"
             self._names.append(name)
-            self.lookups[name] = call.path
+            self.lookups[name] = lookup.path
 
     @staticmethod
     def trace(
         model: nn.Module,
         lookups: Mapping[str, nn.Module],
-        arguments: Arguments,
+        item: Any,
+        call: Call | None = None,
     ) -> tuple[Findings, IdFeatures | None]:
         """Return what the code of a model does with its lookups, and their features.
+
+        Without features, the findings tell the problem.
 
         Args:
             model: in the mode, train or eval, whose code is wanted.
             lookups: modules by name; see `hotbed.training.auto.inspect`.
-            arguments: of one call of the model.
+            item: the first one of the data, of tensors.
+            call: returns the arguments of the model for an item; None = the first way of
+                `calls_of` by which the model looks something up.
 
         Raises:
-            ConfigError: the model does not take the arguments.
+            ConfigError: the model does not take the item.
         """
-        signature = Signature.of(model, *arguments)
-        findings = look_at(model, lookups, signature)
-        if findings.graph is None:
-            return findings, None
-        return findings, IdFeatures(findings.graph, signature)
+        calls = [call]
+        if call is None:
+            num_ways = sum(1 for _ in calls_of(model, item))
+            calls = [partial(_nth_call, model, number) for number in range(num_ways)]
+        first: Findings | None = None
+        for own in calls:
+            assert own is not None
+            try:
+                signature = Signature.of(model, *own(item))
+            except ConfigError:
+                if call is not None:
+                    raise
+                continue
+            findings = look_at(model, lookups, signature)
+            if findings.graph is not None and (findings.graph.calls or findings.obstacles):
+                return findings, IdFeatures(findings.graph, signature, own)
+            first = first or findings
+        if first is None:
+            raise ConfigError(
+                f"{type(model).__name__}: how the model is called with an item of the data is "
+                f"open, got {type(item).__name__}. Give a function that returns its arguments."
+            )
+        return first, None
 
     def compute(
         self,
-        arguments: Arguments,
+        item: Any,
         time: Any = None,
         among: Collection[str] | None = None,
     ) -> Batch:
-        """Return a batch of the ids of each lookup, with the samples of the arguments.
+        """Return a batch of the ids of each lookup, with the samples of an item of the data.
 
         Ids of shape [n, ...] belong to the n samples. Of others, the first of equal parts belongs
         to the first sample, and so on; ids that cannot be divided so belong to the newest sample.
 
         Args:
-            arguments: of a call of the model.
+            item: of tensors.
             time: int64 microseconds of the samples, [n], or of all of them, [1]; None = no times.
             among: lookups whose ids are wanted; None = all.
 
         Raises:
-            RowShapeError: the arguments differ in kind from those of the trace.
+            RowShapeError: the item differs in kind from that of the trace.
         """
-        leaves = [leaf.cpu() for leaf in self.signature.leaves(*arguments)]
+        leaves = [leaf.cpu() for leaf in self.signature.leaves(*self._call(item))]
         misfit = self.graph.misfit(leaves)
         if misfit:
             raise RowShapeError(
@@ -133,7 +163,7 @@ class IdFeatures:
         with torch.no_grad():
             for name, (lookup, own) in zip(self._names, self.graph(leaves), strict=True):
                 if among is None or lookup in among:
-                    ids[name] = _of_samples(own.values, num_samples, time)
+                    ids[name] = ids_of_samples(own.values, num_samples, time)
         return Batch(ids, time=time, num_samples=num_samples)
 
 
@@ -143,21 +173,21 @@ class RowsInTurn:
     Args:
         lookups: the lookup of each feature, in the order of the forward pass.
         ids: of each feature.
-        rows: returns the rows of each feature, [m, dim]; it is called at the first lookup.
+        rows: returns the rows of a feature, [m, dim].
     """
 
     def __init__(
         self,
         lookups: Mapping[str, str],
         ids: Mapping[str, Ids],
-        rows: Callable[[], Mapping[str, Tensor]],
+        rows: Callable[[str], Tensor],
     ) -> None:
         self._waiting: dict[str, list[str]] = {}
         for name in ids:
             self._waiting.setdefault(lookups[name], []).append(name)
         self._ids = ids
-        self._read = rows
-        self._rows: Mapping[str, Tensor] | None = None
+        self._rows = rows
+        self._is_begun = False
 
     def take(self, lookup: str, ids: Tensor) -> Tensor:
         """Return the rows of the next lookup of this name, [*ids.shape, dim].
@@ -180,22 +210,21 @@ class RowsInTurn:
                 f"its batch, got {_first(ids)} for {_first(computed)}. Call the model with the "
                 "batch that its loop iterates over, and compute ids from the batch alone."
             )
-        if self._rows is None:
-            self._rows = self._read()
-        rows = self._rows[name]
+        self._is_begun = True
+        rows = self._rows(name)
         return rows.view(*ids.shape, rows.shape[-1])
 
     def check_taken(self) -> None:
         """Raise ConfigError if a lookup did not take place, and another one did."""
         left = [lookup for lookup, names in self._waiting.items() if names]
-        if left and self._rows is not None:
+        if left and self._is_begun:
             raise ConfigError(
                 f"{left[0]}: the forward pass looks up less than was computed from its batch, got "
                 "a lookup that did not take place. Look up the same for every batch."
             )
 
 
-def _of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids:
+def ids_of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids:
     """Return ids as those of samples; see `IdFeatures.compute`."""
     flat = values.reshape(-1)
     num_ids = len(flat)
@@ -210,6 +239,17 @@ def _of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids:
     offsets = torch.full((num_samples + 1,), num_ids)
     offsets[: newest + 1] = 0
     return Ids(flat, offsets)
+
+
+def _nth_call(model: nn.Module, number: int, item: Any) -> Arguments:
+    """Return the arguments of a model by one of the ways of `calls_of`."""
+    arguments = next(itertools.islice(calls_of(model, item), number, None), None)
+    if arguments is None:
+        raise RowShapeError(
+            f"{type(model).__name__}: each item of the data must have the structure of the first "
+            f"one, got {type(item).__name__}. Yield items of one structure."
+        )
+    return arguments
 
 
 def _first(ids: Tensor) -> str:

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Automatic: the lookups of a model in automatic mode, from step 8 on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.compat.mx_rec.columns import Column, Reader
+from hotbed.compat.mx_rec.errors import CallError
+from hotbed.data.batch import Batch
+from hotbed.errors import ConfigError
+from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, RowsInTurn, ids_of_samples
+from hotbed.training.example import seconds_as_times
+
+if TYPE_CHECKING:
+    from hotbed.compat.mx_rec.pipeline import Current, Pipeline
+
+
+class IdReader(Reader):
+    """Reads the ids that a model looks up, before its forward pass.
+
+    Args:
+        features: compute the ids.
+        entries: when the ids of each table are mapped.
+        times: returns the seconds of a batch that is not a `hb.Batch`; None = it has none.
+    """
+
+    def __init__(
+        self,
+        features: IdFeatures,
+        entries: Iterable[LookupEntry],
+        times: Callable[[Any], Any] | None,
+    ) -> None:
+        self.is_training = True
+        self.features = features
+        outcomes = {entry.name: entry.outcome for entry in entries}
+        columns = [Column(name, table) for name, table in features.lookups.items()]
+        self.columns = tuple(own for own in columns if outcomes[own.table] == "ahead")
+        self.rest = tuple(own for own in columns if outcomes[own.table] == "step")
+        self.tables = {own.table for own in (*self.columns, *self.rest)}
+        self._times = times
+
+    def column(self, name: str) -> Column:
+        """Return the column of a feature."""
+        return Column(name, self.features.lookups[name])
+
+    def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
+        batch = self.features.compute(raw, time_of(raw, self._times), self.tables)
+        return batch, {name: (len(ids.values),) for name, ids in batch.ids.items()}
+
+
+class NoReader(Reader):
+    """Reads no ids: those of an evaluation are looked up in its forward passes."""
+
+    def __init__(self) -> None:
+        self.columns = ()
+        self.is_training = False
+
+    def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
+        return Batch(num_samples=0), {}
+
+
+class Automatic:
+    """The lookups of a model whose ids are computed before its forward pass.
+
+    A lookup of a training batch takes the rows of the ids that were computed for it. Lookups of an
+    evaluation, and of tables that stay in the forward pass, map their ids themselves.
+
+    Args:
+        pipeline: looks up rows.
+        model: of the loop.
+        reader: of the training batches.
+        train: yields them.
+        evaluation: yields the batches of evaluations; None = never.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        model: nn.Module,
+        reader: IdReader,
+        train: Iterable[Any],
+        evaluation: Iterable[Any] | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._reader = reader
+        self._train = train
+        self._evaluation = evaluation
+        self._turns: RowsInTurn | None = None
+        self._of: Current | None = None  # the batch of `_turns`
+        self._hooks = [
+            model.register_forward_pre_hook(self._enter, prepend=True),
+            model.register_forward_hook(self._leave),
+        ]
+
+    def initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
+        """Return what starts to iterate over the training or the evaluation data.
+
+        Raises:
+            CallError: step 8 got no data for evaluation.
+        """
+        if is_training:
+            return lambda: self._iterate(self._train, self._reader)
+        if self._evaluation is None:
+            raise CallError(
+                "get_initializer(False): step 8 got no data for evaluation, got evaluation=None. Give "
+                "modify_graph_and_start_emb_cache(model, ..., evaluation=...)."
+            )
+        evaluation = self._evaluation
+        return lambda: self._iterate(evaluation, NoReader())
+
+    def _iterate(self, data: Iterable[Any], reader: Reader) -> Iterator[Any]:
+        before = self._pipeline.current
+        own = before
+        try:
+            for batch in self._pipeline.batches(data, reader):
+                own = self._pipeline.current
+                yield batch
+        finally:
+            # an evaluation inside of a training step: its batch is the current one again
+            if self._pipeline.current is own:
+                self._pipeline.current = None if reader.is_training else before
+
+    def look_up(self, table: str, ids: Tensor, *, training: bool) -> Tensor:
+        """Return the rows of a lookup in the forward pass, [*ids.shape, dim].
+
+        Raises:
+            CallError: the forward pass learns, and the loop has no batch.
+            ConfigError: the ids are not those that were computed from the batch.
+        """
+        current = self._pipeline.current
+        if current is None and torch.is_grad_enabled() and self._model.training and training:
+            raise CallError(
+                f"sparse_lookup {table!r}: a training step needs a batch, got a forward pass "
+                "without one. Iterate over get_initializer(True)(), or use model.eval() or "
+                "torch.no_grad() to read only."
+            )
+        if current is None or not current.reader.is_training:
+            return self._look_up_now(table, ids, None)
+        if not training:
+            raise ConfigError(
+                f"sparse_lookup {table!r}: is_train=False is for evaluation, got it for a batch of "
+                "get_initializer(True). Leave it out, or use is_grad=False to learn nothing."
+            )
+        if table not in self._reader.tables:
+            return self._look_up_now(table, ids, current.batch)
+        if self._turns is None or self._of is not current:
+            self._of = current
+            self._turns = self._rows_of(current)
+        return self._turns.take(table, ids)
+
+    def _rows_of(self, current: Current) -> RowsInTurn:
+        def rows(name: str) -> Tensor:
+            column = self._reader.column(name)
+            return self._pipeline.rows(current, column, training=True)
+
+        return RowsInTurn(self._reader.features.lookups, current.batch.ids, rows)
+
+    def _look_up_now(self, table: str, ids: Tensor, batch: Batch | None) -> Tensor:
+        """Return the rows of ids that are mapped now; without a batch they are only read."""
+        num_samples = ids.numel() if batch is None else batch.num_samples
+        time = None if batch is None else batch.time
+        own = Batch({table: ids_of_samples(ids, num_samples, time)}, time=time)
+        columns = (Column(table, table),)
+        rows = self._pipeline.look_up(columns, own, training=batch is not None)[table]
+        return rows.view(*ids.shape, rows.shape[-1])
+
+    def _enter(self, model: nn.Module, args: Any) -> None:
+        self._turns = None
+
+    def _leave(self, model: nn.Module, args: Any, output: Any) -> None:
+        if self._turns is not None:
+            self._turns.check_taken()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def time_of(raw: Any, times: Callable[[Any], Any] | None) -> Any:
+    """Return the times of a batch in microseconds: those of its Time column, or of `times`."""
+    if isinstance(raw, Batch):
+        return raw.time
+    if times is None:
+        return None
+    return seconds_as_times(times(raw))
