@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,6 @@ from torch.nn import functional
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.errors import CallError
-from hotbed.data.batch import Batch
-from hotbed.errors import ConfigError
 
 pytestmark = pytest.mark.torch_core
 NUM_ROWS = 1200

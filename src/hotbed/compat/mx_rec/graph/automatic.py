@@ -108,7 +108,7 @@ class Automatic:
             return lambda: self._iterate(self._train, self._reader)
         if self._evaluation is None:
             raise CallError(
-                "get_initializer(False): step 8 got no data for evaluation, got evaluation=None. Give "
+                "get_initializer(False): evaluation needs data, got None at step 8. Give "
                 "modify_graph_and_start_emb_cache(model, ..., evaluation=...)."
             )
         evaluation = self._evaluation

@@ -152,7 +152,7 @@ def _trace(
     if refused:
         raise ConfigError(
             f"{WHERE}: whether a batch is looked up must not depend on data, got:{''.join(refused)}"
-            f"\nNothing was started. Change the code of {name}: look up always, and choose after it."
+            f"\nNothing was started. Look up always in {name}, and choose afterwards."
         )
     if findings.problem:
         raise ConfigError(
