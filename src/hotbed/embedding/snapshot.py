@@ -41,8 +41,10 @@ class Snapshot:
         state_width: int,
         *,
         changes: bool,
+        takes: bool,
     ) -> None:
         self._native = native
+        self._takes = takes
         self._state_width = state_width
         self.changes = changes
         # ends a sweep under way, which changes counters: take the scalars after it
@@ -103,12 +105,13 @@ class Snapshot:
     def close(self, saved: bool) -> None:
         """End the snapshot. Closing it again does nothing.
 
-        `saved=False`: the rows that it contains as changed stay marked as changed.
+        `saved=False`: the rows that it contains as changed stay marked as changed, as they do if
+        the snapshot does not take the record.
         """
         native = self._native
         self._native = None
         if native is not None:
-            native.end_snapshot(saved=saved)
+            native.end_snapshot(saved=saved and self._takes)
 
 
 def _together(

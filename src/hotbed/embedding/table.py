@@ -127,6 +127,7 @@ class Table:
         self._min_count: int | None = None  # None: as in `admit`
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
+        self.num_taken = 0  # snapshots that took the record of changes
         self.native = _core.Table(native_config(self))
 
     def _check(self) -> None:
@@ -575,21 +576,28 @@ class Table:
             )
         self.native.track(on)
 
-    def snapshot(self, changes: bool = False) -> Snapshot:
+    def snapshot(self, changes: bool = False, *, takes: bool = True) -> Snapshot:
         """Return the table as it is now, to be read while training continues.
 
-        `changes`: only the rows that changed since the last snapshot (see `track`). Raises
-        PersistError while another snapshot is open.
+        Args:
+            changes: only the rows that changed since the last snapshot (see `track`).
+            takes: changes are recorded anew from here on; False leaves the record as it is. It
+                serves one reader: `num_taken` counts the snapshots that took it.
+
+        Raises:
+            PersistError: another snapshot is open.
         """
         if self.native.has_snapshot:
             raise PersistError(
                 f"table {self.name!r}: one snapshot at a time, got a second. Close the first."
             )
+        self.num_taken += takes
         return Snapshot(
             self.native,
             self.scalars,
             self.state_width,
             changes=changes,
+            takes=takes,
         )
 
     def remove(self, ids: Any) -> int:

@@ -119,7 +119,7 @@ class Capture:
             table.rows.close(saved)
 
 
-def capture(state: State, changes: bool = False) -> Capture:
+def capture(state: State, changes: bool = False, *, takes: bool = True) -> Capture:
     """Capture the state of this moment.
 
     Call it between two steps, on the thread that trains. It copies the dense part only.
@@ -128,6 +128,8 @@ def capture(state: State, changes: bool = False) -> Capture:
         state: The state.
         changes: Capture only rows that changed or were removed since the last capture that was
             saved. Every table must `track`.
+        takes: The tables record changes anew from here on; False leaves their records to another
+            reader. See `Table.snapshot`.
 
     Raises:
         PersistError: A snapshot of a table is open, or a value cannot be saved; the message names
@@ -136,7 +138,7 @@ def capture(state: State, changes: bool = False) -> Capture:
     with contextlib.ExitStack() as undo:
         tables = []
         for name, table in sorted(state.tables.items()):
-            rows = table.snapshot(changes=changes)
+            rows = table.snapshot(changes=changes, takes=takes)
             undo.callback(rows.close, saved=False)
             tables.append(_captured_table(name, table, rows))
         captured = _capture(state, tuple(tables), changes=changes)

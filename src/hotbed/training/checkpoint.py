@@ -117,6 +117,7 @@ class Checkpoint:
         self._wait = wait
         self._deltas = True
         self._since_full = 0
+        self._taken: list[int] = []  # snapshots of the tables that took changes, at the last save
         self._due = False
         self._looked = 0
         self._at = 0.0
@@ -162,7 +163,8 @@ class Checkpoint:
         finish_first(self.path)
         if open_store(self.path).newest_state() is not None:
             resume(run, open_checkpoint(self.path), self._allow)
-            self._deltas = track_changes(run.tables.values())  # tables that were loaded begin anew
+            # tables that were loaded begin anew
+            self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)
         else:
             run.position = Position({})
@@ -172,7 +174,7 @@ class Checkpoint:
             if isinstance(dataset, Dataset):
                 # servers reject other types from the first version on
                 run.model.schema = run.model.schema.with_types(*dataset.raw_types())
-            self._deltas = track_changes(run.tables.values())
+            self._deltas = self._tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)
         self._due = False
@@ -237,6 +239,10 @@ class Checkpoint:
             self._log_publishing()
         self._opened.close()
 
+    def _tracks_changes(self, run: Run) -> bool:
+        """Make the tables track their changes, if deltas are saved and rules allow it."""
+        return self._full_every > 1 and track_changes(run.tables.values())
+
     # --- saving
 
     def _look(self, run: Run, *, idle: bool = False) -> None:
@@ -280,8 +286,11 @@ class Checkpoint:
     def _save(self, run: Run) -> None:
         assert self._saver is not None
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
-        changes = self._deltas and not full_due
-        self._saver.submit(capture(state_of(run), changes=changes))
+        # another reader of the changes took some that a delta would need
+        is_record_whole = self._taken == _num_taken(run)
+        changes = self._deltas and not full_due and is_record_whole
+        self._saver.submit(capture(state_of(run), changes=changes, takes=self._deltas))
+        self._taken = _num_taken(run)
         if changes:
             self._since_full += 1
         else:
@@ -419,6 +428,10 @@ def _graph(run: Run) -> Any:
     except (ConfigError, PersistError, MissingExtra) as error:
         log.warning("published versions contain no graph, servers need an export: %s", error)
         return None
+
+
+def _num_taken(run: Run) -> list[int]:
+    return [table.num_taken for table in run.tables.values()]
 
 
 def state_of(run: Run) -> State:

@@ -19,7 +19,7 @@ from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.ahead.mapper import Mapper, mapper_of
 from hotbed.training.auto.network import converted
-from hotbed.training.criterion import Criterion, Outputs
+from hotbed.training.criterion import Criterion
 from hotbed.training.example import CPU, Example
 
 
@@ -89,7 +89,7 @@ class Learner:
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.skipped = 0
-        self.outputs: Outputs | None = None
+        self.outputs: Any = None  # of the network in the last training forward
         self._network: Callable[..., Any] = network
         self.planner: Mapper | None = None
         if boost is not None:
@@ -118,10 +118,10 @@ class Learner:
             torch._foreach_copy_(self._kept, self._buffers)
         with self.precision.autocast(self.device):
             outputs = self._network(*example.arguments, **example.keywords)
+        self.outputs = outputs
         if self.criterion is None:
             return _own_loss(outputs)
-        outputs = self.criterion.shape(outputs, example.labels)
-        self.outputs = outputs
+        self.outputs = outputs = self.criterion.shape(outputs, example.labels)
         return self.criterion(outputs, example.labels, example.weight)
 
     def backward(self, loss: Tensor) -> None:
@@ -211,7 +211,7 @@ class Learner:
 class SelfUpdating:
     """A network that runs backward and updates itself (`optimizer=None`).
 
-    The loop calls its forward only.
+    The loop calls its forward only. Of several outputs, the first is the loss.
     """
 
     def __init__(self, network: nn.Module, criterion: Criterion | None) -> None:
@@ -222,6 +222,7 @@ class SelfUpdating:
         self.sparse = None
         self.planner: Mapper | None = None
         self.skipped = 0
+        self.outputs: Any = None
 
     def parameters(self) -> list[nn.Parameter]:
         return []
@@ -230,9 +231,9 @@ class SelfUpdating:
         return example
 
     def forward(self, example: Example) -> Tensor:
-        outputs = self.network(*example.arguments, **example.keywords)
+        self.outputs = outputs = self.network(*example.arguments, **example.keywords)
         if self.criterion is None:
-            return _own_loss(outputs)
+            return _own_loss(outputs[0] if _is_several(outputs) else outputs)
         outputs = self.criterion.shape(outputs, example.labels)
         return self.criterion(outputs, example.labels, example.weight)
 
@@ -281,6 +282,10 @@ def _all_finite(gradients: list[Tensor]) -> bool:
     norms = torch._foreach_norm(filled, float("inf"))
     stacked = torch.stack([norm.float() for norm in norms])
     return bool(torch.isfinite(stacked).all())
+
+
+def _is_several(outputs: Any) -> bool:
+    return isinstance(outputs, (tuple, list)) and len(outputs) > 0
 
 
 def _own_loss(outputs: Any) -> Tensor:

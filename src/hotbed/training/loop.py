@@ -57,6 +57,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     with closing(_calls(data, run, update)) as calls:
         for examples in calls:
             with _marked(run):
+                run.example = examples[0]
+                callbacks("on_step_begin", run)
                 for example in examples:
                     run.example = example
                     if observer is not None:

@@ -194,7 +194,10 @@ class RecModel:
             end_epoch=first + num_epochs,
             epoch_steps=_num_batches(train),
         )
-        observer = Progressive(self._scorer()) if progressive else None
+        observer = None
+        if progressive:
+            self._check_measurable("progressive")
+            observer = Progressive(self._scorer())
         limits = StreamLimits(max_steps, None)
         history = History()
         given = [*_listed(callbacks), limits, history, *cores]
@@ -220,9 +223,10 @@ class RecModel:
         `train_dataset`: a Dataset, endless or not, or any iterable of batches or tuples; its length
         is not asked for. With `progressive`, each batch is predicted before it is learned, as a
         server would have scored it ("training": cheaper, metrics are of the training forward's own
-        outputs). It ends with the stream, after `max_steps` (those before a resumption included) or
-        `max_seconds`, by `run.stop()` of a callback, or by SIGINT or SIGTERM, always after a whole
-        step. With the callback `Checkpoint` a later call resumes where this one ended or failed.
+        outputs); a model with neither metrics nor loss_fn is not scored. It ends with the stream,
+        after `max_steps` (those before a resumption included) or `max_seconds`, by `run.stop()` of
+        a callback, or by SIGINT or SIGTERM, always after a whole step. With the callback
+        `Checkpoint` a later call resumes where this one ended or failed.
 
         With `dataset_sink_mode` on a device other than the CPU, `sink_size` batches are moved there
         and learned in one call, after which `on_step_end` is called once. A CPU learns batch by
@@ -244,7 +248,7 @@ class RecModel:
             epoch_steps=_num_batches(train_dataset),
         )
         observer = None
-        if progressive:
+        if progressive == "training" or (progressive and self._is_measurable):
             learner = self.learner if progressive == "training" else None
             observer = Progressive(self._scorer(), endless=True, learner=learner)
         limits = StreamLimits(max_steps, max_seconds)
@@ -557,9 +561,14 @@ class RecModel:
         self.schema = _typed(schema or self.schema, self.schema, self._encoder)
         self._encoder = encoder
 
+    @property
+    def _is_measurable(self) -> bool:
+        """Whether evaluation has anything to compute; a network that updates itself may not."""
+        return bool(self.metrics) or self._criterion is not None or self._indexes is not None
+
     def _check_measurable(self, where: str) -> None:
         """Raise ConfigError where evaluation would have nothing to compute."""
-        if not self.metrics and self._criterion is None and self._indexes is None:
+        if not self._is_measurable:
             raise ConfigError(
                 f"{where}: nothing to compute, got a model with neither metrics nor loss_fn. Give "
                 "RecModel loss_fn, or eval_network with metrics; a network that returns its loss "

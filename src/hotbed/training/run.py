@@ -29,6 +29,7 @@ EVENTS = (
     "on_fit_begin",
     "on_stream_begin",
     "on_epoch_begin",
+    "on_step_begin",
     "on_predicted",
     "on_gradients",
     "on_step_end",
@@ -38,7 +39,7 @@ EVENTS = (
     "on_error",
     "on_fit_end",
 )
-WITHIN = ("on_predicted", "on_gradients", "on_step_end", "on_error")
+WITHIN = ("on_step_begin", "on_predicted", "on_gradients", "on_step_end", "on_error")
 """The events at which batches after this step may be mapped already."""
 
 
@@ -284,17 +285,18 @@ class Callbacks:
     """Calls the methods of each callback at their events.
 
     A callback is any object with some of these methods, each taking the `Run`: `on_fit_begin`,
-    `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_predicted` (a batch
-    was scored by `run.observer`; it is not learned yet), `on_gradients` (after backward, before
-    any update), `on_step_end`, `on_idle` (a stream has nothing new), `on_stream_end` (the stream
-    ended or was stopped), `on_epoch_end`, `on_error` (`run.error` ends training), `on_fit_end`.
-    Methods that a callback does not define cost nothing.
+    `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_step_begin` (the
+    first batch of the step was read), `on_predicted` (a batch was scored by `run.observer`; it is
+    not learned yet), `on_gradients` (after backward, before any update), `on_step_end`, `on_idle`
+    (a stream has nothing new), `on_stream_end` (the stream ended or was stopped), `on_epoch_end`,
+    `on_error` (`run.error` ends training), `on_fit_end`. Methods that a callback does not define
+    cost nothing.
 
     `barrier(step, now)` declares barriers: it returns whether the callback reads or changes tables
     between step `step` and the next one; `now` is the newest event time up to that step. It is
     asked before the step, and no batch after a barrier is mapped before the step is over. A
     callback that does not define it makes a barrier of every step if it has one of the methods
-    `on_predicted`, `on_gradients`, `on_step_end` and `on_error`. So does a class that inherits
+    `on_step_begin`, `on_predicted`, `on_gradients`, `on_step_end` and `on_error`. So does a class that inherits
     `barrier` and defines one of these methods itself. Between barriers the tables may hold ids of
     `run.ahead` later batches, and must not be saved, evaluated or evicted from.
 

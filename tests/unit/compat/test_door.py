@@ -26,6 +26,8 @@ ALLOWED = {
         "dtype",
         "empty",
         "float32",
+        "full",
+        "int32",
         "int64",
         "integer",
         "memmap",
@@ -40,6 +42,7 @@ ALLOWED = {
     },
     "torch": {
         "Tensor",
+        "as_tensor",
         "device",
         "dtype",
         "float32",

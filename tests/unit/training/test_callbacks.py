@@ -69,7 +69,7 @@ def test_hooks_are_called_in_order(dataset: Any, network: Any) -> None:
     hb.RecModel(network(), "bce", "adam").fit(
         dataset(128), epochs=2, callbacks=recorder, progress=False
     )
-    step = ["on_gradients", "on_step_end"]
+    step = ["on_step_begin", "on_gradients", "on_step_end"]
     epoch = ["on_epoch_begin", *step, *step, "on_epoch_end"]
     assert calls == ["on_fit_begin", *epoch, *epoch, "on_fit_end"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import checks
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
@@ -21,12 +22,22 @@ class Embedding(TableModule):
     """A table as nn.Embedding: ids int64 [...] -> rows [..., dim].
 
     `Ids` of m ids give rows [m, dim] (a sequence lookup). `buckets`: see `EmbeddingCollection`.
+    `max_norm`: results longer than this (Euclidean) are scaled to it; the rows of the table stay,
+    and gradients flow through the scaling.
 
     Example: `hb.Embedding(hb.Table("item", dim=16))(torch.tensor([[7, -1]]))` has shape [1, 2, 16].
     """
 
-    def __init__(self, table: Table, buckets: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        table: Table,
+        buckets: Sequence[int] = (),
+        max_norm: float | None = None,
+    ) -> None:
         super().__init__([table], [Feature(table.name, table.name, "none")], buckets)
+        if max_norm is not None:
+            checks.finite_number("Embedding.max_norm", max_norm, above=0)
+        self.max_norm = max_norm
 
     def forward(self, ids: Tensor | Ids, time: Any = None) -> Tensor:
         """Return the rows of `ids`.
@@ -36,10 +47,16 @@ class Embedding(TableModule):
         """
         if isinstance(ids, Ids):
             _, (rows,) = self.pool([ids], time)
-            return rows
+            return self._clipped(rows)
         flat = Ids(ids.reshape(-1))
         _, (rows,) = self.pool([flat], time)
-        return rows.view(*ids.shape, self.dims[0])
+        return self._clipped(rows.view(*ids.shape, self.dims[0]))
+
+    def _clipped(self, rows: Tensor) -> Tensor:
+        if self.max_norm is None:
+            return rows
+        norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return rows * (self.max_norm / norms.clamp(min=self.max_norm))
 
 
 class EmbeddingBag(TableModule):

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MindSpore Recommender's names: `from hotbed.compat.mindspore_rec import RecModel`.
+
+Calls become values of the engine, which does the work. docs/migrate/mindspore.md shows both side by
+side.
+"""
+
+from hotbed.compat.mindspore_rec.callback import (
+    Callback,
+    LossMonitor,
+    RunContext,
+    TimeMonitor,
+)
+from hotbed.compat.mindspore_rec.checkpoint import CheckpointConfig, ModelCheckpoint
+from hotbed.compat.mindspore_rec.embedding import HashEmbeddingLookup
+from hotbed.compat.mindspore_rec.map_parameter import MapParameter
+from hotbed.compat.mindspore_rec.rec_model import RecModel
+
+__all__ = [
+    "Callback",
+    "CheckpointConfig",
+    "HashEmbeddingLookup",
+    "LossMonitor",
+    "MapParameter",
+    "ModelCheckpoint",
+    "RecModel",
+    "RunContext",
+    "TimeMonitor",
+]

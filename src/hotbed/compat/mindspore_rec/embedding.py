@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HashEmbeddingLookup: MindSpore Recommender's embedding without a vocabulary size."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed import checks
+from hotbed.compat.mindspore_rec.map_parameter import MapParameter
+from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.embedding.rule import Rule
+
+
+class HashEmbeddingLookup(nn.Module):
+    """Integer keys of any shape -> rows [..., embedding_size]; the table grows with new keys.
+
+    Its signature is that of `mindspore_rec.HashEmbeddingLookup`.
+
+    Args:
+        embedding_size: numbers of a row.
+        key_dtype: int32 or int64; without effect, any 64-bit integer is a key.
+        param_init: the start of a new row, as `default_value` of `MapParameter`.
+        sparse: True or False; without effect on the result.
+        max_norm: rows longer than this are scaled to it, in the result only.
+        permit_filter_value: as of `MapParameter`.
+        evict_filter_value: as of `MapParameter`.
+        vocab_cache_size: without effect.
+        name: of the table; None = its place in the network, given by `RecModel`.
+        rule: how a step changes rows, such as `hb.Ftrl(lr=5e-2)`; None = as the optimizer of
+            `RecModel` does.
+
+    Attributes:
+        embedding_table: the `MapParameter` of the rows.
+
+    Raises:
+        ConfigError: (a ValueError) an argument is wrong.
+
+    Example:
+        >>> deep = HashEmbeddingLookup(80, permit_filter_value=2, evict_filter_value=10_000)
+        >>> deep(torch.tensor([[7, -1]])).shape
+        torch.Size([1, 2, 80])
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        key_dtype: Any = torch.int32,
+        param_init: Any = "normal",
+        sparse: bool = True,
+        max_norm: float | None = None,
+        permit_filter_value: int = 1,
+        evict_filter_value: int = sys.maxsize,
+        vocab_cache_size: int = 0,
+        *,
+        name: str | None = None,
+        rule: Rule | None = None,
+    ) -> None:
+        super().__init__()
+        checks.whole_number("HashEmbeddingLookup.embedding_size", embedding_size, 1)
+        checks.whole_number("HashEmbeddingLookup.vocab_cache_size", vocab_cache_size, 0)
+        checks.one_of("HashEmbeddingLookup.sparse", sparse, (True, False))
+        if max_norm is not None:
+            checks.finite_number("HashEmbeddingLookup.max_norm", max_norm, above=0)
+        if not sparse:
+            log_no_effect("HashEmbeddingLookup.sparse")
+        if vocab_cache_size:
+            log_no_effect("HashEmbeddingLookup.vocab_cache_size")
+        self.embedding_size = embedding_size
+        self.embedding_table = MapParameter(
+            key_dtype,
+            torch.float32,
+            embedding_size,
+            default_value=param_init,
+            permit_filter_value=permit_filter_value,
+            evict_filter_value=evict_filter_value,
+            name=name,
+            rule=rule,
+        )
+        self.embedding_table.embedding.max_norm = max_norm
+
+    def forward(self, input_indices: Any) -> torch.Tensor:
+        """Return the rows of keys, integers [...] -> float32 [..., embedding_size]."""
+        return self.embedding_table.get(input_indices)

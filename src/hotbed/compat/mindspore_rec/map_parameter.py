@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MapParameter: a table of MindSpore's kind, from integer keys to values, as a torch module."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hotbed import checks
+from hotbed.compat.mindspore_rec.tensor import Tensor, with_asnumpy
+from hotbed.config import did_you_mean
+from hotbed.data.batch import as_ids
+from hotbed.embedding.changes import ChangeReader
+from hotbed.embedding.init import Constant, Init, Normal, Uniform, Zeros
+from hotbed.embedding.modules import Embedding
+from hotbed.embedding.policy import MinCount, Ttl
+from hotbed.embedding.rule import Rule
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, RowShapeError
+from hotbed.optim.modes import in_eval_mode
+
+UNCHANGED = 0
+MODIFIED = 1
+ERASED = 2
+NAME = "embedding_table"
+"""The name of a table that was given none, until RecModel names it by its place in the network."""
+
+_INITS: dict[str, Init] = {
+    "normal": Normal(0.01),
+    "zeros": Zeros(),
+    "zero": Zeros(),
+    "ones": Constant(1.0),
+    "one": Constant(1.0),
+    "uniform": Uniform(0.07),
+}
+_KEY_DTYPES = ("int32", "int64", torch.int32, torch.int64, np.int32, np.int64, None)
+_VALUE_DTYPES = ("float32", torch.float32, np.float32, None)
+
+
+class Exported(NamedTuple):
+    """What `MapParameter.export_data` returns.
+
+    Attributes:
+        keys: int64 [n].
+        values: float32 [m, *value_shape]: those of the first m keys; erased keys have none.
+        statuses: int32 [n]: 0 unchanged, 1 modified, 2 erased.
+    """
+
+    keys: NDArray[np.int64]
+    values: NDArray[np.float32]
+    statuses: NDArray[Any]
+
+
+class MapParameter(nn.Module):
+    """A parameter that maps integer keys to values, and grows with new keys.
+
+    It is a torch module over one `hb.Table`: an attribute of your network, trained with it. All
+    64-bit integers are keys, -1 and -2 too. Its signature is that of
+    `mindspore.experimental.MapParameter`.
+
+    Args:
+        key_dtype: int32 or int64; without effect.
+        value_dtype: float32.
+        value_shape: of one value, a number or a tuple; default (1,).
+        key_tensor: keys that are put at once, with `value_tensor`.
+        value_tensor: their values.
+        default_value: the start of a new key: "normal" (deviation 0.01), "zeros", "ones",
+            "uniform", a number, or an initializer of hotbed.
+        permit_filter_value: a key gets a value once it was looked up in so many batches.
+        evict_filter_value: a key that was not looked up for so many steps is erased at the next
+            `export_data` or `ModelCheckpoint`, or by `hb.callbacks.Evict`.
+        name: of the table; None = its place in the network, given by `RecModel`.
+        requires_grad: False: the values are not trained.
+        rule: how a step changes the values, such as `hb.Adam(lr=1e-3)`; None = as the optimizer of
+            `RecModel` does.
+
+    Raises:
+        ConfigError: (a ValueError) an argument is wrong.
+
+    Example:
+        >>> values = MapParameter(value_shape=3, default_value="zeros")
+        >>> values.put(torch.tensor([1, 2]), torch.ones(2, 3))
+        >>> values.get(torch.tensor([1, 7]))
+    """
+
+    def __init__(
+        self,
+        key_dtype: Any = None,
+        value_dtype: Any = None,
+        value_shape: int | Sequence[int] | None = None,
+        key_tensor: Any = None,
+        value_tensor: Any = None,
+        default_value: Any = "normal",
+        permit_filter_value: int = 1,
+        evict_filter_value: int = sys.maxsize,
+        name: str | None = None,
+        requires_grad: bool = True,
+        *,
+        rule: Rule | None = None,
+    ) -> None:
+        super().__init__()
+        checks.one_of("MapParameter.key_dtype", key_dtype, _KEY_DTYPES, "Give int32 or int64.")
+        checks.one_of("MapParameter.value_dtype", value_dtype, _VALUE_DTYPES, "Give float32.")
+        if (key_tensor is None) != (value_tensor is None):
+            raise ConfigError(
+                "MapParameter: key_tensor and value_tensor belong together, got one of them. Give "
+                "both, or neither."
+            )
+        if value_shape is None:
+            value_shape = (1,) if value_tensor is None else tuple(value_tensor.shape[1:])
+        self.value_shape = (value_shape,) if isinstance(value_shape, int) else tuple(value_shape)
+        self._has_own_name = name is not None
+        self._has_own_rule = rule is not None
+        table = _table(
+            NAME if name is None else name,
+            self.value_shape,
+            default_value,
+            permit_filter_value,
+            evict_filter_value,
+            rule,
+        )
+        self.embedding = Embedding(table)
+        self.reader = ChangeReader(table)
+        table.requires_grad_(requires_grad)
+        if key_tensor is not None:
+            self.put(key_tensor, value_tensor)
+
+    @property
+    def table(self) -> Table:
+        """The table that holds the values."""
+        return self.embedding.tables[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self.table.name
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, keys: Any) -> torch.Tensor:
+        return self.get(keys)
+
+    def __setitem__(self, keys: Any, values: Any) -> None:
+        self.put(keys, values)
+
+    def forward(self, keys: Any) -> torch.Tensor:
+        """Return `get(keys)`."""
+        return self.get(keys)
+
+    def get(self, key_tensor: Any, insert_default_value: bool = True) -> torch.Tensor:
+        """Return the values of keys, [...] -> [..., *value_shape]; gradients flow to them.
+
+        Args:
+            key_tensor: integers of any shape.
+            insert_default_value: insert keys that are new, and count all; False only reads. A
+                module in eval mode only reads, too.
+        """
+        keys = torch.as_tensor(key_tensor)
+        if insert_default_value:
+            rows = self.embedding(keys)
+        else:
+            with in_eval_mode(self.embedding):
+                rows = self.embedding(keys)
+        values: torch.Tensor = rows.view(*keys.shape, *self.value_shape)
+        return values
+
+    def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
+        """Insert or overwrite the values of keys, [n] and [n, *value_shape]; return self."""
+        keys = as_ids(key_tensor, "keys")
+        values = np.asarray(value_tensor, np.float32)
+        if values.shape != (len(keys), *self.value_shape):
+            raise RowShapeError(
+                f"MapParameter.put: values must have the shape [{len(keys)}, *{self.value_shape}], "
+                f"got {list(values.shape)}. Give one value a key."
+            )
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.table.dim)
+        self.table.load([pa.record_batch({"id": pa.array(keys), "value": lists})])
+        self.table.find_or_insert(keys)  # put now: their age begins here
+        return self
+
+    def erase(self, key_tensor: Any) -> MapParameter:
+        """Remove keys with their values; return self."""
+        self.table.remove(as_ids(key_tensor, "keys"))
+        return self
+
+    def get_keys(self) -> Tensor:
+        """Return all keys, int64 [n]."""
+        return self.get_data()[0]
+
+    def get_values(self) -> Tensor:
+        """Return all values, float32 [n, *value_shape]."""
+        return self.get_data()[1]
+
+    def get_data(self) -> tuple[Tensor, Tensor]:
+        """Return all keys and values."""
+        rows = pa.Table.from_batches(self.table.export())
+        keys = rows["id"].to_numpy()
+        values = rows["value"].combine_chunks().flatten().to_numpy()
+        shaped = values.reshape(len(keys), *self.value_shape)
+        return with_asnumpy(keys.copy()), with_asnumpy(shaped.copy())
+
+    def export_data(self, incremental: bool = False) -> Exported:
+        """Return keys, values and statuses, after erasing keys by `evict_filter_value`.
+
+        The first export is a full one. Keys that were erased since the last export are part of an
+        incremental one, also if nothing else has changed.
+
+        Args:
+            incremental: only what changed since the last export.
+
+        Raises:
+            TableError: the changes since the last export are not known, because a `Checkpoint` with
+                deltas took them, or a checkpoint was restored. Export everything, and save with
+                `ModelCheckpoint` or `Checkpoint(full_every=1)`.
+        """
+        if self.table.evictions:
+            self.table.evict()
+        if incremental and self.reader.has_read:
+            changes = self.reader.changes()
+        else:
+            changes = self.reader.all()
+        modified = np.full(len(changes.ids), MODIFIED, np.int32)
+        erased = np.full(len(changes.removed), ERASED, np.int32)
+        return Exported(
+            np.concatenate([changes.ids, changes.removed]),
+            changes.values.reshape(-1, *self.value_shape),
+            np.concatenate([modified, erased]),
+        )
+
+    def import_data(self, data: Sequence[Any]) -> None:
+        """Put what `export_data` returned: put keys with values, erase those that were erased."""
+        keys = np.asarray(data[0])
+        values = np.asarray(data[1], np.float32)
+        if len(data) > 2:
+            statuses = np.asarray(data[2])
+            self.erase(keys[statuses == ERASED])
+            keys = keys[statuses != ERASED]
+        self.put(keys, values)
+
+    def settle(self, name: str, rule: Rule | None) -> None:
+        """Give the table its place in the network as name, and the rule of the optimizer.
+
+        A name and a rule of its own stay. Values that were put are kept.
+        """
+        old = self.embedding
+        config = old.tables[0].config
+        if not self._has_own_name:
+            config["name"] = name
+        if not self._has_own_rule and rule is not None:
+            config["rule"] = rule
+        if config == old.tables[0].config:
+            return
+        table = Table(**config)
+        table.load(batch.select(["id", "value"]) for batch in old.tables[0].export())
+        table.requires_grad_(not old.tables[0].frozen)
+        self.embedding = Embedding(table, max_norm=old.max_norm).to(old._device.device)
+        self.embedding.train(old.training)
+        self.reader = ChangeReader(table)
+
+    def extra_repr(self) -> str:
+        return f"value_shape={self.value_shape}"
+
+
+def _table(
+    name: str,
+    value_shape: tuple[int, ...],
+    default_value: Any,
+    permit_filter_value: int,
+    evict_filter_value: int,
+    rule: Rule | None,
+) -> Table:
+    checks.whole_number("permit_filter_value", permit_filter_value, 0)
+    checks.whole_number("evict_filter_value", evict_filter_value, 0)
+    init = _init(default_value)
+    evict = None
+    expires = None
+    if evict_filter_value < sys.maxsize:
+        evict = Ttl(steps=evict_filter_value)
+        expires = evict_filter_value
+    admit = None
+    if permit_filter_value > 1:
+        admit = MinCount(permit_filter_value, expire_steps=expires, once_a_batch=True)
+    return Table(
+        name,
+        math.prod(value_shape),
+        rule=rule,
+        admit=admit,
+        evict=evict,
+        init=init,
+        default=init.value if isinstance(init, Constant) else 0.0,
+    )
+
+
+def _init(value: Any) -> Init:
+    if isinstance(value, Init):
+        return value
+    if isinstance(value, str):
+        advice = did_you_mean(value, _INITS)
+        checks.one_of("default_value", value.lower(), _INITS, advice)
+        return _INITS[value.lower()]
+    checks.finite_number("default_value", value)
+    return Constant(float(value))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of MindSpore that have no effect here, and the log lines that say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+log = logging.getLogger("hotbed.compat.mindspore_rec")
+
+_WHOLE = "a checkpoint holds the whole state, with its digests"
+REASONS: Mapping[str, str] = {
+    "CheckpointConfig.append_info": _WHOLE,
+    "CheckpointConfig.async_save": "checkpoints are always written while training continues",
+    "CheckpointConfig.crc_check": _WHOLE,
+    "CheckpointConfig.exception_save": "a training that fails after a whole step is always saved",
+    "CheckpointConfig.integrated_save": "one process holds every table",
+    "CheckpointConfig.keep_checkpoint_per_n_minutes": "the newest keep_checkpoint_max are kept",
+    "HashEmbeddingLookup.sparse": "each distinct key of a batch is always looked up once",
+    "HashEmbeddingLookup.vocab_cache_size": "a table lies in memory and needs no cache",
+    "RecModel.dataset_sink_mode": "train, fit, eval and predict move batch by batch",
+    "RecModel.sink_size": "train and fit move batch by batch",
+}
+"""Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
+
+_logged: set[str] = set()
+
+
+def log_no_effect(name: str) -> None:
+    """Log once in a process that an argument has no effect, and why."""
+    if name in _logged:
+        return
+    _logged.add(name)
+    log.info("%s has no effect, because %s", name, REASONS[name])

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RecModel: `mindspore_rec.RecModel` on torch modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
+from hotbed.compat.mindspore_rec.map_parameter import MapParameter
+from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.config import did_you_mean
+from hotbed.embedding.modules.parameter import TableRows
+from hotbed.embedding.rule import Rule
+from hotbed.errors import ConfigError
+from hotbed.optim.dense import dense_optimizer
+from hotbed.optim.precision import Boost, boost
+from hotbed.optim.torch_rules import rule_of
+from hotbed.training.model import RecModel as Engine
+from hotbed.training.watching.history import History
+
+log = logging.getLogger("hotbed.compat.mindspore_rec")
+_BOOST_FIELDS = tuple(field.name for field in dataclasses.fields(Boost))
+_BOOST_CLAUSES = (
+    "boost",
+    "common",
+    "less_bn",
+    "grad_freeze",
+    "grad_accumulation",
+    "adasum",
+    "dim_reduce",
+    "loss_scale_group",
+)
+
+
+class ArgumentTypeError(ConfigError, TypeError):
+    """An argument has a wrong type: a TypeError, as in MindSpore, and a ValueError."""
+
+
+class RecModel:
+    """A network that is trained, also on a stream that never ends, evaluated and asked.
+
+    The eight arguments are those of `mindspore_rec.RecModel`, and mean the same as in
+    `hb.RecModel`. Networks are torch modules, which may look up rows by `HashEmbeddingLookup`,
+    `MapParameter` or hotbed's own modules.
+
+    Args:
+        network: a torch module. With `loss_fn` it takes the data; without, it takes all items of
+            the data and returns its loss.
+        loss_fn: as of `hb.RecModel`; None: the network computes its loss.
+        optimizer: a torch optimizer, a rule such as `hb.Adam(lr=1e-3)` or a name. It also updates
+            the rows of `HashEmbeddingLookup` and `MapParameter`, those of a batch at a time. None:
+            the network runs backward and updates itself.
+        metrics: a set of names, or a dict of name to metric.
+        eval_network: what evaluation runs; None: `network` with `loss_fn`.
+        eval_indexes: None, or three positions in the outputs of `eval_network`: loss, prediction,
+            label.
+        amp_level: "O0", "O1", "O2", "O3" or "auto".
+        boost_level: "O0", "O1" or "O2".
+        boost_config_dict: settings of `hotbed.optim.precision.Boost` for the levels O1 and O2, by
+            name. Keys of MindSpore's `boost_config_dict` have no meaning here and are logged;
+            {"boost": {"mode": "disable_all"}} is level O0.
+
+    Attributes:
+        engine: the `hb.RecModel` that does the work: it saves, exports and restores.
+
+    Raises:
+        ConfigError: (a ValueError) arguments cannot work together.
+
+    Example:
+        >>> model = RecModel(network, "bce", "adam", metrics={"auc"})
+        >>> model.online_train(stream, callbacks=[LossMonitor(100)])
+        >>> model.engine.save("model")
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss_fn: Any = None,
+        optimizer: Any = None,
+        metrics: Any = None,
+        eval_network: Callable[..., Any] | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str | Boost = "O0",
+        *,
+        boost_config_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        if optimizer is not None and isinstance(network, nn.Module):
+            optimizer = _settled(network, optimizer)
+        self.engine = Engine(
+            network,
+            loss_fn,
+            optimizer,
+            metrics,
+            eval_network,
+            eval_indexes,
+            amp_level,
+            _boost(boost_level, boost_config_dict or {}),
+        )
+
+    @property
+    def train_network(self) -> nn.Module:
+        """The network that is trained."""
+        return self.engine.network
+
+    @property
+    def eval_network(self) -> Any:
+        """What evaluation runs."""
+        return self.engine.eval_network or self.engine.network
+
+    def online_train(
+        self,
+        train_dataset: Iterable[Any],
+        callbacks: Any = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = 1,
+        *,
+        max_steps: int | None = None,
+        max_seconds: float | None = None,
+    ) -> History:
+        """Learn a stream batch by batch, until it ends or is stopped; return the history.
+
+        The four arguments are those of `mindspore_rec.RecModel.online_train`, and mean the same as
+        in `hb.RecModel.online_train`. In sink mode on a device other than the CPU, `sink_size`
+        batches are an epoch, at whose end `step_end` is called. The stream ends by
+        `run_context.request_stop()`, SIGINT or SIGTERM, `max_steps` or `max_seconds`, always after
+        a whole step.
+
+        Args:
+            train_dataset: a `hb.Dataset`, or an iterable of batches or tuples: (data, label) with
+                `loss_fn`, otherwise everything that the network takes.
+            callbacks: one or a list, of MindSpore's kind or of `hb.callbacks`.
+            dataset_sink_mode: whether `sink_size` batches are moved to the device at once.
+            sink_size: number of batches; without effect if `dataset_sink_mode` is False.
+            max_steps: of the whole stream, those before a resumption included.
+            max_seconds: of this call.
+
+        Raises:
+            ConfigError: (a ValueError) `sink_size` is not an integer of at least 1, or an argument
+                cannot work. It is a TypeError as well if `dataset_sink_mode` is not a bool.
+        """
+        _check_sink_mode(dataset_sink_mode)
+        sinks = dataset_sink_mode and self.engine.learner.device.type != "cpu"
+        args = self._args("train", train_dataset, epoch_num=None, dataset_sink_mode=sinks)
+        if sinks:
+            args.batch_num = sink_size
+        training = Training(self.engine, train_dataset, args, sinks=sinks)
+        return self.engine.online_train(
+            train_dataset,
+            adapted(callbacks, training),
+            dataset_sink_mode,
+            sink_size,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+            progress=False,
+        )
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Iterable[Any],
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> History:
+        """Learn the epochs from `initial_epoch` to `epoch`; return the history."""
+        return self.fit(
+            epoch,
+            train_dataset,
+            callbacks=callbacks,
+            dataset_sink_mode=dataset_sink_mode,
+            sink_size=sink_size,
+            initial_epoch=initial_epoch,
+        )
+
+    def fit(
+        self,
+        epoch: int,
+        train_dataset: Iterable[Any],
+        valid_dataset: Iterable[Any] | None = None,
+        valid_frequency: int = 1,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> History:
+        """Learn as `train` does, and evaluate `valid_dataset` after each epoch."""
+        for sink_mode in (dataset_sink_mode, valid_dataset_sink_mode):
+            _check_sink_mode(sink_mode)
+        if dataset_sink_mode or valid_dataset_sink_mode:
+            log_no_effect("RecModel.dataset_sink_mode")
+        if sink_size != -1:
+            log_no_effect("RecModel.sink_size")
+        if valid_frequency != 1:
+            raise ConfigError(
+                "fit.valid_frequency: each epoch is validated, got "
+                f"{valid_frequency!r}. Give 1, or call train() and eval() in turn."
+            )
+        args = self._args("train", train_dataset, epoch_num=epoch, dataset_sink_mode=False)
+        training = Training(self.engine, train_dataset, args, initial_epoch=initial_epoch)
+        epochs = range(initial_epoch, epoch) if initial_epoch else epoch
+        return self.engine.fit(
+            train_dataset,
+            valid_dataset,
+            epochs,
+            adapted(callbacks, training),
+            progress=False,
+        )
+
+    def eval(
+        self,
+        valid_dataset: Iterable[Any],
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+    ) -> dict[str, float]:
+        """Return the metrics of `valid_dataset` by name; nothing is learned."""
+        _check_sink_mode(dataset_sink_mode)
+        if dataset_sink_mode:
+            log_no_effect("RecModel.dataset_sink_mode")
+        args = self._args("eval", valid_dataset, epoch_num=1, dataset_sink_mode=False)
+        args.update(valid_dataset=valid_dataset, eval_network=self.eval_network)
+        args.update(cur_epoch_num=1, cur_step_num=0)
+        training = Training(self.engine, valid_dataset, args, evaluates=True)
+        made = adapted(callbacks, training)
+        adapters = [callback for callback in made if isinstance(callback, Adapter)]
+        for event in ("begin", "epoch_begin"):
+            for adapter in adapters:
+                adapter.call(event)
+        results = self.engine.evaluate(valid_dataset, made)
+        args.update(metrics=results, eval_results=results)
+        for event in ("epoch_end", "end"):
+            for adapter in adapters:
+                adapter.call(event)
+        return results
+
+    def predict(self, *predict_data: Any) -> Any:
+        """Return the predictions of one batch of data; float32 [n], or a dict by label."""
+        return self.engine.predict([predict_data])
+
+    def _args(
+        self,
+        mode: str,
+        data: Any,
+        *,
+        epoch_num: int | None,
+        dataset_sink_mode: bool,
+    ) -> CallbackParams:
+        """Return what the callbacks of a call read before its first event."""
+        return CallbackParams(
+            mode=mode,
+            network=self.engine.network,
+            train_network=self.engine.network,
+            loss_fn=self.engine.arguments["loss_fn"],
+            optimizer=self.engine.learner.dense,
+            train_dataset=data if mode == "train" else None,
+            epoch_num=epoch_num,
+            batch_num=getattr(data, "num_batches", None),
+            dataset_sink_mode=dataset_sink_mode,
+            parallel_mode="stand_alone",
+            device_number=1,
+        )
+
+
+def _check_sink_mode(sink_mode: Any) -> None:
+    if not isinstance(sink_mode, bool):
+        raise ArgumentTypeError(
+            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
+        )
+
+
+def _settled(network: nn.Module, optimizer: Any) -> Any:
+    """Name the tables of a network by their places, and let the optimizer update their rows.
+
+    Returns the optimizer of the dense parameters.
+    """
+    parameters = {}
+    for path, module in network.named_modules():
+        if isinstance(module, MapParameter):
+            parameters[path] = module
+    if not parameters:
+        return optimizer
+    rule, made = _rule_and_dense(network, optimizer)
+    for path, parameter in parameters.items():
+        parameter.settle(path or "embedding_table", rule)
+    return made
+
+
+def _rule_and_dense(network: nn.Module, optimizer: Any) -> tuple[Rule | None, Any]:
+    """Return the rule of the rows of tables, and the optimizer of the dense parameters."""
+    if isinstance(optimizer, Rule):
+        return optimizer, optimizer
+    if isinstance(optimizer, str):
+        everything = [nn.Parameter(torch.zeros(1))]
+        named = dense_optimizer(optimizer, everything)
+        assert named is not None
+        return _touched(named, named.param_groups[0]), optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return None, optimizer
+    of_rows = optimizer.param_groups[0]
+    for group in optimizer.param_groups:
+        dense = [row for row in group["params"] if not isinstance(row, TableRows)]
+        if len(dense) < len(group["params"]):
+            of_rows = group
+            group["params"] = dense
+    return _touched(optimizer, of_rows), optimizer
+
+
+def _touched(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
+    """Return the rule of an optimizer for the rows of a batch; other rows stay."""
+    return dataclasses.replace(rule_of(optimizer, group), scope="touched")
+
+
+def _boost(level: str | Boost, config: Mapping[str, Any]) -> str | Boost:
+    """Return the boost level that a level and a `boost_config_dict` stand for."""
+    unknown = [key for key in config if key not in (*_BOOST_FIELDS, *_BOOST_CLAUSES)]
+    if unknown:
+        raise ConfigError(
+            f"boost_config_dict: unknown key, got {unknown[0]!r}. "
+            f"{did_you_mean(unknown[0], (*_BOOST_FIELDS, *_BOOST_CLAUSES))}"
+        )
+    ignored = [key for key in config if key in _BOOST_CLAUSES]
+    clause = config.get("boost")
+    if isinstance(clause, Mapping) and clause.get("mode") == "disable_all":
+        ignored.remove("boost")
+        level = "O0"
+    if ignored:
+        log.info(
+            "boost_config_dict: %s have no effect, because boost_level compiles the training step "
+            "here; its settings are %s",
+            ", ".join(ignored),
+            ", ".join(_BOOST_FIELDS),
+        )
+    settings = {key: value for key, value in config.items() if key in _BOOST_FIELDS}
+    if not settings or isinstance(level, Boost) or level == "O0":
+        return level
+    compiled = boost(level)
+    assert compiled is not None, "only O0 does not compile"
+    return dataclasses.replace(compiled, **settings)
