@@ -296,9 +296,9 @@ class Callbacks:
     between step `step` and the next one; `now` is the newest event time up to that step. It is
     asked before the step, and no batch after a barrier is mapped before the step is over. A
     callback that does not define it makes a barrier of every step if it has one of the methods
-    `on_step_begin`, `on_predicted`, `on_gradients`, `on_step_end` and `on_error`. So does a class that inherits
-    `barrier` and defines one of these methods itself. Between barriers the tables may hold ids of
-    `run.ahead` later batches, and must not be saved, evaluated or evicted from.
+    `on_step_begin`, `on_predicted`, `on_gradients`, `on_step_end` and `on_error`. So does a class
+    that inherits `barrier` and defines one of these methods itself. Between barriers the tables may
+    hold ids of `run.ahead` later batches, and must not be saved, evaluated or evicted from.
 
     A callback whose `runs_last` is true is called after all others. A callback that must survive a
     restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy

@@ -56,7 +56,8 @@ class Embedding(TableModule):
         if self.max_norm is None:
             return rows
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        return rows * (self.max_norm / norms.clamp(min=self.max_norm))
+        clipped: Tensor = rows * (self.max_norm / norms.clamp(min=self.max_norm))
+        return clipped
 
 
 class EmbeddingBag(TableModule):
