@@ -10,8 +10,9 @@ arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless str
 many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
 forgets nothing, so that an unbroken run can be made to decide the same), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
-its metrics an epoch), `auto` (a plain torch model that `hb.auto` converted). Tests make events with
-`events`.
+its metrics an epoch), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
+a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`). Tests
+make events with `events`.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
 
     hb.set_num_threads(config.get("threads", 1))
     root = Path(config["root"])
+    if "switches" in config:
+        import rec_sdk_loops
+
+        return rec_sdk_loops.of_door(root, config["switches"], **config.get("loop", {}))
     schema = hb.Schema(
         [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
     )
@@ -238,10 +243,12 @@ def points() -> dict[str, tuple[Any, str]]:
     """Where a life can be killed: the function that is passed there."""
     import torch
 
+    from hotbed.compat.mx_rec import pipeline
     from hotbed.connectors.file_identity import FileIdentity
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
+    from hotbed.embedding.modules import TableModule
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
     from hotbed.persist import checkpoint
@@ -252,6 +259,9 @@ def points() -> dict[str, tuple[Any, str]]:
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (Learner, "forward"),
+        "ahead": (TableModule, "map"),
+        "lookup": (TableModule, "map_and_pool"),
+        "rows": (pipeline, "update_targets"),
         "dense": (torch.optim.Adam, "step"),
         "update": (SparseOptimizer, "step"),
         "eviction": (Table, "evict"),
@@ -390,10 +400,12 @@ def produce(broker: Any, topic: str, rows: list[dict[str, Any]], seed: int) -> N
 
 
 def serve() -> None:
+    import rec_sdk_loops
+
     import hotbed as hb
 
     # what every life needs is imported once
-    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2
+    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, rec_sdk_loops.of_door
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)
 
