@@ -72,7 +72,7 @@ class Saver:
         self._writer: Writer | None = None
         self._parent: str | None = None  # digest of the state that was restored
         self._tracks = False
-        self._base_at = 0.0
+        self._base_at = self._owner.clock()
         self._pending: int | None = None  # the step that is being written
         self.is_announced = False  # a hook says when it saves
         self._owner.savers.append(self)
