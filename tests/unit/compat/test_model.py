@@ -391,11 +391,11 @@ def test_take_wraps_around_or_stops_at_the_end() -> None:
     def sizes(reader: Any, count: int) -> list[list[int]]:
         return [batch.ids["x"].values.tolist() for batch in reader.take(count)]
 
-    repeats = batches.DataReader(open_rows, "a", repeats=True)
+    repeats = batches.DataReader(open_rows, "a", {}, repeats=True)
     repeats.start()
     assert sizes(repeats, 2) == [[0, 1], [2, 3]]
     assert sizes(repeats, 2) == [[4], [0, 1]]
-    ends = batches.DataReader(open_rows, "a", repeats=False)
+    ends = batches.DataReader(open_rows, "a", {}, repeats=False)
     ends.start()
     assert sizes(ends, 2) == [[0, 1], [2, 3]]
     assert sizes(ends, 2) == [[4]]

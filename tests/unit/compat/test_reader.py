@@ -267,3 +267,39 @@ def test_wrong_metadata_is_refused(tmp_path: Path) -> None:
     (tmp_path / "_metadata.json").unlink()
     with pytest.raises(DataError, match="metadata of Parquet files cannot be read"):
         data(reader("Parquet", source))
+
+
+def test_keys_beyond_their_slot_and_long_samples_are_counted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HugeCTR reads the rows of other slots there, and writes beyond its buffers."""
+    source = write_parquet(tmp_path)
+    narrow = hugectr.DataReaderSparseParam("wide", 1, False, 1)
+    made = hugectr.Model(
+        solver(repeat_dataset=False),
+        reader("Parquet", source, slot_size_array=[100, 105, 300]),
+        hugectr.CreateOptimizer(),
+    )
+    deep = INPUT.data_reader_sparse_param_array[1]
+    made.add(hugectr.Input(1, "label", 2, "dense", [narrow, deep]))
+    for name, bottom in (("emb", "deep"), ("rows", "wide")):
+        kind = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+        made.add(hugectr.SparseEmbedding(kind, 1, 4, "sum", name, bottom))
+    for name, width in (("emb", 8), ("rows", 4)):
+        made.add(
+            hugectr.DenseLayer(hugectr.Layer_t.Reshape, [name], [f"{name}_"], leading_dim=width)
+        )
+    made.add(hugectr.DenseLayer(hugectr.Layer_t.Concat, ["emb_", "rows_"], ["x"]))
+    made.add(hugectr.DenseLayer(hugectr.Layer_t.InnerProduct, ["x"], ["y"], num_output=1))
+    kind = hugectr.Layer_t.BinaryCrossEntropyLoss
+    made.add(hugectr.DenseLayer(kind, ["y", "label"], ["loss"]))
+    made.compile()
+    train = made.get_data_reader_train()
+    made.fit(num_epochs=2, display=0, eval_interval=0, snapshot=0)
+    # of keys 100 to 107, the last three are beyond 105, in each of two epochs
+    assert train.limits.outside == {"deep_0": 6}
+    assert train.limits.too_long == {"wide": 16}
+    lines = [line for line in caplog.messages if "which w" in line]
+    assert len(lines) == 1
+    assert "'wide': 4 samples of a batch have more ids than 1" in lines[0]
+    assert made.get_data_reader_eval().limits.outside == {}

@@ -97,6 +97,22 @@ def test_a_file_of_v3_0_holds_records(form: SparseFile, tmp_path: Path) -> None:
         load_sparse(path, read, form)
 
 
+@pytest.mark.parametrize("i64", [False, True])
+def test_a_file_of_the_other_kind_of_embedding_is_noticed(i64: bool, tmp_path: Path) -> None:
+    """Also where the sizes fit, as 12 rows of 16 bytes are 8 of 24."""
+    path = tmp_path / "0_sparse_10.model"
+    localized = SparseFile("file", localized=True, i64=i64, offsets=(0, 7, 8))
+    distributed = SparseFile("file", localized=False, i64=i64)
+    path.write_bytes(b"".join(record(localized, key, SLOTS[key]) for key in KEYS * 4))
+    with pytest.raises(FormatError, match=r"expected rows of a distributed .*the number of a slot"):
+        load_sparse(path, table(), distributed)
+    path.write_bytes(b"".join(record(distributed, key, 0) for key in KEYS * 4))
+    with pytest.raises(FormatError, match=r"expected rows of a localized|left over"):
+        load_sparse(path, table(), localized)
+    path.write_bytes(b"\0" * 48)  # rows of zeros may be of either kind
+    assert load_sparse(path, table(), distributed) == 48 // distributed.record(2).itemsize
+
+
 def folder(path: Path, *, localized: bool) -> Path:
     """A table from v3.1 on, by hand."""
     path.mkdir()

@@ -33,12 +33,14 @@ class Columns:
             transforms of the reader, such as log(x + 1) of whole numbers.
         slots: One raw column for each slot, over all sparse inputs in their order.
         offsets: What the reader adds to the keys of each slot; zeros without `slot_size_array`.
+        sizes: How many keys each slot has by `slot_size_array`; empty where the reader adds none.
     """
 
     labels: tuple[str, ...]
     dense: tuple[Dense, ...]
     slots: tuple[str, ...]
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
 
 
 def columns_of(reader: DataReaderParams, input: Input) -> Columns:
@@ -52,7 +54,10 @@ def columns_of(reader: DataReaderParams, input: Input) -> Columns:
         DataError: The metadata of Parquet files cannot be read.
     """
     named = named_columns(input)
-    offsets = _offsets(reader, named.slots)
+    sizes = _sizes(reader, named.slots)
+    offsets = named.offsets
+    if sizes:
+        offsets = tuple(itertools.accumulate(sizes[:-1], initial=0))
     if reader.data_reader_type is DataReaderType_t.Parquet:
         data = ParquetData(_paths(reader.source))
         return Columns(
@@ -60,11 +65,12 @@ def columns_of(reader: DataReaderParams, input: Input) -> Columns:
             _parquet_dense(data, input.dense_dim),
             _first("cats", data, len(named.slots)),
             offsets,
+            sizes,
         )
     dense = named.dense
     if _has_whole_dense(reader):
         dense = tuple(replace(column, transforms=[Log()]) for column in dense)
-    return replace(named, dense=dense, offsets=offsets)
+    return replace(named, dense=dense, offsets=offsets, sizes=sizes)
 
 
 def named_columns(input: Input) -> Columns:
@@ -147,8 +153,8 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}_{number}" for number in range(count))
 
 
-def _offsets(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
-    """Return the prefix sums of `slot_size_array`, which the readers of some formats add.
+def _sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
+    """Return `slot_size_array`, whose prefix sums the readers of some formats add; else nothing.
 
     The multi-hot reader of v23.04 and later adds nothing: an embedding collection has a table of
     its own for each of its inputs.
@@ -159,13 +165,13 @@ def _offsets(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
     if is_async and reader.async_param.multi_hot_reader:
         has_offsets = False
     if not sizes or not has_offsets:
-        return (0,) * len(slots)
+        return ()
     if len(sizes) != len(slots):
         raise ConfigError(
             f"reader.slot_size_array: expected one size for each of {len(slots)} slots, got "
             f"{len(sizes)} sizes. Give a size for each slot of the input, or none."
         )
-    return tuple(itertools.accumulate(sizes[:-1], initial=0))
+    return sizes
 
 
 def _paths(source: str | Sequence[str]) -> tuple[str, ...]:

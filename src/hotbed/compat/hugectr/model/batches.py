@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.data.limits import IdLimits, LimitCheck
 from hotbed.errors import ConfigError, DataError
 
 __all__ = ["DataReader"]
@@ -24,18 +25,26 @@ class DataReader:
     Args:
         open: returns the dataset of a source.
         source: of the first dataset; "" without data.
+        limits: what the graph says of the ids of each column.
         repeats: whether batches begin again.
+
+    Attributes:
+        limits: counts the ids that exceed it, and logs the first. HugeCTR reads rows of other slots for keys beyond
+            `slot_size_array`, and writes beyond its buffers for samples of more keys than
+            `nnz_per_slot`; here such keys are ordinary ones, and all of them are used.
     """
 
     def __init__(
         self,
         open: Callable[[Source], Dataset],
         source: Source,
+        limits: Mapping[str, IdLimits],
         *,
         repeats: bool,
     ) -> None:
         self._open = open
         self.source = source
+        self.limits = LimitCheck(limits)
         self._repeats = repeats
         self._dataset: Dataset | None = None
         self._batches: Any = None  # a generator: closing it ends its reading thread
@@ -63,7 +72,7 @@ class DataReader:
         if self._dataset is None:
             if not self.source:
                 raise ConfigError("source: there is nothing to read, got ''. Give a source.")
-            self._dataset = self._open(self.source)
+            self._dataset = self._open(self.source).map(self.limits)
         return self._dataset
 
     def next(self) -> Batch | None:

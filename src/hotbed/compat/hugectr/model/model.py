@@ -648,9 +648,10 @@ class Model:
             schema = self.translation.schema
             return evaluation_data(changed, self.graph.input, self.solver, schema)
 
+        limits = self.translation.limits
         repeats = self.solver.repeat_dataset
-        self._train_reader = DataReader(train, reader.source, repeats=repeats)
-        self._eval_reader = DataReader(evaluate, reader.eval_source, repeats=repeats)
+        self._train_reader = DataReader(train, reader.source, limits, repeats=repeats)
+        self._eval_reader = DataReader(evaluate, reader.eval_source, limits, repeats=repeats)
 
     def _embeddings_named(self, name: str) -> set[str]:
         """Return an embedding as a set; without a name, all of them."""

@@ -84,6 +84,7 @@ def translate(
         statistics=_with_shapes(network.statistics, shapes),
         embeddings=tuple(inputs.embeddings),
         labels=dict(network.labels),
+        limits=inputs.limits,
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hotbed.compat.hugectr.clauses import (
@@ -19,6 +20,7 @@ from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
+from hotbed.data.limits import IdLimits
 from hotbed.data.schema import Dense, Id, Label
 from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform
@@ -35,12 +37,14 @@ class Sparse(NamedTuple):
         names: of the slots.
         raw_names: of their raw columns.
         offsets: what the reader adds to their ids.
+        sizes: number of ids of each slot; 0 where none is given.
         hotness: the most ids of a sample in each slot.
     """
 
     names: tuple[str, ...]
     raw_names: tuple[str, ...]
     offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
     hotness: tuple[int, ...]
 
 
@@ -61,6 +65,7 @@ class Inputs:
         ids: columns, those of each embedding after one another.
         tables: by name.
         embeddings: in the order of HugeCTR's sparse files.
+        limits: what the graph says of the ids of each column.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Inputs:
         self.ids: list[Id] = []
         self.tables: dict[str, Table] = {}
         self.embeddings: list[EmbeddingOf] = []
+        self.limits: dict[str, IdLimits] = {}
         self._network = network
         self._input = graph.input
         self._columns = columns
@@ -118,7 +124,7 @@ class Inputs:
         """Add one table, a column for each slot, and the input [n, slots, vec]."""
         sparse = self._sparse(embedding.bottom_name)
         name = embedding.sparse_embedding_name
-        slots = self._add_slots(sparse, name, str(embedding.combiner))
+        slots = self._add_slots(sparse, name, str(embedding.combiner), sparse.sizes)
         init: Init = Uniform(0.05)
         if embedding.slot_size_array:
             # HugeCTR draws the rows of each slot within sqrt(1 / its size)
@@ -143,7 +149,11 @@ class Inputs:
         together: dict[str, list[str]] = {}
         for lookup in collection.lookups:
             sparse = self._sparse(lookup.bottom_name)
-            names = self._add_slots(sparse, lookup.table.name, _POOLINGS[lookup.combiner])
+            sizes = sparse.sizes
+            if not any(sparse.offsets):  # else readers give the slots ranges of one table
+                sizes = (max(lookup.table.max_vocabulary_size, 0),) * len(sparse.names)
+            pooling = _POOLINGS[lookup.combiner]
+            names = self._add_slots(sparse, lookup.table.name, pooling, sizes)
             slots[lookup.table.name] = (*slots.get(lookup.table.name, ()), *names)
             offsets[lookup.table.name] = (*offsets.get(lookup.table.name, ()), *sparse.offsets)
             top = lookup.top_name
@@ -205,6 +215,7 @@ class Inputs:
         sparse: Sparse,
         table: str,
         pooling: str,
+        sizes: Sequence[int],
     ) -> tuple[str, ...]:
         """Add the Id columns of sparse slots for one table, and return their names."""
         names = sparse.names
@@ -221,6 +232,9 @@ class Inputs:
                     column=_unless_equal(raw, name),
                 )
             )
+        declared = zip(names, sparse.offsets, sizes, sparse.hotness, strict=True)
+        for name, offset, size, hotness in declared:
+            self.limits[name] = IdLimits(offset, size, hotness)
         return names
 
     def _add_table(
@@ -267,6 +281,7 @@ def _slots(input: Input, columns: Columns) -> dict[str, Sparse]:
             numbered(param.top_name, param.slot_num),
             columns.slots[start:end],
             columns.offsets[start:end],
+            columns.sizes[start:end] or (0,) * param.slot_num,
             param.hotness,
         )
         start = end

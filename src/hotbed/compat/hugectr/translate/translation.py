@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed.compat.hugectr.clauses import EmbeddingTableConfig, SparseEmbedding
 
 if TYPE_CHECKING:
+    from hotbed.data.limits import IdLimits
     from hotbed.data.schema import Schema
     from hotbed.embedding.rule import Rule
     from hotbed.embedding.table import Table
@@ -66,6 +67,7 @@ class Translation:
         statistics: means and variances of batch normalization, in the order of its JSON file.
         embeddings: tables in the order of HugeCTR's sparse files.
         labels: names of labels of the schema by the name of the label in HugeCTR's graph.
+        limits: what the graph says of the ids of each column; ids that exceed it are counted.
     """
 
     schema: Schema
@@ -78,3 +80,4 @@ class Translation:
     statistics: tuple[DenseWeight, ...]
     embeddings: tuple[EmbeddingOf, ...]
     labels: Mapping[str, tuple[str, ...]]
+    limits: Mapping[str, IdLimits]

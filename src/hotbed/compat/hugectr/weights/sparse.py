@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ from hotbed.files import new_file
 log = logging.getLogger("hotbed.compat.hugectr")
 
 UINT64 = np.dtype("<u8")
+_MOST_SLOTS = 1 << 16
+"""No embedding has as many slots."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,35 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
             check_size(path / "slot_id", len(keys) * UINT64.itemsize, f"{len(keys)} slots")
         vectors = read_array(path / "emb_vector", FLOAT, "numbers")
         return keys, vectors.reshape(-1, dim)
+    _check_slots(path, dim, format)
     what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
     records = read_array(path, format.record(dim), what)
     return records["key"], records["vector"]
+
+
+def _check_slots(path: Path, dim: int, format: SparseFile) -> None:
+    """Raise FormatError if the rows of a file have slots and should not, or the other way round.
+
+    A file does not say it. But where slots would stand, rows without them have parts of keys and
+    vectors, which are large as whole numbers.
+    """
+    record = replace(format, localized=True).record(dim)
+    size = file_size(path)
+    if not size or size % record.itemsize:
+        return
+    records = np.memmap(path, record, "r")
+    has_slots = records["slot_id"].max() < _MOST_SLOTS
+    if format.localized and not has_slots:
+        raise FormatError(
+            f"{path}: expected rows of a localized embedding with the number of a slot, got "
+            f"{records['slot_id'].max()} in its place. Make it a distributed embedding, or give "
+            "its own file."
+        )
+    if has_slots and not format.localized and records["vector"].any():
+        raise FormatError(
+            f"{path}: expected rows of a distributed embedding, got the number of a slot in each "
+            "row. Make it a localized embedding, or give its own file."
+        )
 
 
 def _times(path: Path, first: int, num_keys: int, dim: int) -> NDArray[Any] | None:
