@@ -29,9 +29,9 @@ class DataReader:
         repeats: whether batches begin again.
 
     Attributes:
-        limits: counts the ids that exceed it, and logs the first. HugeCTR reads rows of other slots for keys beyond
-            `slot_size_array`, and writes beyond its buffers for samples of more keys than
-            `nnz_per_slot`; here such keys are ordinary ones, and all of them are used.
+        limits: counts the ids that exceed it, and logs the first. HugeCTR reads rows of other slots
+            for keys beyond `slot_size_array`, and writes beyond its buffers for samples of more
+            keys than `nnz_per_slot`; here such keys are ordinary ones, and all of them are used.
     """
 
     def __init__(
