@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hotbed.data.bad_rows import IdLimits, LimitCheck
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
-from hotbed.data.limits import IdLimits, LimitCheck
 from hotbed.errors import ConfigError, DataError
 
 __all__ = ["DataReader"]

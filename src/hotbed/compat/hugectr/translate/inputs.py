@@ -20,7 +20,7 @@ from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
-from hotbed.data.limits import IdLimits
+from hotbed.data.bad_rows import IdLimits
 from hotbed.data.schema import Dense, Id, Label
 from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed.compat.hugectr.clauses import EmbeddingTableConfig, SparseEmbedding
 
 if TYPE_CHECKING:
-    from hotbed.data.limits import IdLimits
+    from hotbed.data.bad_rows import IdLimits
     from hotbed.data.schema import Schema
     from hotbed.embedding.rule import Rule
     from hotbed.embedding.table import Table

@@ -8,8 +8,8 @@ import logging
 import numpy as np
 import pytest
 
+from hotbed.data.bad_rows import IdLimits, LimitCheck
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.limits import IdLimits, LimitCheck
 
 
 def batch(*lists: list[int], one_hot: tuple[int, ...] = (0, 0)) -> Batch:
