@@ -16,7 +16,7 @@ def batch(*lists: list[int], one_hot: tuple[int, ...] = (0, 0)) -> Batch:
     offsets = np.cumsum([0, *map(len, lists)])
     ids = {
         "one": Ids(np.array(one_hot)),
-        "many": Ids(np.array(sum(lists, start=[]), np.int64), offsets),
+        "many": Ids(np.array([key for keys in lists for key in keys], np.int64), offsets),
     }
     return Batch(ids=ids, dense={}, labels={}, num_samples=len(offsets) - 1)
 
