@@ -285,6 +285,11 @@ class Checkpoint:
 
     def _save(self, run: Run) -> None:
         assert self._saver is not None
+        if run.position is None:
+            raise ConfigError(
+                "Checkpoint: the newest batch has no position to resume from, got data that are no "
+                "hb.Batch. Yield batches with their position, or leave Checkpoint out."
+            )
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
         # another reader of the changes took some that a delta would need
         is_record_whole = self._taken == _num_taken(run)
@@ -296,7 +301,6 @@ class Checkpoint:
         else:
             self._since_full = 0
         self._saved_at = _moment(run)
-        assert run.position is not None
         self._caught.append((run.step, run.position))
 
     def _settle(self, run: Run, *, raises: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -546,3 +547,17 @@ def test_a_network_that_cannot_become_a_graph_is_published_without_one(
     manifest = open_checkpoint(tmp_path / "out").manifest
     assert manifest.version == 10
     assert manifest.graph is None
+
+
+def test_batches_without_a_position_are_an_error_that_names_them(tmp_path: Path) -> None:
+    class Pairs:
+        position = hb.Position({"at": 0})
+
+        def resume(self, position: hb.Position) -> None: ...
+
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            yield torch.ones(2, 3), torch.ones(2)
+
+    model = hb.RecModel(torch.nn.Linear(3, 1), "mse", "sgd")
+    with pytest.raises(ConfigError, match="the newest batch has no position"):
+        model.online_train(Pairs(), hb.callbacks.Checkpoint(tmp_path), progress=False)

@@ -177,10 +177,11 @@ class MapParameter(nn.Module):
         """Insert or overwrite the values of keys, [n] and [n, *value_shape]; return self."""
         keys = as_ids(key_tensor, "keys")
         values = np.asarray(value_tensor, np.float32)
-        if values.shape != (len(keys), *self.value_shape):
+        expected = [len(keys), *self.value_shape]
+        if list(values.shape) != expected:
             raise RowShapeError(
-                f"MapParameter.put: values must have the shape [{len(keys)}, *{self.value_shape}], "
-                f"got {list(values.shape)}. Give one value a key."
+                f"MapParameter.put: values must have the shape {expected}, got "
+                f"{list(values.shape)}. Give one value a key."
             )
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.table.dim)
         self.table.load([pa.record_batch({"id": pa.array(keys), "value": lists})])
