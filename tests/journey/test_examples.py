@@ -107,6 +107,16 @@ def test_a_stream_through_a_broker_is_learned_on_and_goes_on_where_it_was(folder
     assert float(progressive) > float(frozen) + 0.05
 
 
+def test_mindspore_s_online_example_resumes_and_exports_what_changed(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "mindspore_online.py"))
+    assert "epoch: 1 step: 300, loss is 0." in output
+    assert "epoch: 1 step: 600, loss is 0." in output
+    assert number(r"ended at step 600: auc before learning ([\d.]+)", output) > 0.66
+    states = folder / "runs/mindspore_online/widedeep_train"
+    assert len([path for path in states.iterdir() if path.is_dir()]) == 5
+    assert "incremental export: 3 keys, 0 values, statuses [2 2 2]" in output
+
+
 def test_streams_of_clicks_say_what_is_skipped(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "stream_clicks.py"), str(folder))
     assert "avazu/stream_20141021.csv: not there, so avazu is skipped" in output

@@ -163,7 +163,11 @@ class LossMonitor(Callback):
     def __init__(self, per_print_times: int = 1) -> None:
         checks.whole_number("LossMonitor.per_print_times", per_print_times, 0)
         self._every = per_print_times
-        self._printed = 0
+        self._printed = -1  # the step before the first, or the last one that was printed
+
+    def step_begin(self, run_context: RunContext) -> None:
+        if self._printed < 0:
+            self._printed = run_context.original_args().cur_step_num - 1
 
     def step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
