@@ -125,6 +125,12 @@ void init_step(nb::module_& m) {
             s.unique_rows(t, pointer<float>(rows), pointer<int64_t>(slots));
           },
           nb::arg("table"), nb::arg("rows"), nb::arg("slots"))
+      .def(
+          "leave_out",
+          [](Step& s, int t, const Input<int64_t>& numbers) {
+            s.leave_out(t, numbers.data(), static_cast<int64_t>(numbers.size()));
+          },
+          nb::arg("table"), nb::arg("numbers"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
       .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))

@@ -317,6 +317,15 @@ void Step::unique_rows(int table, float* rows, int64_t* slots) {
     for (const uint32_t slot : range.slots) *slots++ = slot == kNoSlot ? -1 : static_cast<int64_t>(slot);
 }
 
+void Step::leave_out(int table, const int64_t* numbers, int64_t n) {
+  std::vector<Uniques>& ranges = parts_[static_cast<size_t>(table)].ranges;
+  for (int64_t i = 0; i < n; i++)
+    for (Uniques& range : ranges) {
+      const int64_t u = numbers[i] - range.base;
+      if (u >= 0 && u < static_cast<int64_t>(range.slots.size())) range.slots[static_cast<size_t>(u)] = kNoSlot;
+    }
+}
+
 bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums) {
   struct Task {
     size_t part, range;

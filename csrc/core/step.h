@@ -51,6 +51,8 @@ class Step {
   void position_slots(int table, int64_t* out) const;
   // The rows of a table's distinct ids as they are now, [num_unique, dim], and their slots (-1 = no row).
   void unique_rows(int table, float* rows, int64_t* slots);
+  // Lets the distinct ids of these numbers take no gradient, as if they had no row.
+  void leave_out(int table, const int64_t* numbers, int64_t n);
 
   // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
   // Returns whether all of them are finite.

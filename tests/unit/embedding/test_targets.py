@@ -153,6 +153,26 @@ def test_a_refused_id_has_no_slot_and_takes_no_update() -> None:
     assert module.tables[1].step == 0, "a table without a gradient is left alone"
 
 
+@pytest.mark.parametrize("number", [1, 9000])
+def test_fixed_ids_take_no_update(number: int) -> None:
+    """Large batches are cut into ranges."""
+    module = collection()
+    module.lookup = targets = RowTargets()
+    targets.fixed["item"] = [7, 8]
+    ids = torch.cat([torch.tensor([7]), torch.arange(100, 100 + number)])
+    item = hb.Ids(ids)
+    rows = module({"user": item, "friend": item, "item": item})
+    table = module.tables[1]
+    slots = targets.waiting[1].slots
+    assert sorted(slots.tolist()) == sorted([-1, *table.find(ids[1:])])
+    before = table.lookup([7, 100])
+    rows["item"].sum().backward()
+    update_targets([(target, target.rows.grad) for target in targets.waiting], RATES)
+    after = table.lookup([7, 100])
+    assert (after[0] == before[0]).all()
+    assert (after[1] != before[1]).all()
+
+
 def test_evaluation_and_lookups_without_gradients_add_no_target() -> None:
     module = collection()
     module.lookup = targets = RowTargets()

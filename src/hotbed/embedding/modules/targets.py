@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,11 +59,13 @@ class RowTargets(Lookup):
             zeros with slot -1 fill it up. Tables without one have as many rows as distinct ids.
 
     Attributes:
+        fixed: ids by name of the table whose rows take no update: their slot is -1.
         waiting: the targets of the lookups since the last update.
     """
 
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
         self.sizes = dict(sizes or {})
+        self.fixed: dict[str, Sequence[int]] = {}
         self.waiting: list[Target] = []
 
     def pool(
@@ -113,6 +116,11 @@ class RowTargets(Lookup):
             step.unique_rows(number, rows.data_ptr(), slots.data_ptr())
             rows[uniques[number] :] = 0.0
             slots[uniques[number] :] = -1
+            if table.name in self.fixed:
+                ids = step.unique_ids(number)
+                left_out = np.flatnonzero(np.isin(ids, self.fixed[table.name]))
+                step.leave_out(number, left_out)
+                slots[torch.from_numpy(left_out)] = -1
             target = Target(
                 rows.requires_grad_(),
                 slots,
