@@ -30,7 +30,7 @@ class Options:
     Attributes:
         max_steps: training steps at most; -1 = not limited.
         train_steps: training steps between two evaluations; -1 = none.
-        eval_steps: steps of an evaluation; -1 = all batches.
+        eval_steps: not needed: an evaluation ends with its loop.
         save_steps: training steps between two saves; -1 = none.
         use_dynamic: whether shapes follow the batch; else each lookup has a `send_count`.
         use_dynamic_expansion: whether optimizers update by address.

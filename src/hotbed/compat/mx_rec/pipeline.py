@@ -29,6 +29,7 @@ from hotbed.training.ahead import Ahead
 from hotbed.training.example import CPU, prepare
 
 if TYPE_CHECKING:
+    from hotbed.compat.mx_rec.core.embedding import SparseTable
     from hotbed.compat.mx_rec.framework import Framework
     from hotbed.compat.mx_rec.graph.automatic import Automatic
     from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
@@ -66,7 +67,6 @@ class Pipeline:
     Args:
         tables: by name.
         owners: the optimizer of each table, by name.
-        sizes: distinct ids of a batch at most by table, in static shape.
 
     Attributes:
         tables: by name.
@@ -94,10 +94,15 @@ class Pipeline:
         self.now: int | None = None
         self.position: Position | None = None
         self.current: Current | None = None
+        self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
         self._cleared = -1  # the last step that ids may be mapped beyond
         self._resume: Position | None = None
         self.automatic: Automatic | None = None
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
+        for name, table in owner.tables.items():
+            self.adopt(table)
+            if table.padding:
+                self.targets.fixed[name] = table.padding
         for hook in owner.hooks:
             hook.begin(self.tables)
 
@@ -150,6 +155,7 @@ class Pipeline:
 
     def _begin(self, current: Current) -> Any:
         self.current = current
+        self._latest[current.reader.is_training] = current
         if current.reader.is_training:
             self.step += 1
             self.position = getattr(current.raw, "position", None)
@@ -222,17 +228,34 @@ class Pipeline:
 
     # --- lookups
 
-    def look_up_spec(
-        self,
-        table: Any,
-        spec: FeatureSpec,
-        raw: Any,
-        *,
-        training: bool,
-    ) -> Tensor:
-        """Return the rows of a feature of the current batch."""
-        current = self._current_for(raw)
+    def adopt(self, table: SparseTable) -> None:
+        """Use what the lookups of a table say of it: its size in static shape, and its default."""
+        if table.send_count is not None:
+            self.targets.sizes[table.name] = table.send_count
+        own = self.tables[table.name]
+        if table.default is not None and own.default != table.default:
+            own.set_default(table.default)
+
+    def look_up_spec(self, spec: FeatureSpec, raw: Any, *, training: bool) -> Tensor:
+        """Return the rows of a feature of a batch.
+
+        Raises:
+            ConfigError: the feature is not mapped for this batch, or the batch is one of evaluation
+                and the lookup one of training.
+        """
         column = column_of(spec)
+        current = self._current_for(column, raw, training=training)
+        if column not in current.reader.columns:
+            names = ", ".join(own.name for own in current.reader.columns)
+            raise ConfigError(
+                f"sparse_lookup of FeatureSpec {spec.name!r}: it is not mapped for this batch, got "
+                f"a batch with {names} (table/index_key). Give it to get_asc_insert_func."
+            )
+        if training and not current.reader.is_training:
+            raise ConfigError(
+                f"sparse_lookup of FeatureSpec {spec.name!r}: the batch is one of evaluation, got "
+                "is_train=True. Give is_train=False, or get_asc_insert_func(is_training=True)."
+            )
         return self.rows(current, column, training=training)
 
     def look_up_ids(self, table: Any, ids: Tensor, *, training: bool) -> Tensor:
@@ -248,6 +271,8 @@ class Pipeline:
         """Return the rows of one column, [*ids.shape, dim]; the first call looks up all columns."""
         reader = current.reader
         columns = reader.columns if column in reader.columns else reader.rest
+        if not self._knows_sizes(columns):  # the first batch: sizes come with the lookups
+            columns = tuple(own for own in columns if own.table == column.table)
         mode = (columns, training, torch.is_grad_enabled())
         if mode not in current.rows:
             current.rows[mode] = self.look_up(columns, current.batch, training=training)
@@ -267,13 +292,28 @@ class Pipeline:
         collection.train()
         return rows
 
-    def _current_for(self, raw: Any) -> Current:
-        if self.current is None or (raw is not None and raw is not self.current.raw):
+    def _knows_sizes(self, columns: tuple[Column, ...]) -> bool:
+        if self.owner.options.use_dynamic:
+            return True
+        return all(column.table in self.targets.sizes for column in columns)
+
+    def _current_for(self, column: Column, raw: Any, *, training: bool) -> Current:
+        """Return what was read of a batch; one of evaluation is read anew if need be."""
+        if raw is None and self.current is not None and not self.owner.options.use_dynamic:
+            return self.current
+        for current in self._latest.values():
+            if current.raw is raw:
+                return current
+        if training or raw is None:
             raise ConfigError(
-                "sparse_lookup: the batch is not the one that the data set yielded last, got "
+                "sparse_lookup: batch must be the one that the data set yielded last, got "
                 f"{type(raw).__name__}. Pass batch as the loop got it from dataset.map(insert)."
             )
-        return self.current
+        readers = [insert.reader for insert in self.owner.inserts]
+        readers.sort(key=lambda reader: reader.is_training)
+        reader = next((reader for reader in readers if column in reader.columns), readers[0])
+        self._latest[False] = self._read(raw, reader)
+        return self._latest[False]
 
     def collection(self, columns: tuple[Column, ...]) -> EmbeddingCollection:
         """Return the collection of columns over their tables."""
@@ -331,8 +371,8 @@ class Pipeline:
     def _forget(self, targets: Sequence[Target]) -> None:
         done = {id(target) for target in targets}
         self.targets.waiting = [target for target in self.targets.waiting if id(target) not in done]
-        if self.current is not None:
-            self.current.rows.clear()
+        for current in self._latest.values():
+            current.rows.clear()
 
     # --- automatic mode
 
@@ -348,6 +388,7 @@ class Pipeline:
     def close(self) -> None:
         """Forget the lookups that wait, and the current batch."""
         self.targets.waiting.clear()
+        self._latest.clear()
         self.current = None
         if self.automatic is not None:
             self.automatic.close()

@@ -91,6 +91,7 @@ def make_tables(
     owners = owners_of(owner)
     tables = {}
     for name in names:
-        own = thresholds.get(name, Thresholds())
-        tables[name] = make_table(owner.tables[name], owners[name], own)
+        table = owner.tables[name]
+        table.thresholds = thresholds.get(name, Thresholds())
+        tables[name] = make_table(table, owners[name], table.thresholds)
     return tables

@@ -23,12 +23,13 @@ from hotbed.compat.mx_rec.core.arguments import (
     lanes,
     rows_of,
 )
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import TracedLookup
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
+from hotbed.errors import ConfigError
 
 __all__ = ["SparseTable", "create_table", "sparse_lookup"]
 
@@ -49,8 +50,10 @@ class SparseTable(nn.Module):
         host_vocabulary_size: rows that are expected in main memory beside them.
         is_save: whether a `Saver` saves it.
         optimizer: its own optimizer; None = the only one.
-        send_count: distinct ids of a batch at most, in static shape; None = not given yet.
-        default: the value of ids without a row; None = 0.
+        send_count: distinct ids of a batch at most, in static shape; None = not known yet.
+        default: the value of ids without a row; None = not known yet, and 0.
+        padding: ids whose rows take no update.
+        thresholds: those of its features; None before step 8.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class SparseTable(nn.Module):
         self.optimizer: HashOptimizer | None = None
         self.send_count: int | None = None
         self.default: float | None = None
+        self.padding: tuple[int, ...] = ()
+        self.thresholds: Thresholds | None = None
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, dim={self.dim}"
@@ -89,6 +94,33 @@ class SparseTable(nn.Module):
             "mx_rec.sparse_lookup(table, ids, modify_graph=True)."
         )
 
+    def set_lookup(self, send_count: int | None, default: Any, *, needs_count: bool) -> None:
+        """Set what a lookup says of the whole table: `send_count`, and the value of absent ids.
+
+        Args:
+            send_count: of the lookup; None = not given.
+            default: its `serving_default_value`; None = not given.
+            needs_count: whether shapes are static, so that `send_count` is needed.
+
+        Raises:
+            ConfigError: a value is wrong or missing, or another lookup of the table gave another.
+        """
+        if needs_count:
+            where = f"sparse_lookup in {self.name!r}: send_count"
+            if send_count is None:
+                raise ConfigError(
+                    f"{where}: static shape needs the most distinct ids of a batch, got None. Give "
+                    "send_count, or init(use_dynamic=True)."
+                )
+            checks.whole_number(where, send_count, 1, MOST)
+            self.send_count = _same(where, self.send_count, send_count)
+        if default is not None:
+            where = f"sparse_lookup in {self.name!r}: serving_default_value"
+            if isinstance(default, Tensor) and default.numel() == 1:
+                default = default.item()
+            checks.finite_number(where, default)
+            self.default = _same(where, self.default, default)
+
     def size(self) -> int:
         """Return the number of its rows."""
         return len(framework.current().started("SparseTable.size").tables[self.name])
@@ -101,22 +133,31 @@ class SparseTable(nn.Module):
         return max(expected, self.size())
 
 
+def _same(where: str, before: Any, value: Any) -> Any:
+    """Return a value of a table; raise ConfigError if another lookup gave another."""
+    if before not in (None, value):
+        raise ConfigError(
+            f"{where}: all lookups of a table give the same, got {value} and {before}. Give one."
+        )
+    return value
+
+
 def create_table(
     key_dtype: torch.dtype,
-    dim: int,
+    dim: int | Sequence[int],
     name: str,
     emb_initializer: Init,
     device_vocabulary_size: int = 1,
     host_vocabulary_size: int = 0,
     ssd_vocabulary_size: int = 0,
     ssd_data_path: Sequence[str] = (),
-    is_save: bool = True,
-    is_dp: bool = False,
+    is_save: bool | str = True,
+    is_dp: bool | str = False,
     init_param: float = 1.0,
     all2all_gradients_op: str = "sum_gradients",
-    enable_merge: bool = False,
+    enable_merge: bool | str = False,
     padding_keys: Any = None,
-    padding_keys_mask: bool = False,
+    padding_keys_mask: bool | str = False,
     padding_keys_len: int | None = None,
     value_dtype: torch.dtype = torch.float32,
     shard_num: int = 1,
@@ -128,14 +169,26 @@ def create_table(
 
     Args:
         key_dtype: of its ids, torch.int64 or torch.int32.
-        dim: lanes of a row, 1 to 8192.
+        dim: lanes of a row, 1 to 8192, or a shape of one number.
         name: of the table, 1 to 100 letters, digits, underscores and dots.
         emb_initializer: how a row starts, for example `hb.Normal(std=0.01)`.
-        device_vocabulary_size: rows that you expect; the table grows past them.
-        host_vocabulary_size: rows that you expect beside them.
-        ssd_vocabulary_size: must be 0: rows on a disk are not built.
+        device_vocabulary_size: rows that you expect. Rows lie in main memory, and the table grows
+            past this number.
+        host_vocabulary_size: rows that you expect beside them, likewise.
+        ssd_vocabulary_size: 0: rows on a disk are not built.
+        ssd_data_path: not needed.
         is_save: whether a `Saver` saves it.
+        is_dp: not needed: one process holds all tables.
         init_param: multiplies initial rows, -10 to 10.
+        all2all_gradients_op: not needed: one process sums all gradients.
+        enable_merge: not needed: all tables are looked up in one call.
+        padding_keys: ids of the table whose rows take no update, with `padding_keys_mask`.
+        padding_keys_mask: whether they take none.
+        padding_keys_len: not needed.
+        value_dtype: torch.float32.
+        shard_num: not needed, as the two that follow it.
+        fusion_optimizer_var: not needed.
+        hashtable_threshold: not needed.
         optimizer_list: its own optimizer, where there are several.
 
     Raises:
@@ -152,7 +205,11 @@ def create_table(
     check_initializer(where, emb_initializer, init_param)
     checks.whole_number(f"{where}: shard_num", shard_num, 1, MOST_SHARDS)
     checks.whole_number(f"{where}: hashtable_threshold", hashtable_threshold, 0, MOST)
-    check_padding(where, padding_keys, padding_keys_len, masked=padding_keys_mask)
+    masked = boolean(f"{where}: padding_keys_mask", padding_keys_mask)
+    check_padding(where, padding_keys, padding_keys_len, masked=masked)
+    for option, value in (("is_dp", is_dp), ("enable_merge", enable_merge)):
+        if boolean(f"{where}: {option}", value):
+            log.info("%s: %s has no effect: one process holds all tables", where, option)
     sizes = rows_of(
         where,
         device_vocabulary_size,
@@ -166,23 +223,37 @@ def create_table(
         key_dtype,
         emb_initializer.scaled(init_param),
         sizes,
-        is_save=is_save,
+        is_save=boolean(f"{where}: is_save", is_save),
     )
-    table.optimizer = next(iter(optimizer_list), None)
+    table.padding = tuple(padding_keys or ())
+    table.optimizer = _own_optimizer(where, optimizer_list, owner.optimizers)
     owner.tables[name] = table
     return table
+
+
+def _own_optimizer(
+    where: str,
+    own: Sequence[HashOptimizer],
+    every: Sequence[HashOptimizer],
+) -> HashOptimizer | None:
+    if len(own) > 1 or not all(optimizer in every for optimizer in own):
+        raise ConfigError(
+            f"{where}: optimizer_list holds the one optimizer of the table, got {list(own)}. Give "
+            "one that a factory of mx_rec.optimizers returned."
+        )
+    return next(iter(own), None)
 
 
 def sparse_lookup(
     hashtable: SparseTable,
     ids: FeatureSpec | Tensor,
     send_count: int | None = None,
-    is_train: bool = True,
+    is_train: bool | str = True,
     name: str | None = None,
     modify_graph: bool | str = False,
     batch: Any = None,
     access_and_evict_config: Mapping[str, int | None] | None = None,
-    is_grad: bool = True,
+    is_grad: bool | str = True,
     serving_default_value: Any = None,
 ) -> Tensor:
     """Return the rows of ids, float32 [*ids.shape, dim]: step 6.
@@ -191,33 +262,87 @@ def sparse_lookup(
         hashtable: the table.
         ids: a FeatureSpec of the table; with `modify_graph`, a tensor of ids that the model
             computed.
-        send_count: distinct ids of a batch at most; needed in static shape.
+        send_count: the most distinct ids of a batch in this table. Static shape needs it, and all
+            lookups of the table give the same.
         is_train: whether the lookup counts, inserts and learns. False reads only.
         name: not needed.
         modify_graph: whether ids come from the model.
-        batch: the batch, needed with a FeatureSpec.
+        batch: the batch as the loop got it, needed with a FeatureSpec.
         access_and_evict_config: thresholds, with `modify_graph`.
         is_grad: whether a gradient flows back.
-        serving_default_value: the value of ids without a row; None = 0.
+        serving_default_value: the value of each lane of an id that was not admitted; None = 0. It
+            belongs to the table: serving uses it, too.
+
+    Raises:
+        ConfigError: the arguments do not fit the table, the mode or the batch.
+        CallError: step 8 has not run.
     """
     owner = framework.current()
     training = boolean("sparse_lookup: is_train", is_train)
     is_computed = boolean("sparse_lookup: modify_graph", modify_graph)
-    if owner.traced is not None and is_computed:
-        options = {
-            "send_count": send_count,
-            "is_train": training,
-            "access_and_evict_config": access_and_evict_config,
-            "serving_default_value": serving_default_value,
-        }
+    flows = boolean("sparse_lookup: is_grad", is_grad)
+    _check_table(hashtable, owner.tables)
+    hashtable.set_lookup(
+        send_count,
+        serving_default_value,
+        needs_count=not owner.options.use_dynamic,
+    )
+    if is_computed and owner.traced is not None:
+        options = {"is_train": training, "access_and_evict_config": access_and_evict_config}
         owner.traced.append(TracedLookup(hashtable, options))
-        rows: Tensor = hashtable(ids)
-        return rows if is_grad else rows.detach()
+        rows: Tensor = hashtable(_checked_ids(hashtable, ids))
+        return rows if flows else rows.detach()
     pipeline = owner.started("sparse_lookup")
+    pipeline.adopt(hashtable)
     if is_computed:
-        assert isinstance(ids, Tensor)
-        rows = pipeline.look_up_ids(hashtable, ids, training=training)
+        computed = _checked_ids(hashtable, ids)
+        rows = pipeline.look_up_ids(hashtable, computed, training=training)
     else:
-        assert isinstance(ids, FeatureSpec)
-        rows = pipeline.look_up_spec(hashtable, ids, batch, training=training)
-    return rows if is_grad else rows.detach()
+        spec = _checked_spec(hashtable, ids, access_and_evict_config)
+        rows = pipeline.look_up_spec(spec, batch, training=training)
+    return rows if flows else rows.detach()
+
+
+def _check_table(table: Any, tables: Mapping[str, SparseTable]) -> None:
+    if not isinstance(table, SparseTable) or tables.get(table.name) is not table:
+        raise ConfigError(
+            f"sparse_lookup: hashtable: not a table of this program, got {table!r}. Give what "
+            "create_table returned after init."
+        )
+
+
+def _checked_ids(table: SparseTable, ids: Any) -> Tensor:
+    if not isinstance(ids, Tensor):
+        raise ConfigError(
+            f"sparse_lookup in {table.name!r}: modify_graph takes a tensor of ids, got "
+            f"{type(ids).__name__}. Leave out modify_graph to look up a FeatureSpec."
+        )
+    return ids
+
+
+def _checked_spec(table: SparseTable, spec: Any, config: Any) -> FeatureSpec:
+    where = f"sparse_lookup in {table.name!r}"
+    if not isinstance(spec, FeatureSpec):
+        raise ConfigError(
+            f"{where}: ids must be a FeatureSpec, got {type(spec).__name__}. Give the FeatureSpec, "
+            "or modify_graph=True for ids that the model computes."
+        )
+    if config is not None:
+        raise ConfigError(
+            f"{where}: access_and_evict_config belongs to modify_graph=True, got {config!r} with "
+            f"FeatureSpec {spec.name!r}. Give the thresholds to the FeatureSpec."
+        )
+    if spec.is_timestamp or spec.table != table.name:
+        kind = "a timestamp" if spec.is_timestamp else f"a feature of table {spec.table!r}"
+        raise ConfigError(
+            f"{where}: the feature belongs to another table, got FeatureSpec {spec.name!r}, "
+            f"{kind}. Look it up in its own table."
+        )
+    agreed = table.thresholds or Thresholds()
+    if spec.thresholds.values != agreed.values:
+        raise ConfigError(
+            f"{where}: the thresholds of a table are those of its insert function, got "
+            f"{spec.thresholds} of FeatureSpec {spec.name!r} and {agreed}. Give this FeatureSpec "
+            "to get_asc_insert_func(tgt_key_specs=...)."
+        )
+    return spec

@@ -176,7 +176,7 @@ def _call_of(arguments: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _thresholds(lookups: Sequence[TracedLookup]) -> dict[str, Thresholds]:
-    """Return the thresholds of each table; set the defaults of the descriptions.
+    """Return the thresholds of each table.
 
     Raises:
         ConfigError: a value is wrong, or two lookups of a table differ.
@@ -192,10 +192,6 @@ def _thresholds(lookups: Sequence[TracedLookup]) -> dict[str, Thresholds]:
             )
         config = lookup.options["access_and_evict_config"]
         own.append((table.name, where, _configured(where, config)))
-        if lookup.options["serving_default_value"] is not None:
-            table.default = lookup.options["serving_default_value"]
-        if lookup.options["send_count"] is not None:
-            table.send_count = lookup.options["send_count"]
     return agreed(own)
 
 

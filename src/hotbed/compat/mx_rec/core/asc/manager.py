@@ -3,23 +3,42 @@
 
 from __future__ import annotations
 
+import logging
+
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.pipeline import Pipeline
 from hotbed.compat.mx_rec.tables import agreed, make_tables, owners_of
 
 __all__ = ["start_asc_pipeline"]
+
+log = logging.getLogger("hotbed.compat.mx_rec")
 
 
 def start_asc_pipeline() -> None:
     """Make the tables, and let insert functions map ids: step 8.
 
     Raises:
-        CallError: there are no tables.
+        CallError: tables, an optimizer or an insert function are missing.
         ConfigError: what was described does not fit together.
+        StateError: it is called twice.
     """
     owner = framework.current()
     owner.check_not_started("start_asc_pipeline")
-    specs = [spec for insert in owner.inserts for spec in insert.specs if not spec.is_timestamp]
-    thresholds = agreed((s.table, f"FeatureSpec {s.name!r}", s.thresholds) for s in specs)
+    owners = owners_of(owner)
+    if not owner.inserts:
+        raise CallError(
+            "start_asc_pipeline: there is no insert function, got none. Call get_asc_insert_func, "
+            "or modify_graph_and_start_emb_cache if the model computes its ids."
+        )
+    features: list[FeatureSpec] = []
+    for insert in owner.inserts:
+        insert.check(owner.tables)
+        features += insert.features
+    thresholds = agreed((s.table, f"FeatureSpec {s.name!r}", s.thresholds) for s in features)
+    idle = [name for name in owner.tables if name not in thresholds]
+    if idle:
+        log.warning("start_asc_pipeline: no feature looks up in the tables %s", ", ".join(idle))
     tables = make_tables(owner, thresholds, owner.tables)
-    owner.pipeline = Pipeline(owner, tables, owners_of(owner))
+    owner.pipeline = Pipeline(owner, tables, owners)
