@@ -77,7 +77,7 @@ BATCH = Batch({"user": Ids(USERS), "movie": Ids(MOVIES)}, labels={"like": LIKE})
     ("model", "item", "expected"),
     [
         (Two(), (USERS, MOVIES, LIKE), [((USERS, MOVIES), {})]),
-        (Two(), ((USERS, MOVIES), LIKE), [(((USERS, MOVIES), LIKE), {}), ((USERS, MOVIES), {})]),
+        (Two(), ((USERS, MOVIES), LIKE), [((USERS, MOVIES), {}), (((USERS, MOVIES), LIKE), {})]),
         (Two(), {"user": USERS, "movie": MOVIES, "like": LIKE}, [((), {0: USERS, 1: MOVIES})]),
         (Two(), BATCH, [((USERS, MOVIES), {})]),
         (One(), (USERS, LIKE), [((USERS,), {}), (((USERS, LIKE),), {})]),

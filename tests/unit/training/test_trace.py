@@ -544,3 +544,12 @@ def test_a_batch_is_traced_by_the_names_of_its_features_and_for_any_size() -> No
         assert torch.equal(computed["cross"].values, users * 1_000_003 + users + 7)
         assert torch.equal(computed["tag"].values, torch.arange(2 * num_samples))
         assert torch.equal(computed["place"].values, users)
+
+
+def test_a_tensor_that_is_taken_apart_is_not_traced_for_one_size() -> None:
+    def run(model: Any, user: Tensor, items: Tensor) -> Tensor:
+        return model.a(torch.tensor(user.tolist())) + model.b(items[:, 0])
+
+    found = findings(run)
+    assert found.graph is None
+    assert "the code takes a tensor apart, as for a size of 4" in found.problem

@@ -30,7 +30,7 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
 
     A `Batch` is one argument, or its columns are the arguments of their names. The keys of a dict
     are parameters, or it is one argument. The items of a tuple are the arguments in their order,
-    and those behind the last one are labels; or its first item holds them all.
+    and those behind the last one are labels; or its first item, if that is no tensor, holds all.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -41,10 +41,10 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
         if set(required) <= set(names):
             yield (), {name: item[name] for name in names}
     if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
-        if len(required) <= len(item):
-            yield tuple(item[: len(positional)]), {}
         if item and not torch.is_tensor(item[0]):
             yield from calls_of(model, item[0])
+        if len(required) <= len(item):
+            yield tuple(item[: len(positional)]), {}
     if len(required) <= 1 <= len(positional):
         yield (item,), {}
     if isinstance(item, Batch):

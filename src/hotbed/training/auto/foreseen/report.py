@@ -126,6 +126,8 @@ def _words(entry: LookupEntry) -> Iterator[str]:
     if entry.num_lookups > 1:
         yield f"{entry.num_lookups} lookups, whose gradients are summed"
     if entry.table is not None:
-        policies = [entry.table.admit, *entry.table.evictions]
-        described = [brief(entry.table.rule), *(brief(policy) for policy in policies if policy)]
+        described = [brief(entry.table.rule)]
+        for policy in (entry.table.admit, *entry.table.evictions):
+            if getattr(policy, "is_on", False):
+                described.append(brief(policy))
         yield f"table: dim {entry.table.dim}, {', '.join(described)}"

@@ -171,6 +171,7 @@ def _read(
     for leaf, bounds in zip(signature.tensors, ranges, strict=True):
         if leaf.axis in ("samples", "ends", "values") and bounds and bounds[0][0] == bounds[0][1]:
             raise ValueError(f"the code holds for a size of {bounds[0][0]} of {leaf.name!r} only")
+    _check_unbinds(graph)
     return Exported(
         graph,
         leaves,
@@ -180,6 +181,18 @@ def _read(
         obstacles,
         ranges,
     )
+
+
+def _check_unbinds(graph: fx.Graph) -> None:
+    """Raise ValueError if a tensor was taken apart along an axis whose size differs by batch.
+
+    `tolist()` does so. torch.export notes no guard for it.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.unbind.int):
+        tensor, axis = (*node.args, 0)[:2]
+        size = tensor.meta["val"].shape[axis]
+        if not isinstance(size, int):
+            raise ValueError(f"the code takes a tensor apart, as for a size of {len(node.users)}")
 
 
 def _with_nodes(lookup: Lookup, results: Iterator[fx.Node]) -> Lookup:
