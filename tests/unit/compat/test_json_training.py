@@ -12,6 +12,7 @@ import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr import knobs
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
 from hotbed.compat.hugectr.json.solver import read_solver
+from hotbed.compat.hugectr.model import LearningRateScheduler
 from hotbed.errors import ConfigError
 
 SOLVER: dict[str, Any] = {
@@ -25,10 +26,16 @@ SOLVER: dict[str, Any] = {
     "eval_interval": 100,
     "max_eval_batches": 30,
 }
+RATE: dict[str, Any] = {
+    "learning_rate": 0.01,
+    "beta1": 0.8,
+    "beta2": 0.99,
+    "epsilon": 1e-6,
+}
 ADAM: dict[str, Any] = {
     "type": "Adam",
     "update_type": "Global",
-    "adam_hparam": {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6},
+    "adam_hparam": RATE,
 }
 
 
@@ -193,11 +200,38 @@ def test_optimizer_of_an_embedding_may_have_no_learning_rate() -> None:
         ({"adam_hparam": {"beta1": 0.9}}, "optimizer.adam_hparam.learning_rate: missing key"),
         ({"adam_hparam": 3}, "optimizer.adam_hparam: not an object, got 3"),
         ({"lr": 3}, "optimizer.lr: unknown key"),
+        ({"adam_hparam": RATE | {"learning_rate": -1}}, r"adam_hparam\.learning_rate: .*>= 0"),
+        ({"adam_hparam": RATE | {"warmup_steps": 0}}, r"adam_hparam\.warmup_steps: .*got 0"),
+        ({"adam_hparam": RATE | {"decay_steps": 0}}, r"adam_hparam\.decay_steps: .*got 0"),
+        ({"adam_hparam": RATE | {"decay_power": 0.5}}, r"learning_rate\.decay_power: .*got 0\.5"),
     ],
 )
 def test_wrong_key_of_the_optimizer_is_rejected(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_optimizer({**ADAM, **keys})
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"metrics_spec": {"AUC": 1.0}}, r"got 'AUC'\. Write \{hugectr\.MetricsType\.AUC: 1\.0\}"),
+        ({"metrics_spec": {"auc": 1.0}}, r"expected keys of MetricsType, got 'auc'"),
+        ({"lr": -0.1}, r"solver\.lr: .*>= 0, got -0\.1"),
+        ({"warmup_steps": -1}, r"solver\.warmup_steps: .*got -1"),
+        ({"decay_steps": -1}, r"solver\.decay_steps: .*got -1"),
+        ({"decay_power": 0.0}, r"solver\.decay_power: .*>= 1, got 0"),
+        ({"end_lr": -1.0}, r"solver\.end_lr: .*>= 0, got -1"),
+    ],
+)
+def test_wrong_argument_of_a_solver_is_rejected(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hugectr.CreateSolver(**arguments)
+
+
+def test_no_warmup_is_that_of_the_newest_releases() -> None:
+    """Those up to v23.02 refuse 0 steps, and so do JSON files, which are of that time."""
+    scheduler = LearningRateScheduler(0.5, warmup_steps=0)
+    assert [scheduler.get_next() for _ in range(2)] == [0.5, 0.5]
 
 
 def test_key_that_no_release_reads_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

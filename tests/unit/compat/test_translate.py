@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -106,6 +107,20 @@ def test_offsets_of_the_reader_shift_the_keys_of_each_slot() -> None:
     assert [batch.ids[name].values.tolist() for name in ("data1_0", "data1_1")] == [[5], [105]]
     assert translation.embeddings[0].offsets == (0, 100)
     assert translation.embeddings[0].slots == ("data1_0", "data1_1")
+
+
+def test_slots_and_their_embedding_are_placed_alike() -> None:
+    """A reader of v3.0 sorts keys by placement, which its embedding has to know."""
+    graph = two_slots()
+    placed = {}
+    for kind in hugectr.DataReaderSparse_t:
+        param = dataclasses.replace(DataReaderSparseParam(kind, 3, 3, 2), top_name="data1")
+        data = Input(1, "label", 0, "dense", [param])
+        placed[kind.name] = Graph(data, graph.embeddings, graph.layers)
+    assert list(translate(placed["Distributed"], ADAM).tables) == ["emb"]
+    wrong = r"'data1' is read as LocalizedSlot, got DistributedSlotSparseEmbeddingHash"
+    with pytest.raises(ConfigError, match=wrong):
+        translate(placed["Localized"], ADAM)
 
 
 def test_two_tables_look_up_the_same_slots() -> None:

@@ -123,7 +123,26 @@ def checked(where: str, value: Any, hint: Any) -> Any:
         expected = " | ".join(part.__name__ for part in wanted)
         names = ", ".join(enums[0].__members__)
         raise ConfigError(f"{where}: expected {expected}, got {value!r:.80}. Use one of {names}.")
+    _check_keys(where, value, hint)
     return build(_plain(value), hint, where)
+
+
+def _check_keys(where: str, value: Any, hint: Any) -> None:
+    """Raise ConfigError if a mapping whose keys are of an enum has others."""
+    for part in (hint, *typing.get_args(hint)):
+        keys = typing.get_args(part)[:1]
+        if typing.get_origin(part) is not Mapping or not isinstance(value, Mapping):
+            continue
+        if not isinstance(keys[0], type) or not issubclass(keys[0], Enum):
+            continue
+        name = keys[0].__name__
+        for key in value:
+            if not isinstance(key, keys[0]):
+                member = key if key in keys[0].__members__ else next(iter(keys[0].__members__))
+                raise ConfigError(
+                    f"{where}: expected keys of {name}, got {key!r:.80}. Write "
+                    f"{{hugectr.{name}.{member}: {value[key]!r:.80}}}."
+                )
 
 
 def _plain(value: Any) -> Any:

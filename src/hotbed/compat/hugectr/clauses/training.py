@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hotbed import checks
 from hotbed.compat.hugectr.clause import clause
 from hotbed.compat.hugectr.enums import (
     AllReduceAlgo,
@@ -29,6 +30,22 @@ class LearningRate:
     decay_steps: int = 1
     decay_power: float = 2.0
     end_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_rate("learning_rate", self)
+
+
+def check_rate(where: str, rate: LearningRate | Solver) -> None:
+    """Raise ConfigError if a learning rate or a step of its schedule is out of its range.
+
+    `where`: the place of the clause, in messages. No warm-up (0) is allowed, as from v23.04 on.
+    """
+    checks.finite_number(f"{where}.lr", rate.lr, least=0)
+    checks.whole_number(f"{where}.warmup_steps", rate.warmup_steps, 0)
+    checks.whole_number(f"{where}.decay_start", rate.decay_start, 0)
+    checks.whole_number(f"{where}.decay_steps", rate.decay_steps, 0)
+    checks.finite_number(f"{where}.decay_power", rate.decay_power, least=1)
+    checks.finite_number(f"{where}.end_lr", rate.end_lr, least=0)
 
 
 @clause("fit")
@@ -105,6 +122,7 @@ class Solver:
     files: ParamFiles | None = None
 
     def __post_init__(self) -> None:
+        check_rate("solver", self)
         if self.metrics_spec is None:
             object.__setattr__(self, "metrics_spec", {MetricsType.AUC: 1.0})
         if self.use_mixed_precision and self.enable_tf32_compute:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hotbed import checks
 from hotbed.compat.hugectr.clauses import LearningRate, OptParams
 from hotbed.compat.hugectr.enums import Optimizer_t, Update_t
 from hotbed.compat.hugectr.json.keys import member, needed, read_clause
@@ -59,7 +60,7 @@ def read_optimizer(
                 f"{where}.{other}: belongs to another type, got type {kind.name}. Remove it."
             )
     hyper = _hyper_parameters(values[name], f"{where}.{name}", keys, optional, needs_rate)
-    rate = _learning_rate(hyper)
+    rate = _learning_rate(hyper, f"{where}.{name}")
     return OptParams(
         optimizer_type=kind,
         update_type=_update_type(values, where),
@@ -91,12 +92,19 @@ def _hyper_parameters(
     return values
 
 
-def _learning_rate(hyper: dict[str, Any]) -> LearningRate | None:
-    """Take the keys of the learning rate out of `hyper`; None without a learning rate."""
+def _learning_rate(hyper: dict[str, Any], where: str) -> LearningRate | None:
+    """Take the keys of the learning rate out of `hyper`; None without a learning rate.
+
+    The releases that read these keys take no warm-up and no decay of 0 steps.
+    """
     rest = {key: hyper.pop(key) for key in _RATE if key in hyper}
+    for key in ("warmup_steps", "decay_steps"):
+        checks.whole_number(f"{where}.{key}", rest.get(key, 1), 1)
     if "learning_rate" not in hyper:
         return None
-    return LearningRate(lr=hyper.pop("learning_rate"), **rest)
+    rate = hyper.pop("learning_rate")
+    checks.finite_number(f"{where}.learning_rate", rate, least=0)
+    return LearningRate(lr=rate, **rest)
 
 
 def _update_type(values: Mapping[str, Any], where: str) -> Update_t:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from hotbed import checks
 from hotbed.compat.hugectr.clauses import LearningRate
 from hotbed.optim.schedule import Chain, Hold, Polynomial, Schedule, Warmup
 
@@ -55,7 +54,6 @@ class LearningRateScheduler:
 
     def reset(self, rate: LearningRate) -> None:
         """Begin anew with another learning rate."""
-        _check(rate)
         self._base = rate.lr
         self._schedule = _schedule(rate)
         self._step = 0
@@ -104,12 +102,3 @@ def _schedule(rate: LearningRate) -> Chain:
         first=1 + max(-held, 0),
     )
     return Chain((*parts, decay))
-
-
-def _check(rate: LearningRate) -> None:
-    checks.finite_number("learning_rate.lr", rate.lr, least=0)
-    checks.whole_number("learning_rate.warmup_steps", rate.warmup_steps, 0)
-    checks.whole_number("learning_rate.decay_start", rate.decay_start, 0)
-    checks.whole_number("learning_rate.decay_steps", rate.decay_steps, 0)
-    checks.finite_number("learning_rate.decay_power", rate.decay_power, least=1)
-    checks.finite_number("learning_rate.end_lr", rate.end_lr, least=0)

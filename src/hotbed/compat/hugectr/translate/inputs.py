@@ -123,6 +123,7 @@ class Inputs:
     def _add_embedding(self, embedding: SparseEmbedding) -> None:
         """Add one table, a column for each slot, and the input [n, slots, vec]."""
         sparse = self._sparse(embedding.bottom_name)
+        _check_placement(self._input, embedding)
         name = embedding.sparse_embedding_name
         slots = self._add_slots(sparse, name, str(embedding.combiner), sparse.sizes)
         init: Init = Uniform(0.05)
@@ -256,6 +257,19 @@ class Inputs:
             init=init,
             seed=self._seed,
         )
+
+
+def _check_placement(input: Input, embedding: SparseEmbedding) -> None:
+    """Raise ConfigError if the reader places slots otherwise than their embedding does."""
+    kind = embedding.embedding_type
+    for param in input.data_reader_sparse_param_array:
+        if param.top_name != embedding.bottom_name or param.type is None:
+            continue
+        if not kind.name.startswith(param.type.value):
+            raise ConfigError(
+                f"sparse_embedding.embedding_type: {param.top_name!r} is read as "
+                f"{param.type.value}, got {kind.name}. Give the slots and their embedding one kind."
+            )
 
 
 def _rows(table: EmbeddingTableConfig) -> Init:
