@@ -566,7 +566,7 @@ def test_a_resumed_program_evicts_when_the_one_before_did(tmp_path: Path, monkey
     moment = 0.0
     killed.owner.clock.read = lambda: moment
     killed.hook = mx.EvictHook(True, **hook)
-    for number in killed.run(11):
+    for number in killed.run():
         moment += 35.0
         if number == 4:
             killed.saver.save(tmp_path)
@@ -578,6 +578,6 @@ def test_a_resumed_program_evicts_when_the_one_before_did(tmp_path: Path, monkey
     resumed.owner.clock.read = lambda: 5000.0
     resumed.hook = mx.EvictHook(True, **hook)
     assert resumed.restore(tmp_path) == 4
-    assert list(resumed.run(11))[-1] == 11
+    assert list(resumed.run())[-1] == STEPS
     assert evicted == decided + [step for step in decided if step > 4]
     assert resumed.bits() == killed.bits()
