@@ -11,8 +11,8 @@ many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `rem
 forgets nothing, so that an unbroken run can be made to decide the same), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
 its metrics an epoch), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
-a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`). Tests
-make events with `events`.
+a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`), or
+with `engine` the same of the engine. Tests make events with `events`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     if "switches" in config:
         import rec_sdk_loops
 
-        return rec_sdk_loops.of_door(root, config["switches"], **config.get("loop", {}))
+        if config.get("remember"):
+            Journal.forget = lambda self, before: None
+        loop = rec_sdk_loops.of_engine if config.get("engine") else rec_sdk_loops.of_door
+        return loop(root, config["switches"], **config.get("loop", {}))
     schema = hb.Schema(
         [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
     )

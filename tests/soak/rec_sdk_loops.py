@@ -10,6 +10,7 @@ without stops. `of_door` saves base and delta checkpoints on its way, and resume
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations
@@ -25,6 +26,7 @@ from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.embedding.modules import Feature
 from hotbed.training.evict import EvictionSchedule
+from hotbed.training.run import WallClock
 
 SWITCHES = ("expansion", "dynamic", "automatic", "aging")
 EVERY = [list(chosen) for size in range(5) for chosen in combinations(SWITCHES, size)]
@@ -74,8 +76,15 @@ def digest(tables: Any, tower: nn.Module, dense: torch.optim.Optimizer) -> str:
 # --- the engine -----------------------------------------------------------------------------------
 
 
-def of_engine(root: Path, switches: Collection[str]) -> dict[str, Any]:
-    """Train by tables, `SparseOptimizer` and `EvictionSchedule`."""
+def of_engine(
+    root: Path,
+    switches: Collection[str],
+    journal: str | None = None,
+) -> dict[str, Any]:
+    """Train by tables, `SparseOptimizer` and `EvictionSchedule`.
+
+    `journal`: a file with decisions of the clock, which this loop repeats instead of its steps'.
+    """
     names = ["cross"] if "automatic" in switches else ["user", "item"]
     rule: Any = hb.Adam(lr=0.01, eps_hat=True)
     if "expansion" in switches:
@@ -91,6 +100,9 @@ def of_engine(root: Path, switches: Collection[str]) -> dict[str, Any]:
     dense = torch.optim.Adam(tower.parameters(), lr=0.01)
     sparse = hb.SparseOptimizer(rows)
     schedule = EvictionSchedule(tables, EVICT_STEPS)
+    if journal is not None:
+        clock = WallClock(journal=hb.sources.Journal(journal))
+        schedule = EvictionSchedule(tables, None, 1e9, clock="wall", wall_clock=clock)
     now = 0
     step = 0
     for step, columns in enumerate(data(root), 1):
@@ -130,14 +142,14 @@ def of_door(
     switches: Collection[str],
     *,
     hook: dict[str, Any] | None = None,
-    saves: bool = True,
+    pause: float = 0.0,
 ) -> dict[str, Any]:
-    """Train by the eight steps; save every five steps, and resume from the newest state.
+    """Train by the eight steps; save at first and every five steps, and resume from the newest.
 
-    `hook`: more keywords of the EvictHook. `saves`: False = do neither.
+    `hook`: more keywords of the EvictHook. `pause`: seconds that each step lasts longer.
     """
     mx.init(
-        save_steps=SAVE_STEPS if saves else -1,
+        save_steps=SAVE_STEPS,
         use_dynamic="dynamic" in switches,
         use_dynamic_expansion="expansion" in switches,
         is_incremental_checkpoint=True,
@@ -145,7 +157,7 @@ def of_door(
         save_delta_checkpoints_secs=1,
     )
     try:
-        return _trained(root, switches, hook or {}, saves=saves)
+        return _trained(root, switches, {"evict_step_interval": EVICT_STEPS} | (hook or {}), pause)
     finally:
         mx.terminate_config_initializer()
 
@@ -154,8 +166,7 @@ def _trained(
     root: Path,
     switches: Collection[str],
     hook: dict[str, Any],
-    *,
-    saves: bool,
+    pause: float,
 ) -> dict[str, Any]:
     is_automatic = "automatic" in switches
     if "expansion" in switches:
@@ -172,7 +183,7 @@ def _trained(
     tower = Tower(len(names))
     mx.get_dense_and_sparse_variable(tower)
     dense = torch.optim.Adam(tower.parameters(), lr=0.01)
-    evict = mx.EvictHook("aging" in switches, evict_step_interval=EVICT_STEPS, **hook)
+    evict = mx.EvictHook("aging" in switches, **hook)
     saver = mx.Saver([tower, dense], max_to_keep=2)
     if is_automatic:
         model = Crossed(tables["cross"], tower, {**lookup, "access_and_evict_config": thresholds})
@@ -194,16 +205,21 @@ def _trained(
 
         mx.start_asc_pipeline()
     place = root / "state"
-    begin = saver.restore(place) if saves and mx.latest_checkpoint(place) else 0
+    begin = 0
+    if mx.latest_checkpoint(place) is None:
+        saver.save(place, global_step=0)
+    else:
+        begin = saver.restore(place)
     step = begin
     for step, batch in enumerate(batches(), begin + 1):
         outputs = model(batch)
         loss = functional.binary_cross_entropy_with_logits(outputs, batch.labels["y"])
         learn(loss, sparse, dense, by_address="expansion" in switches)
         evict.after_run(global_step=step)
-        if saves and step % SAVE_STEPS == 0:
+        if step % SAVE_STEPS == 0:
             saver.save(place, global_step=step)
-    if saves and step % SAVE_STEPS:
+        time.sleep(pause)
+    if step % SAVE_STEPS:
         saver.save(place, global_step=step)
     learned = digest(framework.current().started("digest").tables, tower, dense)
     return {"digest": learned, "steps": step, "resumed": begin}

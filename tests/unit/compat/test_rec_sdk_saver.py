@@ -42,7 +42,7 @@ class Program:
         hook: keywords of the EvictHook; None = no hook.
         dim: of the table.
         table: the name of the table.
-        more: what `var_list` has besides the network and the dense optimizer.
+        future: number of an event whose time lies ahead; None = none does.
         options: of `init`.
     """
 
@@ -52,6 +52,7 @@ class Program:
         hook: dict[str, Any] | None = None,
         dim: int = 2,
         table: str = "user",
+        future: int | None = None,
         **options: Any,
     ) -> None:
         mx.init(**options)
@@ -60,7 +61,7 @@ class Program:
         self.spec = mx.FeatureSpec("user", table_name=table, **thresholds or {})
         clock = mx.FeatureSpec("t", is_timestamp=True)
         schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user")])
-        self.dataset = hb.Dataset(hb.sources.Memory(events()), schema, BATCH)
+        self.dataset = hb.Dataset(hb.sources.Memory(events(future)), schema, BATCH)
         self.batches = self.dataset.map(mx.get_asc_insert_func([clock, self.spec]))
         self.table = mx.create_table(torch.int64, dim, table, hb.Normal(std=0.1), 1000)
         torch.manual_seed(1)
@@ -106,14 +107,14 @@ class Program:
         return hb.checkpoints.content_digest({"t": self.rows}), own
 
 
-def events() -> pa.Table:
+def events(future: int | None) -> pa.Table:
     rng = np.random.default_rng(3)
     count = STEPS * BATCH
     return pa.table(
         {
             "user": rng.integers(0, 12, count) + np.arange(count) // 10,
             "y": rng.integers(0, 2, count),
-            "t": np.arange(count),
+            "t": np.where(np.arange(count) == future, count, np.arange(count)),
         }
     )
 
@@ -152,6 +153,20 @@ def test_a_program_resumes_from_any_step_that_was_saved(step: int, tmp_path: Pat
     assert resumed.restore(f"{tmp_path}-{step}") == step
     assert list(resumed.run()) == list(range(step + 1, STEPS + 1))
     assert resumed.bits() == saving.bits() == whole(**AGING)
+
+
+def test_a_state_holds_the_newest_time(tmp_path: Path) -> None:
+    """An event of the future makes older ones stale, also after a restoration."""
+    keywords: dict[str, Any] = {**AGING, "hook": {"evict_step_interval": 5}, "future": 20}
+    program = Program(**keywords, save_steps=4)
+    for number in program.run():
+        if number == 4:
+            program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    resumed = Program(**keywords)
+    resumed.restore(tmp_path)
+    list(resumed.run())
+    assert resumed.bits() == program.bits()
 
 
 def test_restore_takes_the_newest_state_or_the_version_of_init(tmp_path: Path) -> None:

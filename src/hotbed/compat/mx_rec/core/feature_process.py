@@ -56,7 +56,7 @@ class EvictHook:
         self.evict_step_interval = evict_step_interval
         self.schedule: EvictionSchedule | None = None
         self._owner = framework.current()
-        self._step = -1  # the training step that it ran after
+        self._step = 0  # the training step that it ran after
         self._was_told = False  # that it does nothing in evaluation
         self._owner.hooks.append(self)
         if self._owner.pipeline is not None:
