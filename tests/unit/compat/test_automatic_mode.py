@@ -21,7 +21,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.data.batch import Ids
 from hotbed.embedding.modules import Feature
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RowShapeError
 
 pytestmark = pytest.mark.torch_core
 NUM_ROWS = 1200
@@ -102,7 +102,7 @@ class OfDict(Crossed):
 
 def begin(make: Callable[[], nn.Module], **options: Any) -> tuple[nn.Module, tuple[Any, Any]]:
     """Run steps 1, 2 and 5 to 7; return the model, and its sparse and its dense optimizer."""
-    mx.init(use_dynamic=True, **options)
+    mx.init(**{"use_dynamic": True, **options})
     sparse = mx.optimizers.lazy_adam.create_hash_optimizer(learning_rate=0.001)
     torch.manual_seed(7)
     model = make()
@@ -364,6 +364,40 @@ def test_ids_that_depend_on_rows_stay_in_the_forward_pass() -> None:
     adam = torch.optim.Adam(out.parameters(), lr=1e-3)
     assert losses == learn((hb.SparseOptimizer(embeddings), adam), columns(), scores_of)
     assert contents(tables()) == contents(own)
+
+
+class Scaled(OfBatch):
+    """Has a dense part that torch.export cannot follow: torch.fx finds the ids."""
+
+    def forward(self, batch: Any) -> Tensor:
+        scores = super().forward(batch)
+        return scores * 1.0 if scores.sum() > 0 else scores
+
+
+def test_a_dense_part_that_cannot_be_traced_does_not_matter() -> None:
+    model, optimizers = begin(Scaled)
+    report = mx.modify_graph_and_start_emb_cache(model, train=dataset())
+    assert [entry.outcome for entry in report.entries] == ["ahead"]
+    assert learn_batches(model, optimizers) == plain_losses(own_table(), columns())
+
+
+def test_static_shapes_have_the_bits_of_dynamic_ones() -> None:
+    class Static(OfBatch):
+        def forward(self, batch: Any) -> Tensor:
+            ids = batch.ids["user"].values * CROSS + batch.ids["movie"].values
+            rows = look_up(self.table, ids, send_count=self.send_count)
+            return self.out(rows).squeeze(-1)
+
+    model, optimizers = begin(Static, use_dynamic=False)
+    model.send_count = 200
+    mx.modify_graph_and_start_emb_cache(model, train=dataset())
+    assert learn_batches(model, optimizers) == plain_losses(own_table(), columns())
+    framework.end()
+    model, optimizers = begin(Static, use_dynamic=False)
+    model.send_count = 20
+    mx.modify_graph_and_start_emb_cache(model, train=dataset())
+    with pytest.raises(RowShapeError, match="more distinct ids than its static size of 20"):
+        learn_batches(model, optimizers)
 
 
 # --- evaluation -----------------------------------------------------------------------------------

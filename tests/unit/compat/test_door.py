@@ -48,6 +48,7 @@ ALLOWED = {
         "float32",
         "from_numpy",
         "full_like",
+        "fx",
         "get_num_threads",
         "int32",
         "int64",

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
@@ -312,12 +312,12 @@ def _check_table(table: Any, tables: Mapping[str, SparseTable]) -> None:
 
 
 def _checked_ids(table: SparseTable, ids: Any) -> Tensor:
-    if not isinstance(ids, Tensor):
+    if not isinstance(ids, Tensor | fx.Proxy):  # a proxy stands for a tensor in a trace
         raise ConfigError(
             f"sparse_lookup in {table.name!r}: modify_graph takes a tensor of ids, got "
             f"{type(ids).__name__}. Leave out modify_graph to look up a FeatureSpec."
         )
-    return ids
+    return cast(Tensor, ids)
 
 
 def _checked_spec(table: SparseTable, spec: Any, config: Any) -> FeatureSpec:
