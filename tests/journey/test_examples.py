@@ -115,6 +115,7 @@ def test_mindspore_s_online_example_resumes_and_exports_what_changed(folder: Pat
     states = folder / "runs/mindspore_online/widedeep_train"
     assert len([path for path in states.iterdir() if path.is_dir()]) == 5
     assert "incremental export: 3 keys, 0 values, statuses [2 2 2]" in output
+    assert 0.5 < number(r"film 318 with probability ([\d.]+)", output) < 1
 
 
 def test_streams_of_clicks_say_what_is_skipped(folder: Path) -> None:

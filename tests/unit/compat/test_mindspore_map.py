@@ -395,3 +395,29 @@ def test_torch_s_embedding_with_sparse_adam_trains_the_same_rows() -> None:
     torch.testing.assert_close(
         table.get(torch.arange(10), insert_default_value=False).detach(), theirs[0].weight.detach()
     )
+
+
+def test_a_network_that_looks_up_columns_as_they_are_is_served_alike(tmp_path: Any) -> None:
+    class Served(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = HashEmbeddingLookup(4, max_norm=1.0)
+            self.wide = HashEmbeddingLookup(1)
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, batch: hb.Batch) -> torch.Tensor:
+            columns = [batch.ids["user"], batch.ids["item"]]
+            rows = torch.cat([self.deep(column) for column in columns], dim=1)
+            wide = torch.cat([self.wide(column) for column in columns], dim=1)
+            return self.head(rows).squeeze(1) + wide.sum(1)
+
+    random = np.random.default_rng(0)
+    rows = {name: random.integers(0, 30, 320) for name in ("user", "item")}
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+    labels = (rows["user"] % 2 == 0).astype(int)
+    clicks = hb.Dataset(hb.sources.Memory({"y": labels, **rows}), schema, 32)
+    model = RecModel(Served(), "bce", hb.Adam(lr=1e-2))
+    model.train(2, clicks)
+    model.engine.export(tmp_path)
+    scores = hb.InferenceSession(tmp_path).predict(rows)
+    np.testing.assert_allclose(scores, model.engine.predict(clicks), atol=1e-6)

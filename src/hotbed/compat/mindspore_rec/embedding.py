@@ -83,5 +83,9 @@ class HashEmbeddingLookup(nn.Module):
         self.embedding_table.embedding.max_norm = max_norm
 
     def forward(self, input_indices: Any) -> torch.Tensor:
-        """Return the rows of keys, integers [...] -> float32 [..., embedding_size]."""
+        """Return the rows of keys, integers [...] -> float32 [..., embedding_size].
+
+        A column of a `Batch`, `batch.ids[name]` with m ids, gives rows [m, embedding_size]. A
+        network that looks up such columns only can be exported for servers.
+        """
         return self.embedding_table.get(input_indices)

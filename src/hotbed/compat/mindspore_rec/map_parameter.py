@@ -17,7 +17,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.compat.mindspore_rec.tensor import Tensor, with_asnumpy
 from hotbed.config import did_you_mean
-from hotbed.data.batch import as_ids
+from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.init import Constant, Init, Normal, Uniform, Zeros
 from hotbed.embedding.modules import Embedding
@@ -160,17 +160,22 @@ class MapParameter(nn.Module):
         """Return the values of keys, [...] -> [..., *value_shape]; gradients flow to them.
 
         Args:
-            key_tensor: integers of any shape.
+            key_tensor: integers of any shape; or a column of a `Batch` as it is, `batch.ids[name]`
+                with m ids, for values [m, *value_shape] of a network that can be exported.
             insert_default_value: insert keys that are new, and count all; False only reads. A
                 module in eval mode only reads, too.
         """
-        keys = torch.as_tensor(key_tensor)
+        keys = key_tensor
+        shape = (-1,)
+        if not isinstance(keys, Ids):
+            keys = torch.as_tensor(keys)
+            shape = keys.shape
         if insert_default_value:
             rows = self.embedding(keys)
         else:
             with in_eval_mode(self.embedding):
                 rows = self.embedding(keys)
-        values: torch.Tensor = rows.view(*keys.shape, *self.value_shape)
+        values: torch.Tensor = rows.view(*shape, *self.value_shape)
         return values
 
     def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
