@@ -123,6 +123,7 @@ NAVIGATION = {
         "migrate/hugectr",
         "migrate/hugectr_parameters",
         "migrate/hugectr_samples",
+        "migrate/mindspore",
         "migrate/nvtabular",
         "benchmarks",
         "accuracy",

@@ -163,7 +163,7 @@ class LossMonitor(Callback):
     def __init__(self, per_print_times: int = 1) -> None:
         checks.whole_number("LossMonitor.per_print_times", per_print_times, 0)
         self._every = per_print_times
-        self._printed = -1  # the step before the first, or the last one that was printed
+        self._printed = -1  # the last printed step, at first the step before this call
 
     def step_begin(self, run_context: RunContext) -> None:
         if self._printed < 0:
