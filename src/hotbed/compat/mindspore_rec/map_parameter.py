@@ -166,10 +166,10 @@ class MapParameter(nn.Module):
                 module in eval mode only reads, too.
         """
         keys = key_tensor
-        shape = (-1,)
+        shape: tuple[int, ...] = (-1,)
         if not isinstance(keys, Ids):
             keys = torch.as_tensor(keys)
-            shape = keys.shape
+            shape = tuple(keys.shape)
         if insert_default_value:
             rows = self.embedding(keys)
         else:
