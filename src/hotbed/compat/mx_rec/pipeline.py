@@ -46,6 +46,8 @@ class Current:
         batch: its ids by column, with their plans if they were mapped ahead.
         shapes: of each column's ids.
         reader: read the ids.
+        by_table: whether each table is looked up by itself, as in the first batch of static shape:
+            the sizes come with its lookups. None = not known yet.
         rows: of each column, by (columns, training, gradients enabled), once they were looked up.
     """
 
@@ -53,6 +55,7 @@ class Current:
     batch: Batch
     shapes: Mapping[str, tuple[int, ...]]
     reader: Reader
+    by_table: bool | None = None
     rows: dict[tuple[tuple[Column, ...], bool, bool], dict[str, Tensor]] = field(
         default_factory=dict
     )
@@ -271,7 +274,9 @@ class Pipeline:
         """Return the rows of one column, [*ids.shape, dim]; the first call looks up all columns."""
         reader = current.reader
         columns = reader.columns if column in reader.columns else reader.rest
-        if not self._knows_sizes(columns):  # the first batch: sizes come with the lookups
+        if current.by_table is None:  # one way for a batch: ids are counted once
+            current.by_table = not self._knows_sizes(columns)
+        if current.by_table:
             columns = tuple(own for own in columns if own.table == column.table)
         mode = (columns, training, torch.is_grad_enabled())
         if mode not in current.rows:
