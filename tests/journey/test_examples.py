@@ -61,6 +61,13 @@ def test_a_plain_torch_loop_learns(folder: Path) -> None:
     assert "learning rate of the rows 0.0400" in output
 
 
+def test_the_eight_steps_of_rec_sdk_learn_and_forget(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "rec_sdk.py"))
+    assert number(r"AUC ([\d.]+)", output) > 0.6
+    users = [int(rows) for rows in re.findall(r"'user': (\d+)", output)]
+    assert 0 < users[-1] < 500  # of 610 users, those of two years are left
+
+
 def test_criteo_reads_the_log_as_it_comes(folder: Path, shared_data: Path) -> None:
     output = run(
         folder, str(EXAMPLES / "criteo.py"), str(shared_data / "criteo" / "kaggle_head10001.tsv")

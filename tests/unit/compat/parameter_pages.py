@@ -9,15 +9,17 @@ Keys of a section:
     whole      text under the heading
     fields     the parameters are the fields of this class of the door
     call       the parameters are those of this callable of the door
-    defaults   parameters with the defaults of the other system, as text of Python
     names      parameters without a default
+    defaults   parameters with the defaults of the other system
+    other_defaults  the same, as text: defaults that have another value here
+    ranges     intervals of the other system, such as "(0, 1]", for some of the parameters
     clause     under which the door knows parameters that have no effect
     all        kind of the parameters that are named nowhere else; else `same`
     mapped     the same result, by something with another name: what it is
     unused     no effect: why
     different  another result: why
     rules      checks, errors and promises of the other system: each has a `rule`, its `kind`, what it is
-               `here`, and the `test` that shows it
+               `here`, and the `test` that shows it, in the file `tests` or in another: `file.py::test`
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ import dataclasses
 import importlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import yaml
@@ -44,12 +48,20 @@ KINDS = {
 
 
 class Parameter(NamedTuple):
-    """A parameter: its name, its kind (a key of KINDS), what it is here, and its default there."""
+    """A parameter.
+
+    Attributes:
+        kind: a key of KINDS.
+        note: what it is here.
+        default: its default in the other system, as text; "" = it has none.
+        range: its interval in the other system; "" = any.
+    """
 
     name: str
     kind: str
     note: str = ""
     default: str = ""
+    range: str = ""
 
 
 class Rule(NamedTuple):
@@ -76,7 +88,7 @@ class Door:
     package: str
     no_effect: Mapping[str, str]
 
-    @property
+    @cached_property
     def file(self) -> dict[str, Any]:
         return yaml.safe_load((FOLDER / f"{self.name}_parameters.yaml").read_text())
 
@@ -90,20 +102,26 @@ class Door:
 
     def look_up(self, path: str) -> Any:
         """Return what the door has under a dotted path."""
-        folder, _, name = path.rpartition(".")
-        return getattr(importlib.import_module(f"{self.package}.{folder}".rstrip(".")), name)
+        found: Any = importlib.import_module(self.package)
+        for name in path.split("."):
+            if isinstance(found, ModuleType) and not hasattr(found, name):
+                importlib.import_module(f"{found.__name__}.{name}")
+            found = getattr(found, name)
+        return found
 
     def parameters(self, section: Mapping[str, Any]) -> Iterator[Parameter]:
         """Yield the parameters of a section."""
-        defaults = section.get("defaults", {})
-        names = [*defaults, *section.get("names", ())]
+        defaults = {name: repr(value) for name, value in section.get("defaults", {}).items()}
+        defaults |= section.get("other_defaults", {})
+        ranges = section.get("ranges", {})
+        names = [*section.get("names", ()), *defaults]
         if "fields" in section:
             fields = dataclasses.fields(self.look_up(section["fields"]))
             names = [field.name for field in fields] + names
         for name in names:
             if name not in section.get("leave_out", ()):
                 kind, note = self._kind(section, name)
-                yield Parameter(name, kind, note, str(defaults.get(name, "")))
+                yield Parameter(name, kind, note, defaults.get(name, ""), ranges.get(name, ""))
 
     def _kind(self, section: Mapping[str, Any], name: str) -> tuple[str, str]:
         for kind in ("mapped", "different", "unused"):
@@ -117,7 +135,9 @@ class Door:
     def rules(self, section: Mapping[str, Any]) -> Iterator[Rule]:
         """Yield the rules of a section."""
         for rule in section.get("rules", ()):
-            yield Rule(rule["rule"], rule.get("kind", "same"), rule.get("here", ""), rule["test"])
+            file, _, test = rule["test"].rpartition("::")
+            test = f"{file or self.file['tests']}::{test}"
+            yield Rule(rule["rule"], rule.get("kind", "same"), rule.get("here", ""), test)
 
     def kinds(self) -> Counter[str]:
         """Return the number of parameters and rules of each kind."""
@@ -125,6 +145,7 @@ class Door:
         for section in self.sections:
             counts.update(parameter.kind for parameter in self.parameters(section))
             counts.update(rule.kind for rule in self.rules(section))
+            counts["same"] += len(section.get("ranges", ()))
         return counts
 
     def text(self) -> str:
@@ -132,7 +153,7 @@ class Door:
         counts = self.kinds()
         counted = "parameters"
         if any("rules" in section for section in self.sections):
-            counted = "parameters and rules"
+            counted = "parameters, ranges and rules"
         lines = [self.file["head"], f"| | {counted} | share |", "|---|---|---|"]
         for kind, name in KINDS.items():
             share = counts[kind] / counts.total()
@@ -148,14 +169,14 @@ class Door:
         parameters = list(self.parameters(section))
         with_defaults = "defaults" in section
         if parameters and with_defaults:
-            yield from ("", "| parameter | default there | | here |", "|---|---|---|---|")
+            yield from ("", "| parameter | default and range there | | here |", "|---|---|---|---|")
         elif parameters:
             yield from ("", "| parameter | | here |", "|---|---|---|")
         for row in parameters:
             cells = [f"`{row.name.rstrip('_')}`", KINDS[row.kind], row.note]
             if with_defaults:
                 default = f"`{row.default}`" if row.default else ""
-                cells.insert(1, default)
+                cells.insert(1, ", ".join(cell for cell in (default, row.range) if cell))
             yield f"| {' | '.join(cells)} |"
         rules = list(self.rules(section))
         if rules:
@@ -169,7 +190,9 @@ HUGECTR = Door(
     "hotbed.compat.hugectr",
     {key: knob.reason for key, knob in HUGECTR_NO_EFFECT.items()},
 )
-DOORS = (HUGECTR,)
+RECSDK = Door("recsdk", "hotbed.compat.mx_rec", {})
+MINDSPORE = Door("mindspore", "hotbed.compat.mindspore_rec", {})
+DOORS = (HUGECTR, RECSDK, MINDSPORE)
 
 
 if __name__ == "__main__":

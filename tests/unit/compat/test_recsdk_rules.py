@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recsdk_parameters.yaml says of descriptions holds: init, optimizers, features, tables."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from parameter_pages import RECSDK
+
+import hotbed as hb
+from hotbed.compat import mx_rec as mx
+from hotbed.compat.mx_rec import framework
+
+SECTIONS = RECSDK.sections
+MOST = 2**31 - 1
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    mx.terminate_config_initializer()
+
+
+# --- ranges -----------------------------------------------------------------------------------------
+
+REQUIRED = {
+    "optimizers.ftrl.create_hash_optimizer": {"learning_rate": 0.1},
+    "optimizers.gradient_descent.create_hash_optimizer": {"learning_rate": 0.1},
+    "optimizers.gradient_descent_by_addr.create_hash_optimizer_by_addr": {"learning_rate": 0.1},
+    "core.asc.feature_spec.FeatureSpec": {"name": "user"},
+    "core.embedding.create_table": {
+        "key_dtype": torch.int64,
+        "dim": 8,
+        "name": "user",
+        "emb_initializer": hb.Zeros(),
+    },
+}
+"""Arguments without a default."""
+STEP = 1e-9
+
+
+def called(path: str, **arguments: Any) -> Any:
+    """Call a function of the door after an `init` that fits it."""
+    mx.terminate_config_initializer()
+    if path == "util.initialize.init":
+        return mx.init(**({"max_steps": 10} | arguments))
+    mx.init(use_dynamic_expansion="by_addr" in path)
+    return RECSDK.look_up(path)(**(REQUIRED.get(path, {}) | arguments))
+
+
+def bounds(interval: str) -> tuple[float, bool, float, bool]:
+    """Return the least value, whether it is allowed, the greatest, and whether that is."""
+    low, high = re.fullmatch(r"[(\[](.*), (.*)[)\]]", interval).groups()
+    number: Callable[[str], float] = int if re.fullmatch(r"-?\d+", low + high.strip("-")) else float
+    return number(low), interval[0] == "[", number(high), interval[-1] == "]"
+
+
+RANGES = [
+    pytest.param(section["call"], name, interval, id=f"{section['call']}.{name}")
+    for section in SECTIONS
+    for name, interval in section.get("ranges", {}).items()
+]
+
+
+@pytest.mark.parametrize(("path", "name", "interval"), RANGES)
+def test_range_of_a_parameter_is_checked(path: str, name: str, interval: str) -> None:
+    least, with_least, greatest, with_greatest = bounds(interval)
+    whole = isinstance(RECSDK_DEFAULTS.get((path, name)), int)
+    step = 1 if whole else STEP
+    inside = [least if with_least else least + step, greatest if with_greatest else greatest - step]
+    outside = [
+        least - step if with_least else least,
+        greatest + step if with_greatest else greatest,
+    ]
+    for value in inside:
+        called(path, **{name: value})
+    for value in [*outside, "many"]:
+        with pytest.raises(ValueError, match=name):
+            called(path, **{name: value})
+
+
+RECSDK_DEFAULTS = {
+    (section.get("call"), name): value
+    for section in SECTIONS
+    for name, value in section.get("defaults", {}).items()
+}
+
+
+# --- init -------------------------------------------------------------------------------------------
+
+
+def test_steps_are_not_all_zero() -> None:
+    with pytest.raises(ValueError, match="max_steps"):
+        mx.init(max_steps=0, train_steps=0, eval_steps=0)
+    mx.init(max_steps=0, train_steps=0, eval_steps=1)
+
+
+@pytest.mark.parametrize("name", ["use_dynamic", "use_dynamic_expansion", "if_load"])
+def test_booleans_are_taken_as_text(name: str) -> None:
+    for text, value in (("True", True), ("False", False)):
+        mx.init(**{name: text})
+        assert getattr(framework.current().options, name) is value
+        mx.terminate_config_initializer()
+    for text in ("true", "1", "", 1):
+        with pytest.raises(ValueError, match=name):
+            mx.init(**{name: text})
+
+
+def test_second_init_is_an_error() -> None:
+    mx.init()
+    with pytest.raises(EnvironmentError, match="terminate_config_initializer"):
+        mx.init()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mx.get_asc_insert_func(tgt_key_specs=[mx.FeatureSpec("user")]),
+        lambda: mx.create_table(torch.int64, 8, "user", hb.Zeros()),
+        lambda: mx.optimizers.lazy_adam.create_hash_optimizer(),
+        lambda: mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address(),
+        lambda: mx.get_dense_and_sparse_variable(),
+        lambda: mx.start_asc_pipeline(),
+        lambda: mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB"),
+        lambda: mx.get_initializer(True),
+    ],
+)
+def test_calls_before_init_are_errors(call: Callable[[], Any]) -> None:
+    with pytest.raises(EnvironmentError, match="init"):
+        call()
+
+
+def test_terminating_twice_is_harmless(caplog: pytest.LogCaptureFixture) -> None:
+    mx.init()
+    mx.terminate_config_initializer()
+    assert caplog.text == ""
+    mx.terminate_config_initializer()
+    assert "not initialized" in caplog.text
+
+
+def test_init_after_terminating_starts_anew() -> None:
+    mx.init()
+    table()
+    mx.terminate_config_initializer()
+    mx.init()
+    table()  # the name is free again
+    assert list(framework.current().tables) == ["user"]
+
+
+def test_unknown_arguments_are_errors() -> None:
+    with pytest.raises(ValueError, match="use_dynamic"):
+        mx.init(use_dynamics=True)
+
+
+def test_incremental_checkpoints_need_periods() -> None:
+    periods = {"save_checkpoint_due_time": 60, "save_delta_checkpoints_secs": 10}
+    for missing in periods:
+        given = {name: value for name, value in periods.items() if name != missing}
+        with pytest.raises(ValueError, match=missing):
+            mx.init(is_incremental_checkpoint=True, **given)
+    mx.init(is_incremental_checkpoint=True, **periods)
+
+
+@pytest.mark.parametrize("name", ["save_checkpoint_due_time", "save_delta_checkpoints_secs"])
+def test_periods_are_in_their_range(name: str) -> None:
+    for value in (0, -1, MOST + 1, 1.5):
+        with pytest.raises(ValueError, match=name):
+            mx.init(**{name: value})
+    for value in (1, MOST):
+        mx.init(**{name: value})
+        mx.terminate_config_initializer()
+
+
+@pytest.mark.parametrize("name", sorted(key.split(".")[1] for key in RECSDK.no_effect))
+def test_what_has_no_effect_is_logged_with_the_reason(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
+    key = next(key for key in RECSDK.no_effect if key.endswith(f".{name}"))
+    defaults = {name: value for (path, name), value in RECSDK_DEFAULTS.items()}
+    if key.startswith("init."):
+        mx.init(**{name: defaults.get(name, 1)})
+        assert f"{name} ({RECSDK.no_effect[key]})" in caplog.text
+
+
+# --- optimizers -------------------------------------------------------------------------------------
+
+FACTORIES = {
+    section["call"]: REQUIRED.get(section["call"], {})
+    for section in SECTIONS
+    if section.get("call", "").startswith("optimizers.")
+}
+
+
+@pytest.mark.parametrize("path", FACTORIES)
+def test_pairing_of_optimizers_and_expansion(path: str) -> None:
+    for expansion in (False, True):
+        mx.terminate_config_initializer()
+        mx.init(use_dynamic_expansion=expansion)
+        if expansion == ("by_addr" in path):
+            RECSDK.look_up(path)(**FACTORIES[path])
+        else:
+            with pytest.raises(ValueError, match="dynamic expansion"):
+                RECSDK.look_up(path)(**FACTORIES[path])
+
+
+@pytest.mark.parametrize("path", FACTORIES)
+def test_learning_rate_is_a_number_or_a_tensor(path: str) -> None:
+    assert called(path, learning_rate=0.5).rule.lr == 0.5
+    assert called(path, learning_rate=torch.tensor(0.5)).rule.lr == 0.5
+
+
+@pytest.mark.parametrize("path", FACTORIES)
+def test_names_of_optimizers_have_a_length(path: str) -> None:
+    called(path, name="x" * 200)
+    for name in ("", "x" * 201, 3):
+        with pytest.raises(ValueError, match="name"):
+            called(path, name=name)
+
+
+def test_beta2_is_below_one() -> None:
+    for value in (0.0, 0.5):
+        called("optimizers.lazy_adam.create_hash_optimizer", beta2=value)
+    for value in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="beta2"):
+            called("optimizers.lazy_adam.create_hash_optimizer", beta2=value)
+
+
+# --- features ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["name", "table_name"])
+def test_names_of_features_have_a_length(argument: str) -> None:
+    mx.init()
+    mx.FeatureSpec(**({"name": "user"} | {argument: "x" * 255}))
+    for value in ("", "x" * 256, 3):
+        with pytest.raises(ValueError, match="FeatureSpec"):
+            mx.FeatureSpec(**({"name": "user"} | {argument: value}))
+
+
+def test_table_and_key_default_to_the_name() -> None:
+    mx.init()
+    spec = mx.FeatureSpec("user")
+    assert (spec.table, spec.key) == ("user", "user")
+    spec = mx.FeatureSpec("user", table_name="people", index_key="user_id")
+    assert (spec.table, spec.key) == ("people", "user_id")
+
+
+def test_index_key_is_a_number_or_a_text() -> None:
+    mx.init()
+    for key in (0, 255, "u", "u" * 255):
+        assert mx.FeatureSpec("user", index_key=key).key == key
+    for key in (-1, 256, "", "u" * 256, 1.5):
+        with pytest.raises(ValueError, match="index_key"):
+            mx.FeatureSpec("user", index_key=key)
+
+
+def test_eviction_threshold_is_in_its_range() -> None:
+    mx.init()
+    for value in (-1, 0, MOST):
+        mx.FeatureSpec("user", access_threshold=1, eviction_threshold=value)
+    for value in (-2, MOST + 1, 1.5):
+        with pytest.raises(ValueError, match="eviction_threshold"):
+            mx.FeatureSpec("user", access_threshold=1, eviction_threshold=value)
+
+
+def test_eviction_needs_admission() -> None:
+    mx.init()
+    with pytest.raises(ValueError, match="access_threshold"):
+        mx.FeatureSpec("user", eviction_threshold=60)
+
+
+def test_features_of_one_table_agree() -> None:
+    mx.init()
+    mx.optimizers.lazy_adam.create_hash_optimizer()
+    specs = [
+        mx.FeatureSpec("viewed", table_name="user", access_threshold=2),
+        mx.FeatureSpec("bought", table_name="user", access_threshold=3),
+    ]
+    mx.get_asc_insert_func(tgt_key_specs=specs)
+    table()
+    with pytest.raises(ValueError, match=r"viewed.*bought"):
+        mx.start_asc_pipeline()
+
+
+def test_second_timestamp_is_an_error() -> None:
+    mx.init()
+    clocks = [mx.FeatureSpec(name, is_timestamp=True) for name in ("created", "seen")]
+    with pytest.raises(EnvironmentError, match=r"created.*seen"):
+        mx.get_asc_insert_func(tgt_key_specs=[*clocks, mx.FeatureSpec("user")])
+    mx.get_asc_insert_func(tgt_key_specs=[*clocks, mx.FeatureSpec("user")], is_training=False)
+
+
+def test_eviction_needs_a_timestamp() -> None:
+    mx.init()
+    mx.optimizers.lazy_adam.create_hash_optimizer()
+    spec = mx.FeatureSpec("user", access_threshold=2, eviction_threshold=60)
+    mx.get_asc_insert_func(tgt_key_specs=[spec])
+    table()
+    with pytest.raises(ValueError, match="timestamp"):
+        mx.start_asc_pipeline()
+
+
+# --- insert functions -------------------------------------------------------------------------------
+
+
+def test_insert_function_has_one_source_of_keys() -> None:
+    mx.init()
+    spec = mx.FeatureSpec("user")
+    for arguments in (
+        {},
+        {"tgt_key_specs": [spec], "args_index_list": [0], "table_names": ["user"]},
+        {"args_index_list": [0]},
+        {"table_names": ["user"]},
+        {"args_index_list": [0, 1], "table_names": ["user"]},
+        {"tgt_key_specs": []},
+    ):
+        with pytest.raises((RuntimeError, ValueError), match="get_asc_insert_func"):
+            mx.get_asc_insert_func(**arguments)
+
+
+def test_specs_may_be_one_a_list_or_a_tuple() -> None:
+    mx.init()
+    spec = mx.FeatureSpec("user")
+    for specs in (spec, [spec], (spec,)):
+        assert mx.get_asc_insert_func(tgt_key_specs=specs).specs == (spec,)
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def table(**arguments: Any) -> mx.SparseTable:
+    return mx.create_table(**(REQUIRED["core.embedding.create_table"] | arguments))
+
+
+def test_key_dtype() -> None:
+    mx.init()
+    table(key_dtype=torch.int64, name="a")
+    table(key_dtype=torch.int32, name="b")
+    for dtype in (torch.float32, torch.uint8, "int64", None):
+        with pytest.raises(ValueError, match="key_dtype"):
+            table(key_dtype=dtype, name="c")
+
+
+def test_dim_is_a_number_or_a_shape() -> None:
+    mx.init()
+    assert table(dim=4, name="a").dim == 4
+    assert table(dim=torch.Size([4]), name="b").dim == 4
+    assert table(dim=(4,), name="c").dim == 4
+    for dim in ([4, 4], [], 4.5, None):
+        with pytest.raises(ValueError, match="dim"):
+            table(dim=dim, name="d")
+
+
+def test_names_of_tables() -> None:
+    mx.init()
+    for name in ("a", "A_1.b", "x" * 100):
+        table(name=name)
+    for name in ("", "x" * 101, "a-b", "a b", "用户", 3):
+        with pytest.raises(ValueError, match="name"):
+            table(name=name)
+
+
+def test_names_of_tables_are_unique() -> None:
+    mx.init()
+    table()
+    with pytest.raises(ValueError, match="user"):
+        table()
+
+
+def test_merged_names_are_reserved() -> None:
+    mx.init()
+    with pytest.raises(ValueError, match="mergeable_table"):
+        table(name="mergeable_table_1")
+
+
+def test_initializers() -> None:
+    mx.init()
+    for number, init in enumerate([hb.Zeros(), hb.Constant(1.0), hb.Normal(0.1), hb.Uniform(0.1)]):
+        assert table(emb_initializer=init, name=f"t{number}").initializer == init
+    for init in ("normal", torch.nn.init.normal_, None):
+        with pytest.raises(ValueError, match="emb_initializer"):
+            table(emb_initializer=init, name="t")
+
+
+def test_sizes_of_host_and_ssd_are_in_their_range() -> None:
+    mx.init()
+    table(host_vocabulary_size=0, name="a")
+    table(host_vocabulary_size=10**9, name="b")
+    for name in ("host_vocabulary_size", "ssd_vocabulary_size"):
+        for size in (-1, 10**9 + 1, 1.5):
+            with pytest.raises(ValueError, match=name):
+                table(**({"host_vocabulary_size": 1} | {name: size}))
+
+
+def test_ssd_needs_the_host() -> None:
+    mx.init()
+    with pytest.raises(ValueError, match="host_vocabulary_size"):
+        table(ssd_vocabulary_size=10)
+    with pytest.raises(ValueError, match=r"ssd_vocabulary_size.*memory"):
+        table(ssd_vocabulary_size=10, host_vocabulary_size=10)
+
+
+def test_expansion_sets_other_sizes_to_zero() -> None:
+    mx.init(use_dynamic_expansion=True)
+    own = table(host_vocabulary_size=100, ssd_vocabulary_size=1000, device_vocabulary_size=7)
+    assert own.host_vocabulary_size == 0
+
+
+def test_all_to_all_operation() -> None:
+    mx.init()
+    table(all2all_gradients_op="sum_gradients", name="a")
+    table(all2all_gradients_op="sum_gradients_and_div_by_ranksize", name="b")
+    with pytest.raises(ValueError, match=r"all2all_gradients_op.*sum_gradients"):
+        table(all2all_gradients_op="sum", name="c")
+
+
+def test_value_dtype() -> None:
+    mx.init()
+    table(value_dtype=torch.float32)
+    with pytest.raises(ValueError, match="value_dtype"):
+        table(value_dtype=torch.float64, name="b")
+
+
+def test_padding_keys_are_given_together() -> None:
+    mx.init()
+    given = {"padding_keys": [0], "padding_keys_mask": True, "padding_keys_len": 512}
+    table(**given)
+    for missing in given:
+        some = {name: value for name, value in given.items() if name != missing}
+        with pytest.raises(ValueError, match="padding_keys"):
+            table(name="b", **some)
+
+
+# --- names and environment --------------------------------------------------------------------------
+
+
+def test_names_of_tensorflow_are_not_there() -> None:
+    hooks = ["GraphModifierHook", "LookupSubgraphSlicerHook", "OrphanLookupKeySlicerHook"]
+    for name in [*hooks, "do_merge_lookup"]:
+        assert not hasattr(mx, name)
+
+
+def test_environment_is_not_read() -> None:
+    names = next(s["names"] for s in SECTIONS if s["title"] == "Environment variables")
+    door = Path(mx.__file__).parent
+    text = "".join(path.read_text() for path in door.rglob("*.py"))
+    assert [name for name in names if name in text] == []
+    assert "environ" not in text

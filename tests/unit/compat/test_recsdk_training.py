@@ -1,0 +1,629 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What recsdk_parameters.yaml says of training holds: lookups, updates, admission, eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import numpy as np
+import torch
+
+import hotbed as hb
+from hotbed.compat import mx_rec as mx
+from hotbed.compat.mx_rec import framework
+
+Batch = Mapping[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    mx.terminate_config_initializer()
+
+
+def batch(*ids: int, time: int | Sequence[int] | None = None) -> Batch:
+    """One batch of a feature `item`, with its time in seconds."""
+    columns = {"item": torch.tensor(ids)}
+    if time is not None:
+        columns["timestamp"] = torch.tensor(time)
+    return columns
+
+
+class Program:
+    """One table of rows that begin at 1, one feature, and plain gradient descent of rate 1.
+
+    The loss is the sum of what is looked up, so that an update takes 1 from a row for each
+    occurrence of its id.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: Mapping[str, Any] | None = None,
+        timed: bool = False,
+        options: Mapping[str, Any] | None = None,
+        lookup: Mapping[str, Any] | None = None,
+        **table: Any,
+    ) -> None:
+        mx.init(**(options or {}))
+        self.optimizer = self.make_optimizer()
+        self.spec = mx.FeatureSpec("item", **(spec or {}))
+        self.specs = [self.spec]
+        if timed:
+            self.specs.append(mx.FeatureSpec("timestamp", is_timestamp=True))
+        self.insert = mx.get_asc_insert_func(tgt_key_specs=self.specs)
+        self.reading = mx.get_asc_insert_func(tgt_key_specs=self.specs, is_training=False)
+        described = {"device_vocabulary_size": 100} | table
+        self.table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0), **described)
+        self.lookup = lookup or {}
+        mx.start_asc_pipeline()
+
+    def make_optimizer(self) -> Any:
+        return sgd()
+
+    @property
+    def rows(self) -> hb.Table:
+        return framework.current().started("test").tables["item"]
+
+    def train(self, *batches: Batch) -> list[list[float]]:
+        """Learn batches; return the first lanes of the rows that each of them has read."""
+        read = []
+        for columns in self.insert.over(list(batches)):
+            values = mx.sparse_lookup(self.table, self.spec, batch=columns, **self.lookup)
+            if values.requires_grad:
+                values.sum().backward()
+            self.optimizer.step()
+            read.append(values[:, 0].tolist())
+        return read
+
+    def evaluate(self, *batches: Batch) -> list[list[float]]:
+        read = []
+        with torch.no_grad():
+            for columns in self.reading.over(list(batches)):
+                values = mx.sparse_lookup(self.table, self.spec, batch=columns, is_train=False)
+                read.append(values[:, 0].tolist())
+        return read
+
+
+class Squares(Program):
+    """The same with Adagrad, whose sum of squares begins at 1."""
+
+    def make_optimizer(self) -> Any:
+        factory = mx.optimizers.adagrad.create_hash_optimizer
+        return factory(1.0, initial_accumulator_value=1.0)
+
+
+def sgd(rate: float = 1.0) -> Any:
+    if framework.current().options.use_dynamic_expansion:
+        factory = mx.optimizers.gradient_descent_by_addr.create_hash_optimizer_by_addr
+        return factory(rate, weight_decay=0.0)
+    return mx.optimizers.gradient_descent.create_hash_optimizer(rate)
+
+
+def state(table: hb.Table) -> list[dict[str, list[Any]]]:
+    """All that a table holds: rows, states, counts, times and candidates."""
+    parts = [*table.export(), *table.candidates()]
+    return [part.to_pydict() for part in parts] + [table.scalars()]
+
+
+# --- init -------------------------------------------------------------------------------------------
+
+
+def test_wrong_numbers_of_steps_change_nothing() -> None:
+    batches = [batch(1, 2), batch(2, 3), batch(3, 3), batch(1, 4), batch(4, 1)]
+    results = []
+    for steps in ({}, {"train_steps": 2}, {"max_steps": 3, "train_steps": 100, "save_steps": 1}):
+        program = Program(options=steps)
+        results.append((program.train(*batches), state(program.rows)))
+        mx.terminate_config_initializer()
+    assert results[0] == results[1] == results[2]
+
+
+# --- thresholds -------------------------------------------------------------------------------------
+
+READ = [[1.0], [1.0], [1.0]]
+LEARNED = [[1.0], [0.0], [-1.0]]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "read", "counted"),
+    [
+        (-1, LEARNED, False),
+        (0, LEARNED, True),
+        (1, LEARNED, True),
+        (2, [[0.0], [1.0], [0.0]], True),
+        (None, LEARNED, False),
+    ],
+)
+def test_thresholds(threshold: int | None, read: list[list[float]], *, counted: bool) -> None:
+    for value in (-2, -3):
+        mx.init()
+        for arguments in (
+            {"access_threshold": value},
+            {"access_threshold": 1, "eviction_threshold": value},
+        ):
+            with pytest.raises(ValueError, match="threshold"):
+                mx.FeatureSpec("item", **arguments)
+        mx.terminate_config_initializer()
+    program = Program(spec={"access_threshold": threshold})
+    assert program.train(batch(7), batch(7), batch(7)) == read
+    assert ("count" in next(iter(program.rows.export())).schema.names) == counted
+
+
+def test_eviction_threshold_of_zero_removes_what_the_newest_batch_has_not_seen() -> None:
+    program = Program(spec={"access_threshold": 0, "eviction_threshold": 0}, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
+    program.train(batch(1, 2, time=10))
+    hook.after_run(global_step=1)
+    program.train(batch(2, time=11))
+    hook.after_run(global_step=2)
+    assert [slot >= 0 for slot in program.rows.find(np.array([1, 2]))] == [False, True]
+
+
+def test_admission_counts_the_current_batch() -> None:
+    program = Program(spec={"access_threshold": 2})
+    assert program.train(batch(5, 5), batch(6), batch(6)) == [[1.0, 1.0], [0.0], [1.0]]
+
+
+def test_each_occurrence_counts() -> None:
+    program = Program(spec={"access_threshold": 6, "faae_coefficient": 3})
+    assert program.train(batch(5), batch(5), batch(6, 6)) == [[0.0], [1.0], [1.0, 1.0]]
+
+
+def test_refused_ids_get_no_gradient() -> None:
+    program = Program(spec={"access_threshold": 2})
+    for columns in program.insert.over([batch(5, 6, 6)]):
+        mx.sparse_lookup(program.table, program.spec, batch=columns).sum().backward()
+        (rows,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+        (addresses,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+        assert addresses.tolist()[0] == -1
+        assert addresses.tolist()[1] >= 0
+        assert len(rows) == 2
+        program.optimizer.step()
+    assert program.train(batch(5, 6)) == [[1.0, -1.0]]
+
+
+def test_counts_may_be_bounded() -> None:
+    table = hb.Table("item", dim=2, admit=hb.MinCount(2, expire_seconds=10))
+    table.find_or_insert(np.array([1]), time=0)
+    table.evict(20_000_000)
+    assert not list(table.candidates())
+
+
+def test_set_threshold() -> None:
+    program = Program(spec={"access_threshold": 100})
+    assert program.train(batch(5, 5)) == [[0.0, 0.0]]
+    mx.import_host_pipeline_ops().set_threshold(3, emb_name="item", ids_name="item_lookup")
+    assert program.train(batch(5)) == [[1.0]]
+
+
+# --- evaluation -------------------------------------------------------------------------------------
+
+
+def test_evaluation_changes_nothing() -> None:
+    program = Program(spec={"access_threshold": 2, "eviction_threshold": 100}, timed=True)
+    program.train(batch(1, 1, 2, time=10))
+    before = state(program.rows)
+    assert program.evaluate(batch(1, 2, 3, time=50), batch(2, 2, time=90)) == [[-1, 0, 0], [0, 0]]
+    assert state(program.rows) == before
+    assert mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB") == []
+
+
+def test_shapes_of_evaluation_are_free() -> None:
+    program = Program(options={"use_dynamic": False}, lookup={"send_count": 4})
+    program.train(batch(1, 2, 3, 4))
+    assert program.evaluate(batch(1), batch(1, 2, 3)) == [[0.0], [0.0, 0.0, 0.0]]
+
+
+# --- lookups ----------------------------------------------------------------------------------------
+
+
+def test_default_value() -> None:
+    for expansion in (False, True):
+        for value, read in ((None, 0.0), (2.5, 2.5), (torch.full((2,), 2.5), 2.5)):
+            lookup = {} if value is None else {"serving_default_value": value}
+            program = Program(
+                spec={"access_threshold": 2},
+                lookup=lookup,
+                options={"use_dynamic_expansion": expansion},
+            )
+            assert program.train(batch(5)) == [[read]]
+            assert program.evaluate(batch(9)) == [[read]]
+            mx.terminate_config_initializer()
+
+
+def test_shape_of_a_lookup() -> None:
+    program = Program()
+    for ids in (torch.tensor([1, 2]), torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[[1]]])):
+        for columns in program.insert.over([{"item": ids}]):
+            values = mx.sparse_lookup(program.table, program.spec, batch=columns)
+            assert values.shape == (*ids.shape, 2)
+            program.optimizer.zero_grad()
+
+
+def test_ids_are_of_their_mode() -> None:
+    program = Program()
+    with pytest.raises(ValueError, match="modify_graph"):
+        mx.sparse_lookup(program.table, torch.tensor([1]))
+    with pytest.raises(ValueError, match="modify_graph"):
+        mx.sparse_lookup(program.table, program.spec, modify_graph=True)
+
+
+def test_feature_of_another_table_is_an_error() -> None:
+    program = Program()
+    for columns in program.insert.over([batch(1)]):
+        with pytest.raises(ValueError, match=r"other.*item"):
+            mx.sparse_lookup(program.table, mx.FeatureSpec("other"), batch=columns)
+
+
+def test_dynamic_shape_needs_the_batch() -> None:
+    program = Program()
+    with pytest.raises(ValueError, match="batch"):
+        mx.sparse_lookup(program.table, program.spec)
+
+
+def test_static_shape_needs_a_send_count() -> None:
+    program = Program(options={"use_dynamic": False})
+    for columns in program.insert.over([batch(1)]):
+        for count in (None, 0, -1, 2**31, 1.5):
+            with pytest.raises(ValueError, match="send_count"):
+                mx.sparse_lookup(program.table, program.spec, count, batch=columns)
+        mx.sparse_lookup(program.table, program.spec, 3, batch=columns)
+        (rows,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+        assert len(rows) == 3
+
+
+def test_overflow_of_send_count_is_an_error() -> None:
+    program = Program(options={"use_dynamic": False}, lookup={"send_count": 2})
+    program.train(batch(1, 2, 2, 1))
+    with pytest.raises(RuntimeError, match=r"item.*3"):
+        program.train(batch(1, 2, 3))
+
+
+def test_names_of_lookups_have_a_length() -> None:
+    program = Program()
+    for columns in program.insert.over([batch(1)]):
+        mx.sparse_lookup(program.table, program.spec, batch=columns, name="x" * 255)
+        for name in ("", "x" * 256, 3):
+            with pytest.raises(ValueError, match="name"):
+                mx.sparse_lookup(program.table, program.spec, batch=columns, name=name)
+
+
+def test_lookup_without_gradient() -> None:
+    program = Program(lookup={"is_grad": False})
+    assert program.train(batch(1), batch(1)) == [[1.0], [1.0]]
+
+
+def test_keys_of_the_thresholds() -> None:
+    program = Program()
+    config = {"access_threshold": 1, "evict_threshold": 1}
+    with pytest.raises(ValueError, match=r"evict_threshold.*eviction_threshold"):
+        mx.sparse_lookup(
+            program.table,
+            torch.tensor([1]),
+            modify_graph=True,
+            access_and_evict_config=config,
+        )
+
+
+class Two(Program):
+    """Two features of one table."""
+
+    def lookups(self, first: Batch, num: int = 2) -> list[Any]:
+        read = []
+        for columns in self.insert.over([first]):
+            for _ in range(num):
+                read.append(mx.sparse_lookup(self.table, self.spec, batch=columns))
+            sum(values.sum() for values in read).backward()
+            self.optimizer.step()
+        return read
+
+
+def test_lookups_of_a_table_are_summed() -> None:
+    program = Two()
+    program.lookups(batch(1, 2))
+    assert program.evaluate(batch(1, 2)) == [[-1.0, -1.0]]
+
+
+def test_any_number_of_lookups() -> None:
+    program = Two()
+    program.lookups(batch(1), num=200)
+    assert program.evaluate(batch(1)) == [[-199.0]]
+
+
+def test_names_of_features_may_repeat() -> None:
+    mx.init()
+    optimizer = sgd()
+    specs = [mx.FeatureSpec("item"), mx.FeatureSpec("item")]
+    insert = mx.get_asc_insert_func(tgt_key_specs=specs)
+    table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0))
+    mx.start_asc_pipeline()
+    for columns in insert.over([batch(1, 2)]):
+        read = [mx.sparse_lookup(table, spec, batch=columns) for spec in specs]
+        assert torch.equal(*read)
+        sum(values.sum() for values in read).backward()
+        optimizer.step()
+
+
+def test_any_integer_is_an_id() -> None:
+    ids = [-1, 0, -(2**63), 2**63 - 1, -2]
+    program = Program()
+    assert program.train(batch(*ids), batch(*ids)) == [[1.0] * 5, [0.0] * 5]
+
+
+def test_unknown_arguments_of_a_lookup_are_errors() -> None:
+    program = Program()
+    with pytest.raises((TypeError, ValueError), match="send_counts"):
+        mx.sparse_lookup(program.table, program.spec, send_counts=3)
+
+
+# --- updates ----------------------------------------------------------------------------------------
+
+
+def test_collections_hold_a_tensor_for_each_table() -> None:
+    program = Program()
+    for columns in program.insert.over([batch(3, 1, 3)]):
+        mx.sparse_lookup(program.table, program.spec, batch=columns)
+        mx.sparse_lookup(program.table, program.spec, batch=columns)
+        (rows,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+        (addresses,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+        assert rows.shape == (2, 2)
+        assert addresses.tolist() == program.rows.find(np.array([3, 1])).tolist()
+        assert rows.requires_grad
+
+
+@pytest.mark.parametrize("form", ["pairs", "lists", "tensors"])
+@pytest.mark.parametrize("expansion", [False, True])
+def test_gradients_by_address(form: str, *, expansion: bool) -> None:
+    program = Program(options={"use_dynamic_expansion": expansion})
+    for columns in program.insert.over([batch(1, 1, 2)]):
+        values = mx.sparse_lookup(program.table, program.spec, batch=columns)
+        rows = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+        addresses = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+        grads = torch.autograd.grad(values.sum(), rows)
+        given = {
+            "pairs": list(zip(grads, addresses, strict=True)),
+            "lists": [grads, addresses],
+            "tensors": [grads[0], addresses[0]],
+        }
+        program.optimizer.apply_gradients(given[form])
+    assert mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB") == []
+    assert program.evaluate(batch(1, 2)) == [[-1.0, 0.0]]
+
+
+def test_foreign_addresses_are_errors() -> None:
+    program = Program()
+    for columns in program.insert.over([batch(1)]):
+        mx.sparse_lookup(program.table, program.spec, batch=columns)
+        with pytest.raises(ValueError, match="address"):
+            program.optimizer.apply_gradients([(torch.ones(1, 2), torch.tensor([12345]))])
+
+
+def test_gradients_of_one_id_are_summed() -> None:
+    program = Squares()
+    program.train(batch(1, 1, 1))
+    expected = 1 - 3 / np.sqrt(1 + 9)
+    assert program.evaluate(batch(1))[0][0] == pytest.approx(expected, rel=1e-6)
+
+
+class Lazy(Program):
+    def make_optimizer(self) -> Any:
+        return mx.optimizers.lazy_adam.create_hash_optimizer(0.1)
+
+
+def test_lazy_adam_moves_rows_of_the_batch_only() -> None:
+    program = Lazy()
+    program.train(batch(1, 2))
+    before = program.evaluate(batch(1, 2))[0]
+    program.train(batch(2), batch(2))
+    after = program.evaluate(batch(1, 2))[0]
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_lazy_adam_corrects_its_bias_by_all_steps() -> None:
+    program = Lazy()
+    program.train(batch(1), batch(1), batch(2))  # 2 is seen first in step 3
+    m, v = 0.1, 0.001
+    rate = 0.1 * np.sqrt(1 - 0.999**3) / (1 - 0.9**3)
+    expected = 1 - rate * m / (np.sqrt(v) + 1e-8)
+    assert program.evaluate(batch(2))[0][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_optimizers_need_a_choice() -> None:
+    mx.init()
+    first = mx.optimizers.lazy_adam.create_hash_optimizer(name="one")
+    mx.optimizers.adagrad.create_hash_optimizer(name="two")
+    spec = mx.FeatureSpec("item")
+    mx.get_asc_insert_func(tgt_key_specs=[spec])
+    table = mx.create_table(torch.int64, 2, "item", hb.Zeros())
+    with pytest.raises(ValueError, match=r"one.*two"):
+        mx.start_asc_pipeline()
+    table.optimizer = first
+    mx.start_asc_pipeline()
+
+
+def test_padding_keys_get_no_update() -> None:
+    program = Program(padding_keys=[0], padding_keys_mask=True, padding_keys_len=512)
+    assert program.train(batch(0, 5), batch(0, 5)) == [[1.0, 1.0], [1.0, 0.0]]
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def test_sizes_never_bind(caplog: pytest.LogCaptureFixture) -> None:
+    program = Program(device_vocabulary_size=2)
+    program.train(batch(1, 2, 3, 4))
+    assert program.table.size() == 4
+    assert program.table.capacity() >= 4
+    assert caplog.text.count("item") >= 1
+
+
+def test_tables_may_have_sizes_of_their_own() -> None:
+    mx.init()
+    sgd()
+    specs = [mx.FeatureSpec("a"), mx.FeatureSpec("b")]
+    mx.get_asc_insert_func(tgt_key_specs=specs)
+    mx.create_table(torch.int64, 2, "a", hb.Zeros(), 10, host_vocabulary_size=1000)
+    mx.create_table(torch.int64, 2, "b", hb.Zeros(), 10)
+    mx.start_asc_pipeline()
+    tables = framework.current().started("test").tables
+    assert [tables[name].capacity for name in ("a", "b")] == [1010, 10]
+
+
+def test_tables_after_the_start_are_errors() -> None:
+    Program()
+    with pytest.raises(EnvironmentError, match="step 8"):
+        mx.create_table(torch.int64, 2, "late", hb.Zeros())
+
+
+def test_start_without_tables_is_an_error() -> None:
+    mx.init()
+    with pytest.raises(RuntimeError, match="table"):
+        mx.start_asc_pipeline()
+
+
+def test_table_without_a_lookup() -> None:
+    mx.init()
+    optimizer = sgd()
+    spec = mx.FeatureSpec("item")
+    insert = mx.get_asc_insert_func(tgt_key_specs=[spec])
+    table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0))
+    mx.create_table(torch.int64, 2, "unused", hb.Zeros())
+    mx.start_asc_pipeline()
+    for columns in insert.over([batch(1)]):
+        mx.sparse_lookup(table, spec, batch=columns).sum().backward()
+        optimizer.step()
+    assert table.size() == 1
+
+
+def test_dense_and_sparse_variables() -> None:
+    mx.init()
+    table = mx.create_table(torch.int64, 2, "item", hb.Zeros())
+    net = torch.nn.Linear(2, 1)
+    dense, sparse = mx.get_dense_and_sparse_variable(net)
+    assert [id(parameter) for parameter in dense] == [id(p) for p in net.parameters()]
+    assert list(sparse) == [table]
+
+
+# --- data -------------------------------------------------------------------------------------------
+
+
+def test_insert_function_returns_batches() -> None:
+    program = Program()
+    (columns,) = program.insert.over([{"item": torch.tensor([1, 2]), "other": torch.ones(3)}])
+    assert torch.equal(columns["item"], torch.tensor([1, 2]))
+    assert torch.equal(columns["other"], torch.ones(3))
+
+
+def test_insert_function_maps_data_of_pytorch() -> None:
+    mx.init()
+    optimizer = sgd()
+    insert = mx.get_asc_insert_func(args_index_list=[0], table_names=["item"])
+    table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0))
+    mx.start_asc_pipeline()
+    data = torch.utils.data.TensorDataset(torch.tensor([1, 1, 2, 3]), torch.arange(4))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    labels = []
+    for columns in insert.over(loader):
+        values = mx.sparse_lookup(table, insert.specs[0], batch=columns)
+        values.sum().backward()
+        optimizer.step()
+        labels += columns[1].tolist()
+    assert labels == [0, 1, 2, 3]
+    assert table.size() == 3
+
+
+# --- eviction ---------------------------------------------------------------------------------------
+
+EVICTING = {"access_threshold": 1, "eviction_threshold": 10}
+
+
+def present(program: Program, *ids: int) -> list[bool]:
+    return [bool(slot >= 0) for slot in program.rows.find(np.array(ids))]
+
+
+@pytest.mark.parametrize("expansion", [False, True])
+def test_eviction_is_inclusive(*, expansion: bool) -> None:
+    program = Program(spec=EVICTING, timed=True, options={"use_dynamic_expansion": expansion})
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
+    program.train(batch(1, time=100))
+    program.train(batch(2, time=101))
+    program.train(batch(3, time=110))
+    hook.after_run(global_step=3)
+    assert present(program, 1, 2, 3) == [False, True, True]
+
+
+def test_eviction_with_expansion() -> None:
+    test_eviction_is_inclusive(expansion=True)
+
+
+def test_timestamps_of_a_batch() -> None:
+    program = Program(spec=EVICTING, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
+    program.train(batch(1, 2, time=[100, 105]))  # one time for each sample
+    program.train(batch(3, 4, time=112))  # one for all
+    hook.after_run(global_step=2)
+    assert present(program, 1, 2, 3, 4) == [False, True, True, True]
+
+
+def test_newest_time_never_goes_back() -> None:
+    program = Program(spec=EVICTING, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
+    program.train(batch(1, time=100), batch(2, time=115), batch(3, time=101))
+    hook.after_run(global_step=3)
+    assert present(program, 1, 2) == [False, True]
+
+
+def test_evicted_ids_start_anew() -> None:
+    program = Squares(spec=EVICTING | {"access_threshold": 2}, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=3)
+    program.train(batch(1, 1, time=100), batch(1, time=100), batch(2, 2, time=200))
+    hook.after_run(global_step=3)
+    assert present(program, 1, 2) == [False, True]
+    assert program.train(batch(1, time=201)) == [[0.0]]  # its count begins at 0
+    program.train(batch(3, time=201), batch(1, 3, time=202))  # 3 was never there
+    rows = {row["id"]: row for part in program.rows.export() for row in part.to_pylist()}
+    assert rows[1] == rows[3] | {"id": 1}
+
+
+def test_timestamp_may_have_any_place() -> None:
+    results = []
+    for first in (True, False):
+        mx.init()
+        optimizer = sgd()
+        spec = mx.FeatureSpec("item", **EVICTING)
+        clock = mx.FeatureSpec("clock", index_key="timestamp", is_timestamp=True)
+        specs = [clock, spec] if first else [spec, clock]
+        insert = mx.get_asc_insert_func(tgt_key_specs=specs)
+        table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0))
+        mx.start_asc_pipeline()
+        for columns in insert.over([batch(1, time=10), batch(2, time=20)]):
+            mx.sparse_lookup(table, spec, batch=columns).sum().backward()
+            optimizer.step()
+        results.append(state(framework.current().started("test").tables["item"]))
+        mx.terminate_config_initializer()
+    assert results[0] == results[1]
+
+
+def test_evict_hook_is_off_by_default() -> None:
+    program = Program(spec=EVICTING, timed=True)
+    hook = mx.EvictHook(evict_step_interval=1)
+    program.train(batch(1, time=100), batch(2, time=200))
+    hook.after_run(global_step=2)
+    assert len(program.rows) == 2
+
+
+def test_evict_hook_by_steps_and_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(spec=EVICTING, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=4)
+    program.train(batch(1, time=100), batch(2, time=200))
+    hook.after_run(global_step=3)
+    assert present(program, 1) == [True]
+    hook.after_run(global_step=4)
+    assert present(program, 1) == [False]
