@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import numpy as np
 import torch
 from parameter_pages import RECSDK
 
@@ -390,6 +391,16 @@ def test_initializers() -> None:
     for init in ("normal", torch.nn.init.normal_, None):
         with pytest.raises(ValueError, match="emb_initializer"):
             table(emb_initializer=init, name="t")
+
+
+def test_init_param_scales_initial_rows() -> None:
+    ids = np.array([7, -1, 2**62])
+    for start in (hb.Zeros(), hb.Constant(1.5), hb.Normal(0.1), hb.Uniform(0.1)):
+        mx.init()
+        scaled = table(emb_initializer=start, init_param=2.0).initializer
+        mx.terminate_config_initializer()
+        rows = [each.rows(0, 5, ids, dim=8) for each in (start, scaled)]
+        assert np.array_equal(2 * rows[0], rows[1])
 
 
 def test_sizes_of_host_and_ssd_are_in_their_range() -> None:
