@@ -18,7 +18,7 @@ class Ranker:
     """What steps 3, 5 and 6 describe: features, tables, and the network over their rows."""
 
     def __init__(self) -> None:
-        thresholds = {"access_threshold": 2, "eviction_threshold": 2 * YEAR}
+        thresholds = {"access_threshold": 2, "eviction_threshold": 5 * YEAR}
         self.clock = mx.FeatureSpec("timestamp", index_key="timestamp", is_timestamp=True)
         self.features = [mx.FeatureSpec(name, **thresholds) for name in ("user", "movie")]
         self.tables = [
@@ -66,7 +66,9 @@ def main() -> None:
     events = hb.sources.Csv("data/ml_latest_small/ratings.csv").sort("timestamp")
 
     mx.init(use_dynamic=True, use_dynamic_expansion=True)
-    sparse_optimizer = mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address(0.05)
+    sparse_optimizer = mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address(
+        0.1, initial_accumulator_value=0.01
+    )
     ranker = Ranker()
     train = ranker.data(events.slice(0.0, 0.8), is_training=True)
     test = ranker.data(events.slice(0.8, 1.0), is_training=False)

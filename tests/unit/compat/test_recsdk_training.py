@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -617,10 +616,10 @@ def test_evict_hook_is_off_by_default() -> None:
     assert len(program.rows) == 2
 
 
-def test_evict_hook_by_steps_and_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
+def test_evict_hook_by_steps_and_by_seconds() -> None:
     program = Program(spec=EVICTING, timed=True)
+    clock = [0.0]
+    framework.current().clock.read = lambda: clock[0]
     hook = mx.EvictHook(evict_enable=True, evict_time_interval=60, evict_step_interval=3)
     for step, seconds in enumerate((0, 10, 20, 70, 90, 100, 200), start=1):
         clock[0] = float(seconds)
