@@ -78,7 +78,7 @@ def make_table(
         evict=Ttl(seconds=thresholds.eviction_threshold),
         init=table.initializer,
         default=table.default or 0.0,
-        capacity=table.capacity(),
+        capacity=table.expected_rows,
     )
 
 

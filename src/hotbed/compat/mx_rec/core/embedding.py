@@ -132,6 +132,12 @@ class SparseTable(nn.Module):
             return expected
         return max(expected, self.size())
 
+    @property
+    def expected_rows(self) -> int | None:
+        """The rows that the program expects; None where it has left its sizes out."""
+        expected = self.device_vocabulary_size + self.host_vocabulary_size
+        return expected if expected > 1 else None
+
 
 def _same(where: str, before: Any, value: Any) -> Any:
     """Return a value of a table; raise ConfigError if another lookup gave another."""

@@ -30,7 +30,7 @@ def create_hash_optimizer(
         use_locking: not needed: one update at a time.
         name: for messages.
         learning_rate_power: -0.5.
-        initial_accumulator_value: where the sum of squares starts, 0 to 1.
+        initial_accumulator_value: where the sum of squares starts, in (0, 1].
         l1_regularization_strength: 0 to 1e4.
         l2_regularization_strength: 0 to 1e4.
         accum_name: not needed: state has no name of its own.

@@ -70,7 +70,7 @@ def ftrl(
     checks.finite_number(
         f"{name}: initial_accumulator_value",
         initial_accumulator_value,
-        least=0,
+        above=0,
         most=1,
     )
     for option, value in (
