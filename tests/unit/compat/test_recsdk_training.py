@@ -85,7 +85,9 @@ class Program:
         read = []
         with torch.no_grad():
             for columns in self.reading.over(list(batches)):
-                values = mx.sparse_lookup(self.table, self.spec, batch=columns, is_train=False)
+                values = mx.sparse_lookup(
+                    self.table, self.spec, batch=columns, is_train=False, **self.lookup
+                )
                 read.append(values[:, 0].tolist())
         return read
 
@@ -296,16 +298,85 @@ def test_lookup_without_gradient() -> None:
     assert program.train(batch(1), batch(1)) == [[1.0], [1.0]]
 
 
+class Looked(torch.nn.Module):
+    """Looks up ids that it computes, for automatic graph modification."""
+
+    def __init__(self, **lookup: Any) -> None:
+        super().__init__()
+        self.table = mx.create_table(torch.int64, 2, "item", hb.Zeros())
+        self.lookup = lookup
+
+    def forward(self, item: Any) -> Any:
+        return mx.sparse_lookup(self.table, item * 2, modify_graph=True, **self.lookup)
+
+
 def test_keys_of_the_thresholds() -> None:
-    program = Program()
+    mx.init()
+    sgd()
     config = {"access_threshold": 1, "evict_threshold": 1}
+    model = Looked(access_and_evict_config=config)
     with pytest.raises(ValueError, match=r"evict_threshold.*eviction_threshold"):
-        mx.sparse_lookup(
-            program.table,
-            torch.tensor([1]),
-            modify_graph=True,
-            access_and_evict_config=config,
-        )
+        mx.modify_graph_and_start_emb_cache(model, train=[batch(1)])
+
+
+def test_initializer_before_the_start_is_an_error() -> None:
+    mx.init()
+    with pytest.raises(RuntimeError, match="step 8"):
+        mx.get_initializer(True)
+
+
+def test_initializers_begin_anew() -> None:
+    mx.init()
+    optimizer = sgd()
+    model = Looked()
+    data = [batch(1), batch(2, 3)]
+    mx.modify_graph_and_start_emb_cache(model, train=data, evaluation=data[:1])
+    for _ in range(2):
+        seen = []
+        for columns in mx.get_initializer(True)():
+            model(**columns).sum().backward()
+            optimizer.step()
+            seen.append(columns["item"].tolist())
+        assert seen == [[1], [2, 3]]
+        assert [columns["item"].tolist() for columns in mx.get_initializer(False)()] == [[1]]
+
+
+def test_graph_is_modified_before_the_loop() -> None:
+    mx.init()
+    sgd()
+    report = mx.modify_graph_and_start_emb_cache(Looked(), train=[batch(1)])
+    assert "item" in str(report)
+    with pytest.raises(EnvironmentError, match="step 8"):
+        mx.modify_graph_and_start_emb_cache(Looked.__new__(Looked), train=[batch(1)])
+
+
+class Foreign(Looked):
+    """Looks up ids that are not of the batch."""
+
+    def forward(self, item: Any) -> Any:
+        own = torch.randint(0, 9, item.shape)
+        return mx.sparse_lookup(self.table, own, modify_graph=True)
+
+
+class Deciding(Looked):
+    """Computes ids by a number that only the data have."""
+
+    def forward(self, item: Any) -> Any:
+        return super().forward(item * int(item.sum()))
+
+
+def test_ids_that_cannot_be_computed_ahead_are_reported() -> None:
+    mx.init()
+    sgd()
+    report = mx.modify_graph_and_start_emb_cache(Foreign(), train=[batch(1)])
+    assert "random numbers" in str(report)
+
+
+def test_code_that_cannot_be_traced_is_an_error() -> None:
+    mx.init()
+    sgd()
+    with pytest.raises(ValueError, match="Deciding"):
+        mx.modify_graph_and_start_emb_cache(Deciding(), train=[batch(1)])
 
 
 class Two(Program):
