@@ -19,7 +19,8 @@ Keys of a section:
     unused     no effect: why
     different  another result: why
     rules      checks, errors and promises of the other system: each has a `rule`, its `kind`, what it is
-               `here`, and the `test` that shows it, in the file `tests` or in another: `file.py::test`
+               `here`, and the `test` that shows it, in one of the files `tests` or in another:
+               `file.py::test`
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from hotbed.compat.hugectr.knobs import NO_EFFECT as HUGECTR_NO_EFFECT
+from hotbed.compat.mindspore_rec.no_effect import REASONS as MINDSPORE_REASONS
+from hotbed.compat.mx_rec.util.initialize import NOT_NEEDED
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[2] / "docs/migrate"
@@ -65,12 +68,20 @@ class Parameter(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A check, an error or a promise of the other system, and the test that shows it here."""
+    """A check, an error or a promise of the other system.
+
+    Attributes:
+        kind: a key of KINDS.
+        here: what it is here.
+        test: shows it.
+        files: one of them has the test; relative to this folder.
+    """
 
     rule: str
     kind: str
     here: str
     test: str
+    files: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Door:
 
     @property
     def page(self) -> Path:
-        return DOCS / f"{self.name}_parameters.md"
+        return DOCS / f"{self.name.replace('_', '')}_parameters.md"
 
     def look_up(self, path: str) -> Any:
         """Return what the door has under a dotted path."""
@@ -136,8 +147,9 @@ class Door:
         """Yield the rules of a section."""
         for rule in section.get("rules", ()):
             file, _, test = rule["test"].rpartition("::")
-            test = f"{file or self.file['tests']}::{test}"
-            yield Rule(rule["rule"], rule.get("kind", "same"), rule.get("here", ""), test)
+            files = [file] if file else self.file["tests"]
+            kind = rule.get("kind", "same")
+            yield Rule(rule["rule"], kind, rule.get("here", ""), test, tuple(files))
 
     def kinds(self) -> Counter[str]:
         """Return the number of parameters and rules of each kind."""
@@ -190,9 +202,13 @@ HUGECTR = Door(
     "hotbed.compat.hugectr",
     {key: knob.reason for key, knob in HUGECTR_NO_EFFECT.items()},
 )
-RECSDK = Door("recsdk", "hotbed.compat.mx_rec", {})
-MINDSPORE = Door("mindspore", "hotbed.compat.mindspore_rec", {})
-DOORS = (HUGECTR, RECSDK, MINDSPORE)
+REC_SDK = Door(
+    "rec_sdk",
+    "hotbed.compat.mx_rec",
+    {f"init.{name}": reason for name, reason in NOT_NEEDED.items()},
+)
+MINDSPORE = Door("mindspore", "hotbed.compat.mindspore_rec", MINDSPORE_REASONS)
+DOORS = (HUGECTR, REC_SDK, MINDSPORE)
 
 
 if __name__ == "__main__":

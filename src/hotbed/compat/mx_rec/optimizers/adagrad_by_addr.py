@@ -15,7 +15,7 @@ def create_hash_optimizer_by_address(
     learning_rate: Any = 0.001,
     initial_accumulator_value: float = 0.9,
     use_locking: bool = False,
-    name: str = "AdagradByAddr",
+    name: str = "Adagrad",
 ) -> HashOptimizer:
     """Return Adagrad.
 

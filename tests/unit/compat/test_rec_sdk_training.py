@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recsdk_parameters.yaml says of training holds: lookups, updates, admission, eviction."""
+"""What rec_sdk_parameters.yaml says of training holds: lookups, updates, admission, eviction."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_shapes_of_evaluation_are_free() -> None:
 
 def test_default_value() -> None:
     for expansion in (False, True):
-        for value, read in ((None, 0.0), (2.5, 2.5), (torch.full((2,), 2.5), 2.5)):
+        for value, read in ((None, 0.0), (2.5, 2.5), (torch.tensor(2.5), 2.5)):
             lookup = {} if value is None else {"serving_default_value": value}
             program = Program(
                 spec={"access_threshold": 2},
