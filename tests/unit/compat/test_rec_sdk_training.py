@@ -194,13 +194,6 @@ def test_counts_may_be_bounded() -> None:
     assert not list(table.candidates())
 
 
-def test_set_threshold() -> None:
-    program = Program(spec={"access_threshold": 100})
-    assert program.train(batch(5, 5)) == [[0.0, 0.0]]
-    mx.import_host_pipeline_ops().set_threshold(3, emb_name="item", ids_name="item_lookup")
-    assert program.train(batch(5)) == [[1.0]]
-
-
 # --- evaluation -------------------------------------------------------------------------------------
 
 
@@ -256,7 +249,7 @@ def test_ids_are_of_their_mode() -> None:
 def test_feature_of_another_table_is_an_error() -> None:
     program = Program()
     for columns in program.insert.over([batch(1)]):
-        with pytest.raises(ValueError, match=r"other.*item"):
+        with pytest.raises(ValueError, match="other"):
             mx.sparse_lookup(program.table, mx.FeatureSpec("other"), batch=columns)
 
 

@@ -24,7 +24,7 @@ from hotbed.embedding.modules import (
     update_targets,
 )
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.ahead import Ahead
 from hotbed.training.example import CPU, prepare
 
@@ -290,11 +290,19 @@ class Pipeline:
         *,
         training: bool,
     ) -> dict[str, Tensor]:
-        """Return the rows of columns by name, [m, dim], of one native call."""
+        """Return the rows of columns by name, [m, dim], of one native call.
+
+        Raises:
+            CallError: a batch has more distinct ids of a table than its `send_count`.
+        """
         collection = self.collection(columns)
         collection.train(training)
-        rows: dict[str, Tensor] = collection(batch)
-        collection.train()
+        try:
+            rows: dict[str, Tensor] = collection(batch)
+        except RowShapeError as error:
+            raise CallError(f"sparse_lookup: {error}") from error
+        finally:
+            collection.train()
         return rows
 
     def _knows_sizes(self, columns: tuple[Column, ...]) -> bool:

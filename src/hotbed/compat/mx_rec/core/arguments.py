@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of create_table."""
+"""Checks of the arguments of create_table and sparse_lookup."""
 
 from __future__ import annotations
 
@@ -100,4 +100,13 @@ def check_padding(where: str, keys: Any, length: Any, *, masked: bool) -> None:
         raise ConfigError(
             f"{where}: padding_keys, padding_keys_mask and padding_keys_len belong together, got "
             f"{keys!r}, {masked!r} and {length!r}. Give all three, or none."
+        )
+
+
+def check_lookup_name(table: str, name: object) -> None:
+    """Raise ConfigError if a lookup has a name that is not a text of 1 to 255 characters."""
+    if name is not None and not (isinstance(name, str) and 1 <= len(name) <= 255):
+        raise ConfigError(
+            f"sparse_lookup in {table!r}: name is a text of 1 to 255 characters, got {name!r}. "
+            "Shorten it, or leave it out."
         )

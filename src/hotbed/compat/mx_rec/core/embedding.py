@@ -18,6 +18,7 @@ from hotbed.compat.mx_rec.core.arguments import (
     MOST_SHARDS,
     SUMS,
     check_initializer,
+    check_lookup_name,
     check_name,
     check_padding,
     lanes,
@@ -288,6 +289,7 @@ def sparse_lookup(
     is_computed = boolean("sparse_lookup: modify_graph", modify_graph)
     flows = boolean("sparse_lookup: is_grad", is_grad)
     _check_table(hashtable, owner.tables)
+    check_lookup_name(hashtable.name, name)
     hashtable.set_lookup(
         send_count,
         serving_default_value,
