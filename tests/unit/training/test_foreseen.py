@@ -128,6 +128,28 @@ def test_ids_that_are_not_of_single_samples_belong_to_the_newest() -> None:
     assert features.compute((USERS, MOVIES)).ids["place"].offsets.tolist() == [0, 0, 0, 0, 3]
 
 
+def test_ids_of_bags_belong_to_their_samples() -> None:
+    class OfBags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tag = Described()
+
+        def forward(self, batch: Any) -> Tensor:
+            return self.tag(batch.ids["tag"].values * 2).sum() + batch.dense["age"]
+
+    def batch(offsets: list[int]) -> Batch:
+        tags = Ids(torch.arange(offsets[-1]), torch.tensor(offsets))
+        return Batch({"tag": tags}, {"age": torch.ones(len(offsets) - 1)})
+
+    model = OfBags()
+    _, features = IdFeatures.trace(model, {"tag": model.tag}, batch([0, 2, 5]))
+    assert features is not None
+    for offsets in ([0, 1, 4, 4], [0, 0, 3, 3], [0, 6, 6, 6]):
+        ids = features.compute(batch(offsets), torch.tensor([7])).ids["tag"]
+        assert ids.values.tolist() == list(range(0, 2 * offsets[-1], 2))
+        assert ids.offsets.tolist() == offsets
+
+
 def test_a_batch_of_another_kind_is_rejected() -> None:
     features = features_of(Twice())
     with pytest.raises(RowShapeError, match="tensor 'user': expected int64 with 1 axes"):

@@ -168,7 +168,7 @@ class Automatic:
         own = Batch({table: ids_of_samples(ids, num_samples, time)}, time=time)
         columns = (Column(table, table),)
         rows = self._pipeline.look_up(columns, own, training=batch is not None)[table]
-        return rows.view(*ids.shape, rows.shape[-1])
+        return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
 
     def _enter(self, model: nn.Module, args: Any) -> None:
         self._turns = None

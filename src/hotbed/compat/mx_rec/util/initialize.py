@@ -119,5 +119,5 @@ def get_initializer(is_training: bool) -> Callable[[], Iterator[Any]]:
 
     It is for automatic graph modification; `modify_graph_and_start_emb_cache` gets the data.
     """
-    pipeline = framework.current().started("get_initializer")
-    return pipeline.initializer(is_training)
+    is_training = boolean("get_initializer: is_training", is_training)
+    return framework.current().started("get_initializer").initializer(is_training)

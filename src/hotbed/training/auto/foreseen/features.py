@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, HotbedError, RowShapeError
 from hotbed.training.auto.binding import bind
 from hotbed.training.auto.network import Arguments
-from hotbed.training.auto.signature import Signature
+from hotbed.training.auto.signature import VALUES, Signature
 from hotbed.training.auto.trace import Findings, IdGraph
 from hotbed.training.auto.trace import inspect as look_at
 
@@ -82,6 +82,7 @@ class IdFeatures:
             name = lookup.path if number == 1 else f"{lookup.path}/{number}"
             self._names.append(name)
             self.lookups[name] = lookup.path
+        self._bags = {path: self._bags_of(path) for path in counts}
 
     @staticmethod
     def trace(
@@ -136,8 +137,9 @@ class IdFeatures:
     ) -> Batch:
         """Return a batch of the ids of each lookup, with the samples of an item of the data.
 
-        Ids of shape [n, ...] belong to the n samples. Of others, the first of equal parts belongs
-        to the first sample, and so on; ids that cannot be divided so belong to the newest sample.
+        Ids of shape [n, ...] belong to the n samples, those computed from the ids of bags to the
+        bags. Of others, the first of equal parts belongs to the first sample, and so on; ids that
+        cannot be divided so belong to the newest sample.
 
         Args:
             item: of tensors.
@@ -163,8 +165,35 @@ class IdFeatures:
         with torch.no_grad():
             for name, (lookup, own) in zip(self._names, self.graph(leaves), strict=True):
                 if among is None or lookup in among:
-                    ids[name] = ids_of_samples(own.values, num_samples, time)
+                    bags = self._as_bags(lookup, own.values, leaves, num_samples)
+                    ids[name] = bags or ids_of_samples(own.values, num_samples, time)
         return Batch(ids, time=time, num_samples=num_samples)
+
+    def _bags_of(self, lookup: str) -> list[tuple[int, int]]:
+        """Return the numbers of the leaves of ids and of offsets that a lookup may belong to."""
+        numbers = {leaf.name: number for number, leaf in enumerate(self.signature.tensors)}
+        bags = []
+        for number, leaf in enumerate(self.signature.tensors):
+            is_source = leaf.bag in self.graph.sources[lookup].leaves
+            if is_source and leaf.bag is not None and leaf.axis != VALUES:
+                bags.append((numbers[leaf.bag], number))
+        return bags
+
+    def _as_bags(
+        self,
+        lookup: str,
+        values: Tensor,
+        leaves: Sequence[Tensor],
+        num_samples: int,
+    ) -> Ids | None:
+        """Return ids as those of the bags that they were computed from; None if they are none."""
+        for ids, offsets in self._bags[lookup]:
+            starts = leaves[offsets]
+            if values.shape[:1] == leaves[ids].shape[:1] and values.dim() == 1:
+                if len(starts) == num_samples:
+                    starts = torch.cat([starts, starts.new_tensor([len(values)])])
+                return Ids(values, starts)
+        return None
 
 
 class RowsInTurn:
@@ -212,7 +241,7 @@ class RowsInTurn:
             )
         self._is_begun = True
         rows = self._rows(name)
-        return rows.view(*ids.shape, rows.shape[-1])
+        return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
 
     def check_taken(self) -> None:
         """Raise ConfigError if a lookup did not take place, and another one did."""
