@@ -70,12 +70,18 @@ def make_table(
     thresholds: Thresholds,
 ) -> Table:
     """Return the table of the engine that a description stands for."""
+    admit = None
+    if thresholds.admits:
+        admit = MinCount(thresholds.access_threshold, thresholds.faae_coefficient)
+    evict = None
+    if thresholds.evicts:
+        evict = Ttl(seconds=thresholds.eviction_threshold)
     return Table(
         table.name,
         table.dim,
         rule=optimizer.rule,
-        admit=MinCount(thresholds.access_threshold, thresholds.faae_coefficient),
-        evict=Ttl(seconds=thresholds.eviction_threshold),
+        admit=admit,
+        evict=evict,
         init=table.initializer,
         default=table.default or 0.0,
         capacity=table.expected_rows,

@@ -1,13 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""import_host_pipeline_ops: what Rec SDK does on its host side."""
+"""import_host_pipeline_ops: what Rec SDK's host side offers to a program."""
 
 from __future__ import annotations
 
-__all__ = ["import_host_pipeline_ops"]
+from typing import Any
+
+from torch import Tensor
+
+from hotbed import checks
+from hotbed.compat.mx_rec import framework
+from hotbed.config import did_you_mean
+from hotbed.errors import ConfigError
+
+__all__ = ["HostPipelineOps", "import_host_pipeline_ops"]
+
+MOST = 2**31 - 1
 
 
 class HostPipelineOps:
     """The operations of the host pipeline."""
+
+    def set_threshold(self, input: Any, emb_name: str = "", ids_name: str = "") -> None:
+        """Change the access threshold of tables, for ids that are mapped from now on.
+
+        Ids of up to two batches ahead may be mapped already; after a step of `train_steps` or
+        `save_steps` none are.
+
+        Args:
+            input: the new threshold, a number or a tensor of one. 0 and 1 let in every id; a later
+                call may raise the threshold again.
+            emb_name: the name of the table; "" = every table with an access threshold above 0.
+            ids_name: not needed: a threshold belongs to a table.
+
+        Raises:
+            ConfigError: the table is unknown, or was made without an access threshold above 0.
+        """
+        count = input.item() if isinstance(input, Tensor) else input
+        checks.whole_number("set_threshold: input", count, 0, MOST)
+        tables = framework.current().started("set_threshold").tables
+        if emb_name and emb_name not in tables:
+            advice = did_you_mean(emb_name, tables)
+            raise ConfigError(f"set_threshold: no table has this name, got {emb_name!r}. {advice}")
+        counting = [name for name, table in tables.items() if table.min_count is not None]
+        chosen = [emb_name] if emb_name else counting
+        if not set(chosen) <= set(counting) or not chosen:
+            raise ConfigError(
+                "set_threshold: a table counts ids if it was made with an access threshold above "
+                f"0, got {emb_name or 'tables'!r} without. Give access_threshold=1 to its features."
+            )
+        for name in chosen:
+            tables[name].set_min_count(max(count, 1))
 
 
 def import_host_pipeline_ops() -> HostPipelineOps:

@@ -50,6 +50,11 @@ class Thresholds:
         return access, eviction, self.faae_coefficient
 
     @property
+    def admits(self) -> bool:
+        """Whether ids are counted before they get a row, or beside it."""
+        return self.access_threshold not in (None, -1)
+
+    @property
     def evicts(self) -> bool:
         return self.eviction_threshold not in (None, -1)
 
