@@ -35,7 +35,7 @@ class HostPipelineOps:
         Raises:
             ConfigError: the table is unknown, or was made without an access threshold above 0.
         """
-        count = input.item() if isinstance(input, Tensor) else input
+        count: Any = input.item() if isinstance(input, Tensor) else input
         checks.whole_number("set_threshold: input", count, 0, MOST)
         tables = framework.current().started("set_threshold").tables
         if emb_name and emb_name not in tables:
