@@ -190,7 +190,9 @@ def _to_tensor(part: Any, device: torch.device) -> Any:
                 moved[member.name] = _to_tensor(getattr(part, member.name), device)
         return replace(part, **moved)
     if isinstance(part, (np.ndarray, float, int, list)):
-        part = _from_array(np.asarray(part))
+        array = np.asarray(part)
+        if array.dtype.kind in "biufc":  # texts have no tensor, and stay as they are
+            part = _from_array(array)
     if torch.is_tensor(part):
         return part.to(device)
     return part

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from hotbed.compat.mx_rec.framework import Framework
     from hotbed.compat.mx_rec.graph.automatic import Automatic
     from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+
+log = logging.getLogger("hotbed.compat.mx_rec")
 
 Barrier = Callable[[int, int | None], bool]
 
@@ -100,6 +103,7 @@ class Pipeline:
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
         self._cleared = -1  # the last step that ids may be mapped beyond
         self._resume: Position | None = None
+        self._was_told = False  # that an evaluation may see later batches
         self.automatic: Automatic | None = None
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
         for name, table in owner.tables.items():
@@ -137,10 +141,17 @@ class Pipeline:
                 # another number would change torch's bits
                 torch_threads=torch.get_num_threads(),
             )
-        for batch in batches:
-            current = waiting.popleft()
-            current.batch = batch
-            yield self._begin(current)
+        before = self.current
+        own = before
+        try:
+            for batch in batches:
+                own = waiting.popleft()
+                own.batch = batch
+                yield self._begin(own)
+        finally:
+            # after an evaluation inside of a training step, the batch of the step is current again
+            if self.current is own and not reader.is_training:
+                self.current = before
 
     def insert(self, raw: Any, reader: Reader) -> Any:
         """Return one batch as tensors; its ids are mapped when they are looked up."""
@@ -164,6 +175,14 @@ class Pipeline:
             self.position = getattr(current.raw, "position", None)
             times = [self.now, prepare(current.batch, CPU, labelled=False).latest]
             self.now = max((time for time in times if time is not None), default=None)
+        elif self.is_ahead and not self._was_told:
+            self._was_told = True
+            log.warning(
+                "evaluation after training step %d: ids of later training batches are mapped "
+                "already, so that it may see their rows and counts; give init(train_steps=N) to "
+                "evaluate every N steps",
+                self.step,
+            )
         return current.raw
 
     def barrier(self, step: int, now: int | None) -> bool:
@@ -281,7 +300,8 @@ class Pipeline:
         mode = (columns, training, torch.is_grad_enabled())
         if mode not in current.rows:
             current.rows[mode] = self.look_up(columns, current.batch, training=training)
-        return current.rows[mode][column.name].view(*current.shapes[column.name], -1)
+        rows = current.rows[mode][column.name]
+        return rows.view(*current.shapes[column.name], rows.shape[-1])
 
     def look_up(
         self,

@@ -163,11 +163,16 @@ def shaped_ids(values: Any, feature: str) -> tuple[Ids, tuple[int, ...]]:
     """Return ids [n, ...] as `Ids` of n samples, and their shape; that of `Ids` is [m]."""
     if isinstance(values, Ids):
         return values, (len(values.values),)
-    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+    if isinstance(values, Tensor):
+        tensor = values
+    else:
+        array = np.asarray(values)
+        flat_ids = as_ids(array.reshape(-1), f"feature {feature!r}: ids")
+        tensor = torch.from_numpy(flat_ids).view(array.shape)
     flat = int64(tensor.reshape(-1), feature)
     shape = tuple(tensor.shape)
     if len(shape) < 2:
-        return Ids(flat), (len(flat),)
+        return Ids(flat), shape
     num_each = math.prod(shape[1:])
     offsets = torch.arange(shape[0] + 1, device="cpu") * num_each
     return Ids(flat, offsets), shape

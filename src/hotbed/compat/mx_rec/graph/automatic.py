@@ -115,16 +115,14 @@ class Automatic:
         return lambda: self._iterate(evaluation, NoReader())
 
     def _iterate(self, data: Iterable[Any], reader: Reader) -> Iterator[Any]:
-        before = self._pipeline.current
-        own = before
+        own = None
         try:
             for batch in self._pipeline.batches(data, reader):
                 own = self._pipeline.current
                 yield batch
         finally:
-            # an evaluation inside of a training step: its batch is the current one again
-            if self._pipeline.current is own:
-                self._pipeline.current = None if reader.is_training else before
+            if reader.is_training and self._pipeline.current is own:
+                self._pipeline.current = None  # forward passes between the epochs only read
 
     def look_up(self, table: str, ids: Tensor, *, training: bool) -> Tensor:
         """Return the rows of a lookup in the forward pass, [*ids.shape, dim].

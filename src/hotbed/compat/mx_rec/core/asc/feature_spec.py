@@ -35,11 +35,12 @@ class Thresholds:
             if value is not None:
                 checks.whole_number(f"{where}: {name}", value, -1, MOST)
         checks.whole_number(f"{where}: faae_coefficient", self.faae_coefficient, 1, MOST)
-        if self.eviction_threshold is not None and self.access_threshold is None:
+        if self.evicts and self.access_threshold in (None, -1):
             raise ConfigError(
                 f"{where}: access_threshold should be configured before eviction_threshold, got "
-                f"eviction_threshold={self.eviction_threshold} alone. Give access_threshold=0 to "
-                "let in every id."
+                f"access_threshold={self.access_threshold} and "
+                f"eviction_threshold={self.eviction_threshold}. Give access_threshold=0 to let in "
+                "every id."
             )
 
     @property

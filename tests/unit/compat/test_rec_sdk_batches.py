@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of Rec SDK's door: ids of any shape, and evaluations between the steps of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor
+
+import hotbed as hb
+from hotbed.compat import mx_rec as mx
+from hotbed.compat.mx_rec import framework
+from hotbed.errors import ConfigError, RowShapeError
+
+USER = "user"
+DIM = 3
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End each program, also after an error."""
+    yield
+    framework.end()
+
+
+class Program:
+    """Steps 1 to 8 over batches that are dicts, with one table."""
+
+    def __init__(
+        self,
+        batches: Iterable[Any],
+        evaluation: Iterable[Any] = (),
+        hook: dict[str, Any] | None = None,
+        thresholds: dict[str, int] | None = None,
+        **options: Any,
+    ) -> None:
+        mx.init(use_dynamic_expansion=True, **options)
+        factory = mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address
+        self.optimizer = factory(0.05)
+        self.spec = mx.FeatureSpec(USER, **thresholds or {})
+        clock = mx.FeatureSpec("seconds", is_timestamp=True)
+        specs = [self.spec] if thresholds is None else [clock, self.spec]
+        self.train = mx.get_asc_insert_func(specs).over(batches)
+        insert = mx.get_asc_insert_func([self.spec], is_training=False)
+        self.evaluation = insert.over(evaluation)
+        self.table = mx.create_table(torch.int64, DIM, USER, hb.Normal(std=0.1), 100)
+        self.hook = None if hook is None else mx.EvictHook(True, **hook)
+        mx.start_asc_pipeline()
+
+    def look_up(self, batch: Any, *, is_train: bool = True) -> Tensor:
+        return mx.sparse_lookup(self.table, self.spec, batch=batch, is_train=is_train)
+
+    def learn(self, batch: Any) -> Tensor:
+        rows = self.look_up(batch)
+        emb = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+        addr = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+        grads = torch.autograd.grad(rows.square().sum() + rows.sum(), emb)
+        self.optimizer.apply_gradients([grads, addr])
+        return rows
+
+    def evaluate(self) -> None:
+        with torch.no_grad():
+            for batch in self.evaluation:
+                self.look_up(batch, is_train=False)
+                if self.hook is not None:
+                    self.hook.after_run()
+
+    def state(self) -> tuple[Any, Any, Any]:
+        """Return every row with its count and time, and the statistics."""
+        own = framework.current().started("test").tables[USER]
+        return [batch.to_pydict() for batch in own.export()], own.stats, own.scalars()
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 2), (0, 2), (2, 0), (2, 1, 3)])
+def test_rows_have_the_shape_of_the_ids(shape: tuple[int, ...]) -> None:
+    program = Program([{USER: torch.ones(shape, dtype=torch.int64)}])
+    for batch in program.train:
+        assert program.learn(batch).shape == (*shape, DIM)
+
+
+def test_texts_of_a_batch_stay_as_they_are() -> None:
+    program = Program([{USER: [1, 2], "title": ["Alien", "Brazil"]}])
+    for batch in program.train:
+        assert program.learn(batch).shape == (2, DIM)
+        assert batch["title"] == ["Alien", "Brazil"]
+
+
+@pytest.mark.parametrize("ids", [["a", "b"], [None, 1], [0.5, 1.0]])
+def test_ids_that_are_no_integers_are_errors(ids: list[Any]) -> None:
+    program = Program([{USER: ids}])
+    with pytest.raises(RowShapeError, match="feature 'user/user': .*integers"):
+        next(iter(program.train))
+
+
+# --- thresholds -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("access", [None, -1])
+def test_an_eviction_needs_an_access_threshold_that_is_on(access: int | None) -> None:
+    with pytest.raises(ConfigError, match="access_threshold should be configured before"):
+        mx.FeatureSpec(USER, access_threshold=access, eviction_threshold=0)
+    mx.FeatureSpec(USER, access_threshold=access, eviction_threshold=-1)
+
+
+# --- evaluation between the steps -----------------------------------------------------------------
+
+
+def steps() -> list[dict[str, Tensor]]:
+    ids = torch.tensor([[1, 1, 2], [2, 3, 3], [4, 4, 4], [1, 5, 5], [4, 5, 6], [6, 6, 7]])
+    return [{USER: row, "seconds": torch.tensor(10.0 * at)} for at, row in enumerate(ids)]
+
+
+def test_an_evaluation_within_a_step_changes_nothing() -> None:
+    """An EvictHook removes the same rows, whether or not an evaluation comes before it."""
+    ended = []
+    for evaluates in (False, True):
+        program = Program(
+            steps(),
+            steps()[::-1],
+            hook={"evict_step_interval": 2},
+            thresholds={"access_threshold": 2, "eviction_threshold": 15},
+            train_steps=1,
+        )
+        for step, batch in enumerate(program.train, start=1):
+            program.learn(batch)
+            before = program.state()
+            if evaluates:
+                program.evaluate()
+            assert program.state() == before
+            assert program.hook is not None
+            program.hook.after_run(global_step=step)
+        ended.append(program.state())
+        framework.end()
+    assert ended[0] == ended[1]
+    assert ended[0][1]["evicted"] > 0
+
+
+def test_an_evaluation_while_later_ids_are_mapped_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = Program(steps(), steps())
+    batches = iter(program.train)
+    program.learn(next(batches))
+    program.learn(next(batches))
+    pipeline = framework.current().started("test")
+    pipeline._cleared = 2  # as if ids of step 3 were mapped, which the mapping thread decides
+    program.evaluate()
+    assert caplog.text.count("evaluation after training step 2") == 1
+    assert "init(train_steps=N)" in caplog.text
