@@ -97,7 +97,7 @@ def test_texts_of_a_batch_stay_as_they_are() -> None:
 @pytest.mark.parametrize("ids", [["a", "b"], [None, 1], [0.5, 1.0]])
 def test_ids_that_are_no_integers_are_errors(ids: list[Any]) -> None:
     program = Program([{USER: ids}])
-    with pytest.raises(RowShapeError, match="feature 'user/user': .*integers"):
+    with pytest.raises(RowShapeError, match=r"feature 'user/user': .*integers"):
         next(iter(program.train))
 
 
