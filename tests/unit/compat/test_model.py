@@ -509,6 +509,47 @@ def test_the_gradients_of_the_last_iteration_of_a_fit_are_kept() -> None:
     np.testing.assert_array_equal(gradient, stepped.check_out_tensor("relu"))
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_slots_of_a_localized_embedding_are_those_of_the_data(
+    is_old: bool, columns: dict[str, Any], tmp_path: Path
+) -> None:
+    """Norm files have no offsets; a key belongs to the slot that it was read for."""
+    for slot in range(3):
+        columns[f"data_{slot}"] += 20 * (2 - slot)
+    changes = {"seed": 7, "batchsize": 64, "batchsize_eval": 128, "i64_input_key": True}
+    settings = hugectr.solver_parser_helper(**changes) if is_old else solver(i64_input_key=True)
+
+    def localized() -> hugectr.Model:
+        built = made(settings, compile=False)
+        kind = hugectr.Embedding_t.LocalizedSlotSparseEmbeddingHash
+        embeddings = [
+            dataclasses.replace(clause, embedding_type=kind) for clause in built.graph.embeddings
+        ]
+        built.graph = dataclasses.replace(built.graph, embeddings=embeddings)
+        built.compile()
+        return built
+
+    def slots(path: Path) -> dict[int, int]:
+        if is_old:
+            kind = np.dtype([("key", "<i8"), ("slot", "<u8"), ("row", "<f4", 4)])
+            rows = np.fromfile(path, kind)
+            return dict(zip(rows["key"].tolist(), rows["slot"].tolist(), strict=True))
+        keys = np.fromfile(path / "key", "<i8").tolist()
+        return dict(zip(keys, np.fromfile(path / "slot_id", "<u8").tolist(), strict=True))
+
+    built = localized()
+    built.start_data_reading()
+    for _ in range(16):
+        built.train()
+    built.save_params_to_files(str(tmp_path / "m"), 1)
+    expected = {key: 2 - key // 20 for key in range(60)}
+    assert slots(tmp_path / "m0_sparse_1.model") == expected
+    again = localized()
+    again.load_sparse_weights([str(tmp_path / "m0_sparse_1.model")])
+    again.save_params_to_files(str(tmp_path / "m"), 2)
+    assert slots(tmp_path / "m0_sparse_2.model") == expected
+
+
 def test_one_path_in_place_of_a_list_of_files_is_rejected() -> None:
     built = made(solver())
     with pytest.raises(ConfigError, match=r"sparse_embedding_files: .* got 'rows.model'"):

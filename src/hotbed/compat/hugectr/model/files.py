@@ -17,6 +17,7 @@ from hotbed.compat.hugectr.clauses import (
 from hotbed.compat.hugectr.model.console import say
 from hotbed.compat.hugectr.translate import EmbeddingOf, Translation
 from hotbed.compat.hugectr.weights import (
+    SlotsOfKeys,
     SparseFile,
     load_collection,
     load_dense,
@@ -44,6 +45,10 @@ class ModelFiles:
         graph: of the model.
         solver: decides the width of keys; one of v2.3 to v3.0.1 saves a table as one file.
         etc_params: its sparse models are loaded where they exist, and saved to.
+
+    Attributes:
+        seen: the slots of keys by the name of the embedding, of localized ones whose slots share
+            keys.
     """
 
     def __init__(
@@ -67,6 +72,10 @@ class ModelFiles:
                 self._embeddings[embedding.clause.sparse_embedding_name] = embedding
             else:
                 self._collected[embedding.clause.name] = translation.tables[embedding.table]
+        self.seen: dict[str, SlotsOfKeys] = {}
+        for name, embedding in self._embeddings.items():
+            if _is_localized(embedding) and not any(embedding.offsets):
+                self.seen[name] = SlotsOfKeys(embedding.slots)
 
     def load_first(self, files: ParamFiles | None) -> None:
         """Load what a solver or an embedding training cache starts from."""
@@ -197,12 +206,12 @@ class ModelFiles:
 
     def _format(self, name: str) -> SparseFile:
         embedding = self._embeddings[name]
-        assert isinstance(embedding.clause, SparseEmbedding)
         return SparseFile(
             form="folder" if self._solver.fit is None else "file",
-            localized=embedding.clause.embedding_type.name.startswith("Localized"),
+            localized=_is_localized(embedding),
             i64=self._solver.i64_input_key,
             offsets=embedding.offsets,
+            seen=self.seen.get(name),
         )
 
     def _collections(self, names: Sequence[str]) -> Iterator[tuple[int, dict[int, Table]]]:
@@ -225,3 +234,9 @@ class ModelFiles:
                     tables[place] = self._collected[name]
             if tables:
                 yield number, tables
+
+
+def _is_localized(embedding: EmbeddingOf) -> bool:
+    """Return whether the rows of an embedding have slots in files."""
+    assert isinstance(embedding.clause, SparseEmbedding)
+    return embedding.clause.embedding_type.name.startswith("Localized")

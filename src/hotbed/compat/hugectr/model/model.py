@@ -641,7 +641,10 @@ class Model:
         def train(source: Any) -> Dataset:
             changed = dataclasses.replace(reader, source=source)
             schema = self.translation.schema
-            return training_data(changed, self.graph.input, self.solver, schema)
+            data: Any = training_data(changed, self.graph.input, self.solver, schema)
+            for slots in self._files.seen.values():
+                data = data.map(slots)
+            return data
 
         def evaluate(source: Any) -> Dataset:
             changed = dataclasses.replace(reader, eval_source=source)

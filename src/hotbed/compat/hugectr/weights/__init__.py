@@ -12,6 +12,7 @@ from hotbed.compat.hugectr.weights.dense import (
     save_dense,
     save_dense_states,
 )
+from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.compat.hugectr.weights.sparse import (
     SparseFile,
     load_sparse,
@@ -21,6 +22,7 @@ from hotbed.compat.hugectr.weights.sparse import (
 )
 
 __all__ = [
+    "SlotsOfKeys",
     "SparseFile",
     "load_collection",
     "load_dense",

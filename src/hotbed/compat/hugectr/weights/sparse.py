@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
 from hotbed.compat.hugectr.weights.rows import batches, check_keys, lists_of, rows_of
+from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.embedding import rule as rules
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
@@ -40,13 +41,15 @@ class SparseFile:
         localized: whether each row has the number of its slot.
         i64: whether the keys of a file have 64 bits; a folder's always have.
         offsets: the first id of each slot, from which the slot of a row follows; empty if slots
-            share ids: all rows are then of slot 0.
+            share ids.
+        seen: the slots of such ids; without it they are of slot 0.
     """
 
     form: Literal["folder", "file"] = "folder"
     localized: bool = False
     i64: bool = True
     offsets: Sequence[int] = ()
+    seen: SlotsOfKeys | None = None
 
     def record(self, dim: int) -> np.dtype[Any]:
         """Return the record of a file with vectors of `dim`."""
@@ -57,6 +60,8 @@ class SparseFile:
 
     def slots(self, ids: NDArray[np.int64]) -> NDArray[Any]:
         """Return the slot of each id, uint64 [n]."""
+        if not any(self.offsets) and self.seen is not None:
+            return self.seen.of(ids).astype(UINT64)
         if not any(self.offsets):
             return np.zeros(len(ids), UINT64)
         return np.searchsorted(self.offsets[1:], ids, side="right").astype(UINT64)
@@ -96,8 +101,8 @@ def save_sparse(path: str | Path, table: Table, format: SparseFile) -> None:
 def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
     """Read the rows of a table and return their number.
 
-    Rows that the table has already are overwritten. A folder is read as such, a file as a file;
-    slots are not needed.
+    Rows that the table has already are overwritten. A folder is read as such, a file as a file.
+    Slots are not needed; `format.seen` keeps them.
 
     Raises:
         PersistError: there is no such file.
@@ -105,6 +110,8 @@ def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
     """
     keys, vectors = _read(Path(path), table.dim, format)
     table.load(batches(keys, vectors))
+    if format.localized and format.seen is not None:
+        format.seen.keep(keys, _slots(Path(path), table.dim, format))
     return len(keys)
 
 
@@ -199,6 +206,13 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
     what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
     records = read_array(path, format.record(dim), what)
     return records["key"], records["vector"]
+
+
+def _slots(path: Path, dim: int, format: SparseFile) -> NDArray[Any]:
+    """Return the slots of the rows of a localized embedding."""
+    if path.is_dir():
+        return read_array(path / "slot_id", UINT64, "slots")
+    return read_array(path, format.record(dim), "rows")["slot_id"]
 
 
 def _check_slots(path: Path, dim: int, format: SparseFile) -> None:
