@@ -641,7 +641,7 @@ class Model:
         def train(source: Any) -> Dataset:
             changed = dataclasses.replace(reader, source=source)
             schema = self.translation.schema
-            data: Any = training_data(changed, self.graph.input, self.solver, schema)
+            data = training_data(changed, self.graph.input, self.solver, schema)
             for slots in self._files.seen.values():
                 data = data.map(slots)
             return data
