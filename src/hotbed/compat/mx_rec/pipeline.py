@@ -394,12 +394,22 @@ class Pipeline:
     def _target(self, optimizer: HashOptimizer, address: Tensor) -> Target:
         for target in self.targets.waiting:
             if target.slots is address:
+                self._check_owner(optimizer, target.table.name)
                 return target
         raise ConfigError(
             f"{optimizer.name}.apply_gradients: addresses of no lookup that waits, got a tensor of "
             f"shape {list(address.shape)}. Give the tensors of get_collection"
             '("ASCEND_SPARSE_LOOKUP_ID_OFFSET") as they are, once.'
         )
+
+    def _check_owner(self, optimizer: HashOptimizer, table: str) -> None:
+        owner = self.owners[table]
+        if owner is not optimizer:
+            raise ConfigError(
+                f"{optimizer.name}.apply_gradients: another optimizer updates the table {table!r}, "
+                f"got addresses of it. Give them to {owner.name}, or the table another one in "
+                "optimizer_list."
+            )
 
     def _forget(self, targets: Sequence[Target]) -> None:
         done = {id(target) for target in targets}
