@@ -59,6 +59,7 @@ PAGES = {
         "embedding.tables",
         "embedding.modules.embedding",
         "embedding.modules.collection",
+        "embedding.changes",
         "embedding.tier",
     ],
     "Rules": ["embedding.rule", "optim.sparse"],
@@ -90,6 +91,13 @@ PAGES = {
         "compat.hugectr.tools",
         "compat.hugectr.inference",
         "compat.hugectr.json.adapt",
+    ],
+    "MindSpore Recommender": [
+        # its RecModel has the name of the engine's, which annotations refer to
+        "compat.mindspore_rec.embedding",
+        "compat.mindspore_rec.map_parameter",
+        "compat.mindspore_rec.callback",
+        "compat.mindspore_rec.checkpoint",
     ],
 }
 

@@ -65,20 +65,22 @@ class ChangeReader:
         """Return all rows.
 
         Raises:
-            ConfigError: changes of the table cannot be tracked, see `Table.track`.
             PersistError: a snapshot of the table stays open.
         """
-        self.table.track()
+        if self.table.rule.scope == "touched":
+            self.table.track()
         return self._read(changes=False)
 
     def changes(self) -> Changes:
         """Return the rows that changed, and the ids that were removed, since the last read.
 
         Raises:
+            ConfigError: the rule moves rows without gradients, see `Table.track`.
             TableError: the table was not read yet, it was restored or cleared since, or another
                 reader took the record of its changes.
             PersistError: a snapshot of the table stays open.
         """
+        self.table.track()
         if self._native is not self.table.native or self._taken != self.table.num_taken:
             raise TableError(
                 f"table {self.table.name!r}: its changes since the last read are not known, got a "

@@ -373,6 +373,25 @@ def test_values_put_before_the_model_is_made_are_kept() -> None:
     assert network.map.get_data()[1].tolist() == [[1.0]]
 
 
+@pytest.mark.parametrize("again", [hb.Adagrad(lr=0.1), hb.Sgd(lr=0.1)])
+def test_another_model_of_a_trained_network_keeps_rows_ages_and_counts(again: Any) -> None:
+    network = Net(permit_filter_value=2, evict_filter_value=4)
+    RecModel(network, "mse", hb.Adagrad(lr=0.5)).online_train(steps([1], [1], [1, 2], [1]))
+    before = network.map.table
+    rows = [row for batch in before.export() for row in batch.to_pylist()]
+    model = RecModel(network, "mse", again)
+    after = network.map.table
+    assert after is not before
+    for row, old in zip((r for b in after.export() for r in b.to_pylist()), rows, strict=True):
+        assert {**row, "state": None} == {**old, "state": None}
+        assert ("state" in row) == isinstance(again, hb.Adagrad)
+        assert row.get("state") in (None, old["state"])
+    model.online_train(steps([2]))
+    assert sorted(network.map.get_keys().tolist()) == [1, 2], "2 has been counted once before"
+    model.online_train(steps([2], [2], [2], [2]))
+    assert network.map.export_data().keys.tolist() == [2]
+
+
 def test_torch_s_embedding_with_sparse_adam_trains_the_same_rows() -> None:
     """The rows of a batch move as torch's SparseAdam moves them, others stay."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.embedding.changes import ChangeReader, Changes
-from hotbed.errors import TableError
+from hotbed.errors import ConfigError, TableError
 
 
 def learn(table: hb.Table, *ids: int) -> None:
@@ -85,6 +85,14 @@ def test_changes_that_another_reader_took_are_an_error() -> None:
     reader.all()
     table.clear()
     with pytest.raises(TableError, match="restored"):
+        reader.changes()
+
+
+def test_a_rule_that_moves_idle_rows_has_full_reads_only() -> None:
+    reader = ChangeReader(hb.Table("user", dim=1, rule=hb.Adam(lr=0.1, scope="all")))
+    learn(reader.table, 1, 2)
+    assert sorted(reader.all().ids.tolist()) == [1, 2]
+    with pytest.raises(ConfigError, match="changes cannot be tracked"):
         reader.changes()
 
 

@@ -84,17 +84,16 @@ class RunContext:
 class Callback:
     """Base of the callbacks for `train`, `fit`, `eval` and `online_train`.
 
-    Override the events that you need, by either of their names. Each receives a `RunContext`. In
-    sink mode on a device other than the CPU, a call of `sink_size` batches is an epoch.
+    Override the events that you need, by the name for training and evaluation or by that of one of
+    them. Each receives a `RunContext`. In sink mode on a device other than the CPU, a call of
+    `sink_size` batches is an epoch.
 
-    | event | in training | in evaluation |
-    |---|---|---|
-    | `begin` | `on_train_begin` | `on_eval_begin` |
-    | `epoch_begin` | `on_train_epoch_begin` | `on_eval_epoch_begin` |
-    | `step_begin` | `on_train_step_begin` | `on_eval_step_begin` |
-    | `step_end` | `on_train_step_end` | `on_eval_step_end` |
-    | `epoch_end` | `on_train_epoch_end` | `on_eval_epoch_end` |
-    | `end` | `on_train_end` | `on_eval_end` |
+    * `begin`: `on_train_begin`, `on_eval_begin`;
+    * `epoch_begin`: `on_train_epoch_begin`, `on_eval_epoch_begin`;
+    * `step_begin`: `on_train_step_begin`, `on_eval_step_begin`;
+    * `step_end`: `on_train_step_end`, `on_eval_step_end`;
+    * `epoch_end`: `on_train_epoch_end`, `on_eval_epoch_end`;
+    * `end`: `on_train_end`, `on_eval_end`.
 
     Attributes:
         uses_tables: whether the events of a step read or change tables. False lets `hb.Ahead` map

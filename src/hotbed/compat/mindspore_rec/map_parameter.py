@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ class Exported(NamedTuple):
 
     Attributes:
         keys: int64 [n].
-        values: float32 [m, *value_shape]: those of the first m keys; erased keys have none.
+        values: float32, those of the first m keys, each of the value shape; erased keys have none.
         statuses: int32 [n]: 0 unchanged, 1 modified, 2 erased.
     """
 
@@ -157,11 +157,11 @@ class MapParameter(nn.Module):
         return self.get(keys)
 
     def get(self, key_tensor: Any, insert_default_value: bool = True) -> torch.Tensor:
-        """Return the values of keys, [...] -> [..., *value_shape]; gradients flow to them.
+        """Return the values of keys, each of the value shape; gradients flow to them.
 
         Args:
             key_tensor: integers of any shape; or a column of a `Batch` as it is, `batch.ids[name]`
-                with m ids, for values [m, *value_shape] of a network that can be exported.
+                with m ids, for m values of a network that can be exported.
             insert_default_value: insert keys that are new, and count all; False only reads. A
                 module in eval mode only reads, too.
         """
@@ -179,7 +179,7 @@ class MapParameter(nn.Module):
         return values
 
     def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
-        """Insert or overwrite the values of keys, [n] and [n, *value_shape]; return self."""
+        """Insert or overwrite the values of n keys; return self."""
         keys = as_ids(key_tensor, "keys")
         values = np.asarray(value_tensor, np.float32)
         expected = [len(keys), *self.value_shape]
@@ -203,7 +203,7 @@ class MapParameter(nn.Module):
         return self.get_data()[0]
 
     def get_values(self) -> Tensor:
-        """Return all values, float32 [n, *value_shape]."""
+        """Return all values, float32, n of the value shape."""
         return self.get_data()[1]
 
     def get_data(self) -> tuple[Tensor, Tensor]:
@@ -224,6 +224,7 @@ class MapParameter(nn.Module):
             incremental: only what changed since the last export.
 
         Raises:
+            ConfigError: `incremental`, and the `rule` moves rows without gradients.
             TableError: the changes since the last export are not known, because a `Checkpoint` with
                 deltas took them, or a checkpoint was restored. Export everything, and save with
                 `ModelCheckpoint` or `Checkpoint(full_every=1)`.
@@ -255,19 +256,18 @@ class MapParameter(nn.Module):
     def settle(self, name: str, rule: Rule | None) -> None:
         """Give the table its place in the network as name, and the rule of the optimizer.
 
-        A name and a rule of its own stay. Values that were put are kept.
+        A name and a rule of its own stay. Rows are kept, those of a trained table with the state of
+        the optimizer if the rule is of the same kind.
         """
         old = self.embedding
-        config = old.tables[0].config
+        config = self.table.config
         if not self._has_own_name:
             config["name"] = name
         if not self._has_own_rule and rule is not None:
             config["rule"] = rule
-        if config == old.tables[0].config:
+        if config == self.table.config:
             return
-        table = Table(**config)
-        table.load(batch.select(["id", "value"]) for batch in old.tables[0].export())
-        table.requires_grad_(not old.tables[0].frozen)
+        table = _copied(self.table, config)
         self.embedding = Embedding(table, max_norm=old.max_norm).to(old._device.device)
         self.embedding.train(old.training)
         self.reader = ChangeReader(table)
@@ -304,6 +304,19 @@ def _table(
         init=init,
         default=init.value if isinstance(init, Constant) else 0.0,
     )
+
+
+def _copied(old: Table, config: Mapping[str, Any]) -> Table:
+    """Return a table with another name or rule that has the rows of `old`."""
+    table = Table(**config)
+    has_state = old.step > 0 and type(table.rule) is type(old.rule)
+    for batch in old.export():
+        names = [name for name in batch.schema.names if has_state or name != "state"]
+        table.load([batch.select(names)])
+    table.load_candidates(old.candidates())
+    table.load_scalars(old.scalars())
+    table.requires_grad_(not old.frozen)
+    return table
 
 
 def _init(value: Any) -> Init:

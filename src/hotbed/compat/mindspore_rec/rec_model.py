@@ -21,6 +21,7 @@ from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost
 from hotbed.optim.torch_rules import rule_of
+from hotbed.training.ahead import unwrap
 from hotbed.training.model import RecModel as Engine
 from hotbed.training.watching.history import History
 
@@ -150,7 +151,8 @@ class RecModel:
         args = self._args("train", train_dataset, epoch_num=None, dataset_sink_mode=sinks)
         if sinks:
             args.batch_num = sink_size
-        training = Training(self.engine, train_dataset, args, sinks=sinks)
+        data, _, _ = unwrap(train_dataset, self.engine.network)
+        training = Training(self.engine, data, args, sinks=sinks)
         return self.engine.online_train(
             train_dataset,
             adapted(callbacks, training),
@@ -205,7 +207,8 @@ class RecModel:
                 f"{valid_frequency!r}. Give 1, or call train() and eval() in turn."
             )
         args = self._args("train", train_dataset, epoch_num=epoch, dataset_sink_mode=False)
-        training = Training(self.engine, train_dataset, args, initial_epoch=initial_epoch)
+        data, _, _ = unwrap(train_dataset, self.engine.network)
+        training = Training(self.engine, data, args, initial_epoch=initial_epoch)
         epochs = range(initial_epoch, epoch) if initial_epoch else epoch
         return self.engine.fit(
             train_dataset,
