@@ -381,6 +381,49 @@ def test_a_dense_part_that_cannot_be_traced_does_not_matter() -> None:
     assert learn_batches(model, optimizers) == plain_losses(own_table(), columns())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo
+def test_a_compiled_model_looks_up_between_its_graphs() -> None:
+    model, (sparse, dense) = begin(OfBatch)
+    mx.modify_graph_and_start_emb_cache(model, train=dataset())
+    compiled = torch.compile(model, backend="eager")
+    losses = []
+    for batch in mx.get_initializer(True)():
+        loss = functional.binary_cross_entropy_with_logits(compiled(batch), batch.labels["like"])
+        dense.zero_grad()
+        loss.backward()
+        sparse.step()
+        dense.step()
+        losses.append(loss.item())
+    assert losses == plain_losses(own_table(), columns())
+
+
+def test_two_forward_passes_of_a_batch_and_several_batches_a_step_are_summed() -> None:
+    model, (sparse, dense) = begin(lambda: OfBatch(**CONFIG))
+    mx.modify_graph_and_start_emb_cache(model, train=dataset())
+    for number, batch in enumerate(mx.get_initializer(True)()):
+        both = model(batch) + model(batch) * 2  # the same rows: they count once
+        (both * batch.labels["like"]).mean().backward()
+        if number % 2:
+            sparse.step()
+            dense.step()
+            dense.zero_grad()
+    own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
+    embedding = hb.Embedding(own)
+    torch.manual_seed(7)
+    out = nn.Linear(4, 1)
+    rules = hb.SparseOptimizer(embedding)
+    adam = torch.optim.Adam(out.parameters(), lr=1e-3)
+    for number, (user, movie, like, time) in enumerate(columns()):
+        rows = embedding(user * CROSS + movie, time)
+        both = out(rows).squeeze(-1) + out(rows).squeeze(-1) * 2
+        (both * like).mean().backward()
+        if number % 2:
+            for optimizer in (rules, adam):
+                optimizer.step()
+                optimizer.zero_grad()
+    assert contents(tables()) == contents({"cross": own})
+
+
 def test_static_shapes_have_the_bits_of_dynamic_ones() -> None:
     class Static(OfBatch):
         def forward(self, batch: Any) -> Tensor:

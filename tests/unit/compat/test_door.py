@@ -43,6 +43,7 @@ ALLOWED = {
     "torch": {
         "Tensor",
         "as_tensor",
+        "compiler",
         "device",
         "dtype",
         "float32",

@@ -251,6 +251,7 @@ def _own_optimizer(
     return next(iter(own), None)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sparse_lookup(
     hashtable: SparseTable,
     ids: FeatureSpec | Tensor,
