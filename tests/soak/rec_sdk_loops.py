@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -168,42 +168,20 @@ def _trained(
     hook: dict[str, Any],
     pause: float,
 ) -> dict[str, Any]:
-    is_automatic = "automatic" in switches
     if "expansion" in switches:
         sparse = mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address(0.05)
     else:
         sparse = mx.optimizers.lazy_adam.create_hash_optimizer(0.01)
-    names = ["cross"] if is_automatic else ["user", "item"]
-    tables = {name: _table(name) for name in names}
     thresholds = {}
     if "aging" in switches:
         thresholds = {"access_threshold": MIN_COUNT, "eviction_threshold": TTL_SECONDS}
     lookup = {} if "dynamic" in switches else {"send_count": BATCH}
-    torch.manual_seed(3)
-    tower = Tower(len(names))
-    mx.get_dense_and_sparse_variable(tower)
-    dense = torch.optim.Adam(tower.parameters(), lr=0.01)
     evict = mx.EvictHook("aging" in switches, **hook)
-    saver = mx.Saver([tower, dense], max_to_keep=2)
-    if is_automatic:
-        model = Crossed(tables["cross"], tower, {**lookup, "access_and_evict_config": thresholds})
-        mx.modify_graph_and_start_emb_cache(model, train=data(root))
-        batches = mx.get_initializer(True)
-    else:
-        specs = [mx.FeatureSpec(name, **thresholds) for name in names]
-        clock = mx.FeatureSpec("t", is_timestamp=True)
-        mapped = data(root).map(mx.get_asc_insert_func([clock, *specs]))
-
-        def model(batch: Any) -> Tensor:
-            rows = [
-                mx.sparse_lookup(tables[spec.name], spec, batch=batch, **lookup) for spec in specs
-            ]
-            return tower(rows, batch.dense["x"])
-
-        def batches() -> Any:
-            return mapped
-
-        mx.start_asc_pipeline()
+    torch.manual_seed(3)
+    start = _automatic if "automatic" in switches else _of_features
+    model, tower, batches = start(root, thresholds, lookup)
+    dense = torch.optim.Adam(tower.parameters(), lr=0.01)
+    saver = mx.Saver([model if isinstance(model, nn.Module) else tower, dense], max_to_keep=2)
     place = root / "state"
     begin = 0
     if mx.latest_checkpoint(place) is None:
@@ -211,7 +189,7 @@ def _trained(
     else:
         begin = saver.restore(place)
     step = begin
-    for step, batch in enumerate(batches(), begin + 1):
+    for step, batch in enumerate(batches, begin + 1):
         outputs = model(batch)
         loss = functional.binary_cross_entropy_with_logits(outputs, batch.labels["y"])
         learn(loss, sparse, dense, by_address="expansion" in switches)
@@ -223,6 +201,37 @@ def _trained(
         saver.save(place, global_step=step)
     learned = digest(framework.current().started("digest").tables, tower, dense)
     return {"digest": learned, "steps": step, "resumed": begin}
+
+
+def _automatic(
+    root: Path, thresholds: dict[str, int], lookup: dict[str, int]
+) -> tuple[Callable[[Any], Tensor], Tower, Iterable[Any]]:
+    """A model of the automatic mode, its dense part and its batches, up to step 8."""
+    tower = Tower(1)
+    model = Crossed(_table("cross"), tower, {**lookup, "access_and_evict_config": thresholds})
+    mx.modify_graph_and_start_emb_cache(model, train=data(root))
+    return model, tower, mx.get_initializer(True)()
+
+
+def _of_features(
+    root: Path, thresholds: dict[str, int], lookup: dict[str, int]
+) -> tuple[Callable[[Any], Tensor], Tower, Iterable[Any]]:
+    """The same of the FeatureSpec mode."""
+    specs = [mx.FeatureSpec(name, **thresholds) for name in ("user", "item")]
+    tables = [_table(spec.name) for spec in specs]
+    clock = mx.FeatureSpec("t", is_timestamp=True)
+    batches = data(root).map(mx.get_asc_insert_func([clock, *specs]))
+    tower = Tower(2)
+
+    def model(batch: Any) -> Tensor:
+        rows = [
+            mx.sparse_lookup(table, spec, batch=batch, **lookup)
+            for table, spec in zip(tables, specs, strict=True)
+        ]
+        return tower(rows, batch.dense["x"])
+
+    mx.start_asc_pipeline()
+    return model, tower, batches
 
 
 def _table(name: str) -> Any:

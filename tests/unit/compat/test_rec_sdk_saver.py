@@ -185,8 +185,8 @@ def test_restore_takes_the_newest_state_or_the_version_of_init(tmp_path: Path) -
         other.restore(tmp_path)
     with pytest.raises(ValueError, match=r"Choose one of"):
         other.restore(f"{tmp_path}-7")
-    with pytest.raises(ValueError, match="no checkpoint at this path"):
-        other.restore(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"no checkpoint at this path, got '.*/other-7'"):
+        other.restore(tmp_path / "other-7")
     assert mx.latest_checkpoint(tmp_path / "other") is None
 
 
@@ -250,6 +250,8 @@ def test_calls_at_a_wrong_time_are_errors(tmp_path: Path) -> None:
         program.saver.save(tmp_path, save_delta=True)
     with pytest.raises(ValueError, match=r"var_list holds .* got int"):
         mx.Saver([3])
+    with pytest.raises(ValueError, match="the path comes first, there is no session"):
+        program.saver.save(None)
 
 
 def test_bases_and_deltas_follow_the_seconds_of_init(tmp_path: Path) -> None:
@@ -330,6 +332,22 @@ def test_schedulers_and_rates_come_back(tmp_path: Path) -> None:
     assert resumed.dense.param_groups[0]["lr"] == program.dense.param_groups[0]["lr"] == 0.0025
     assert scheduler.last_epoch == 5
     assert resumed.sparse.learning_rate == program.sparse.learning_rate
+
+
+def test_a_program_may_get_a_hook_and_no_optimizer(tmp_path: Path, caplog: Any) -> None:
+    """Without `var_list`, the models of step 7 are saved, and no dense optimizer."""
+    program = Program(save_steps=1)
+    saver = mx.Saver()
+    list(program.run(3))
+    saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    resumed = Program(hook={"evict_step_interval": 1})
+    with caplog.at_level(logging.INFO, logger="hotbed.compat.mx_rec"):
+        assert mx.Saver().restore(tmp_path) == 3
+    assert "begins anew after a restoration" in caplog.text
+    assert resumed.bits() == program.bits()
+    with pytest.raises(PersistError, match=r"0 objects .* got var_list with 1"):
+        mx.Saver([resumed.net, torch.optim.lr_scheduler.StepLR(resumed.dense, 1)]).restore(tmp_path)
 
 
 def test_another_program_is_refused(tmp_path: Path) -> None:
@@ -536,6 +554,25 @@ def spied(monkeypatch: Any) -> list[int]:
 
     monkeypatch.setattr(EvictionSchedule, "_begin", note)
     return evicted
+
+
+def test_hooks_act_after_a_step_that_evaluation_followed(tmp_path: Path) -> None:
+    program = Program(**AGING, train_steps=1)
+    evaluation = program.dataset.map(mx.get_asc_insert_func([program.spec], is_training=False))
+    hook = mx.CheckpointSaverHook(tmp_path, save_steps=6, saver=program.saver)
+    for step, batch in enumerate(program.batches, 1):
+        program.learn(batch)
+        program.net.eval()
+        for other in evaluation:
+            program.forward(other, is_train=False)
+        program.net.train()
+        assert program.hook is not None
+        program.hook.after_run(global_step=step)
+        hook.after_run(global_step=step)
+        program.saver.wait()
+    mx.terminate_config_initializer()
+    assert mx.latest_checkpoint(tmp_path) == f"{tmp_path}-12"
+    assert program.bits() == whole(**AGING)
 
 
 def test_evaluation_evicts_nothing_and_says_so_once(caplog: Any, monkeypatch: Any) -> None:

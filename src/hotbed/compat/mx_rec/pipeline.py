@@ -80,6 +80,7 @@ class Pipeline:
         barriers: more barriers of `barrier`.
         step: training batches handed to the loop so far.
         now: the newest event time among them, in microseconds; None without times.
+        has_begun: whether training data are being read.
         position: where the training data are after the newest batch; None if they have none.
         current: the batch that the loop works on.
         automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
@@ -98,6 +99,7 @@ class Pipeline:
         self.barriers: list[Barrier] = []
         self.step = 0
         self.now: int | None = None
+        self.has_begun = False
         self.position: Position | None = None
         self.current: Current | None = None
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
@@ -241,6 +243,7 @@ class Pipeline:
                 "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
                 "Saver.restore(path) after step 8, or leave if_load out."
             )
+        self.has_begun = True
         for saver in self.owner.savers:
             saver.begin()
         position = self._resume

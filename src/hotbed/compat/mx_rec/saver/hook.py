@@ -78,11 +78,11 @@ class CheckpointSaverHook:
             PersistError: the save before could not be written.
         """
         pipeline = self._owner.started("CheckpointSaverHook.after_run")
-        if not pipeline.is_training or self.saver.is_writing or pipeline.is_ahead:
-            return
+        if pipeline.step == 0 or self.saver.is_writing or pipeline.is_ahead:
+            return  # nothing was learned, or the next step that can be saved is
         if self._step < 0:
             self._step = pipeline.step - 1
-        if self._is_due(pipeline.step):
+        if pipeline.step != self._step and self._is_due(pipeline.step):
             self._save(global_step, wait=False)
 
     def end(self, global_step: int | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from hotbed.compat.mx_rec.framework import Framework
 from hotbed.connectors import Position
 from hotbed.embedding.modules import table_modules
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, PersistError
 from hotbed.persist import checkpoint
 from hotbed.persist.checkpoint import State
 from hotbed.persist.format import Reader
@@ -74,18 +74,27 @@ class Program:
         Raises:
             PersistError: it is of another program; the message names what differs.
         """
-        state = State(self._network(), self._tables(), self._optimizers())
-        checkpoint.restore(reader, state)
+        optimizers = self._optimizers()
+        if not optimizers:
+            log.info(
+                "Saver: var_list has no dense optimizer; its state begins anew after a restoration"
+            )
+        checkpoint.restore(reader, State(self._network(), self._tables(), optimizers))
         progress: Any = reader.progress
-        for part, own in zip(self._others(), progress["objects"], strict=True):
+        others = self._others()
+        if len(others) != len(progress["objects"]):
+            raise PersistError(
+                f"{reader.folder}: it holds {len(progress['objects'])} objects besides networks "
+                f"and optimizers, got var_list with {len(others)}. Give those that were saved."
+            )
+        for part, own in zip(others, progress["objects"], strict=True):
             part.load_state_dict(own)
-        for optimizer, (rate, current) in zip(
-            self._owner.optimizers, progress["rates"], strict=True
-        ):
+        rates = progress["rates"]
+        for optimizer, (rate, current) in zip(self._owner.optimizers, rates, strict=False):
             if optimizer.rule.lr == rate:  # else the program sets another one
                 optimizer.learning_rate = current
-        for hook, own in zip(self._owner.hooks, progress["hooks"], strict=True):
-            hook.load_state(own)
+        for hook, own in zip(self._owner.hooks, progress["hooks"], strict=False):
+            hook.load_state(own)  # a hook that is new begins anew
         position = reader.manifest.positions.get(POSITION)
         pipeline = self._owner.started("Saver.restore")
         pipeline.resume(

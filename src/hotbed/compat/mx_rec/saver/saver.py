@@ -7,6 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hotbed import checks
@@ -104,6 +105,7 @@ class Saver:
             CallError: the step is not done, or ids of later batches are mapped.
             PersistError: it cannot be written; the state before it is kept.
         """
+        _check_path("Saver.save", save_path)
         pipeline = self._owner.started("Saver.save")
         step = pipeline.step if global_step is None else int(global_step)
         checks.whole_number("Saver.save: global_step", step, 0)
@@ -159,7 +161,7 @@ class Saver:
             CallError: step 8 has not run, or a batch was learned already.
         """
         pipeline = self._owner.started("Saver.restore")
-        if pipeline.step:
+        if pipeline.has_begun:
             raise CallError(
                 "Saver.restore: a state is loaded before the first batch, got step "
                 f"{pipeline.step}. Call it right after step 8."
@@ -220,6 +222,15 @@ class Saver:
         return not self.base_due() if save_delta is None else save_delta
 
 
+def _check_path(where: str, path: Any) -> None:
+    """Raise ConfigError unless a path is given where Rec SDK has a session."""
+    if not isinstance(path, str | Path):
+        raise ConfigError(
+            f"{where}: the path comes first, there is no session, got {type(path).__name__}. "
+            "Leave the session out."
+        )
+
+
 def _located(save_path: Where) -> tuple[Where, int | None]:
     """Return the place of a checkpoint, and its global step if the path names one."""
     numbered = NUMBERED.fullmatch(str(save_path))
@@ -238,11 +249,12 @@ def opened(save_path: Where, version: int | None = None) -> Reader:
     Raises:
         ConfigError: the path holds no checkpoint, or no state of this step.
     """
+    _check_path("Saver.restore", save_path)
     place, own = _located(save_path)
     version = version if own is None else own
     if open_store(place).newest_state() is None:
         raise ConfigError(
-            f"Saver.restore: no checkpoint at this path, got {str(place)!r}. Give the path that "
+            f"Saver.restore: no checkpoint at this path, got {str(save_path)!r}. Give the path that "
             "save() was called with."
         )
     try:

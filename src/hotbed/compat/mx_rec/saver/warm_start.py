@@ -108,7 +108,7 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
     Example: `mx.warm_start(mx.WarmStartSettings("runs/old", ["user", "item"]))`
     """
     pipeline = framework.current().started("warm_start")
-    if pipeline.step:
+    if pipeline.has_begun:
         raise CallError(
             "warm_start: rows are taken before the first batch, got step "
             f"{pipeline.step}. Call it right after step 8."
