@@ -190,11 +190,13 @@ def test_restore_takes_the_newest_state_or_the_version_of_init(tmp_path: Path) -
     assert mx.latest_checkpoint(tmp_path / "other") is None
 
 
-def test_without_save_steps_each_step_may_be_saved(tmp_path: Path) -> None:
+def test_without_save_steps_each_step_may_be_saved(tmp_path: Path, caplog: Any) -> None:
     program = Program()
-    for number in program.run():
-        if number in (1, 2, 7):
-            program.saver.save(tmp_path)
+    with caplog.at_level(logging.INFO, logger="hotbed.compat.mx_rec"):
+        for number in program.run():
+            if number in (1, 2, 7):
+                program.saver.save(tmp_path)
+    assert caplog.text.count("no ids are mapped ahead; give init(save_steps=N)") == 1
     mx.terminate_config_initializer()
     resumed = Program()
     assert resumed.restore(tmp_path) == 7
@@ -348,6 +350,25 @@ def test_a_program_may_get_a_hook_and_no_optimizer(tmp_path: Path, caplog: Any) 
     assert resumed.bits() == program.bits()
     with pytest.raises(PersistError, match=r"0 objects .* got var_list with 1"):
         mx.Saver([resumed.net, torch.optim.lr_scheduler.StepLR(resumed.dense, 1)]).restore(tmp_path)
+
+
+def test_data_without_a_position_begin_anew_and_it_is_said(tmp_path: Path, caplog: Any) -> None:
+    for steps in (2, STEPS):
+        program = Program(save_steps=2)
+        if steps == STEPS:
+            assert program.restore(tmp_path) == 2
+        loader = [
+            {"user": torch.from_numpy(batch.ids["user"].values), "t": torch.arange(BATCH)}
+            for batch in program.dataset
+        ]
+        batches = program.batches.insert.over(loader[:steps])
+        for batch in batches:
+            program.forward(batch).sum().backward()
+            program.sparse.step()
+        program.saver.save(tmp_path)
+        mx.terminate_config_initializer()
+    assert mx.latest_checkpoint(tmp_path) == f"{tmp_path}-{2 + STEPS}"
+    assert "begin anew after step 2" in caplog.text
 
 
 def test_another_program_is_refused(tmp_path: Path) -> None:

@@ -243,6 +243,7 @@ class Pipeline:
                 "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
                 "Saver.restore(path) after step 8, or leave if_load out."
             )
+        is_first = not self.has_begun
         self.has_begun = True
         for saver in self.owner.savers:
             saver.begin()
@@ -250,6 +251,12 @@ class Pipeline:
         self._resume = None
         if position is not None:
             dataset.resume(position)
+        elif is_first and self.step:
+            log.warning(
+                "the training data have no position: they begin anew after step %d; give a "
+                "hb.Dataset, or leave out what was learned",
+                self.step,
+            )
 
     # --- lookups
 

@@ -76,11 +76,20 @@ class Saver:
         self._base_at = self._owner.clock()
         self._pending: int | None = None  # the step that is being written
         self.is_announced = False  # a hook says when it saves
+        self._was_told = False  # that no ids are mapped ahead
         self._owner.savers.append(self)
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether a save may come after this step, of which `init` does not know."""
-        return not self.is_announced and self._owner.options.save_steps <= 0
+        if self.is_announced or self._owner.options.save_steps > 0:
+            return False
+        if not self._was_told:
+            self._was_told = True
+            log.info(
+                "Saver: a save may follow each step, so no ids are mapped ahead; give "
+                "init(save_steps=N) to save every N steps"
+            )
+        return True
 
     def save(
         self,
