@@ -185,7 +185,7 @@ def test_restore_takes_the_newest_state_or_the_version_of_init(tmp_path: Path) -
         other.restore(tmp_path)
     with pytest.raises(ValueError, match=r"Choose one of"):
         other.restore(f"{tmp_path}-7")
-    with pytest.raises(ValueError, match=r"no checkpoint at this path, got '.*/other-7'"):
+    with pytest.raises(ValueError, match="other-7: no checkpoint lies at this path"):
         other.restore(tmp_path / "other-7")
     assert mx.latest_checkpoint(tmp_path / "other") is None
 
@@ -252,7 +252,7 @@ def test_calls_at_a_wrong_time_are_errors(tmp_path: Path) -> None:
         program.saver.save(tmp_path, save_delta=True)
     with pytest.raises(ValueError, match=r"var_list holds .* got int"):
         mx.Saver([3])
-    with pytest.raises(ValueError, match="the path comes first, there is no session"):
+    with pytest.raises(ValueError, match="the first argument is the path, got NoneType"):
         program.saver.save(None)
 
 

@@ -235,8 +235,8 @@ def _check_path(where: str, path: Any) -> None:
     """Raise ConfigError unless a path is given where Rec SDK has a session."""
     if not isinstance(path, str | Path):
         raise ConfigError(
-            f"{where}: the path comes first, there is no session, got {type(path).__name__}. "
-            "Leave the session out."
+            f"{where}: the first argument is the path, got {type(path).__name__}. Leave the "
+            "session out."
         )
 
 
@@ -263,15 +263,15 @@ def opened(save_path: Where, version: int | None = None) -> Reader:
     version = version if own is None else own
     if open_store(place).newest_state() is None:
         raise ConfigError(
-            f"Saver.restore: no checkpoint at this path, got {str(save_path)!r}. Give the path that "
-            "save() was called with."
+            f"{save_path}: no checkpoint lies at this path, got neither a folder of states nor one "
+            "with a global step. Give the path of save(), or what it returned."
         )
     try:
         return open_checkpoint(place, version)
     except FormatError:
         raise
     except PersistError as error:  # no state of this version
-        raise ConfigError(f"Saver.restore: {error}") from error
+        raise ConfigError(str(error)) from error
 
 
 def latest_checkpoint(checkpoint_dir: Where) -> str | None:
