@@ -38,7 +38,7 @@ import yaml
 
 from hotbed.compat.hugectr.knobs import NO_EFFECT as HUGECTR_NO_EFFECT
 from hotbed.compat.mindspore_rec.no_effect import REASONS as MINDSPORE_REASONS
-from hotbed.compat.mx_rec.util.initialize import NOT_NEEDED
+from hotbed.compat.mx_rec.no_effect import REASONS as REC_SDK_REASONS
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[2] / "docs/migrate"
@@ -202,11 +202,7 @@ HUGECTR = Door(
     "hotbed.compat.hugectr",
     {key: knob.reason for key, knob in HUGECTR_NO_EFFECT.items()},
 )
-REC_SDK = Door(
-    "rec_sdk",
-    "hotbed.compat.mx_rec",
-    {f"init.{name}": reason for name, reason in NOT_NEEDED.items()},
-)
+REC_SDK = Door("rec_sdk", "hotbed.compat.mx_rec", REC_SDK_REASONS)
 MINDSPORE = Door("mindspore", "hotbed.compat.mindspore_rec", MINDSPORE_REASONS)
 DOORS = (HUGECTR, REC_SDK, MINDSPORE)
 

@@ -19,7 +19,8 @@ from parameter_pages import REC_SDK
 
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
-from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec import framework, no_effect
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 
 SECTIONS = REC_SDK.sections
 MOST = 2**31 - 1
@@ -181,11 +182,31 @@ def test_periods_are_in_their_range(name: str) -> None:
         mx.terminate_config_initializer()
 
 
-def test_what_has_no_effect_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", REC_SDK.no_effect)
+def test_what_has_no_effect_is_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
-    mx.init(**dict.fromkeys((key.partition(".")[2] for key in REC_SDK.no_effect), 1))
-    for key, reason in REC_SDK.no_effect.items():
-        assert f"{key.partition('.')[2]} ({reason})" in caplog.text
+    no_effect._ARGUMENTS._logged.discard(name)
+    call, _, argument = name.partition(".")
+    for _ in range(2):
+        log_no_effect(call, **{argument: True})
+    assert caplog.text.count(f"{name} has no effect, because {REC_SDK.no_effect[name]}") == 1
+
+
+def test_arguments_of_a_table_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
+    no_effect._ARGUMENTS._logged.clear()
+    mx.init(bind_cpu=False, use_lccl=True)
+    mx.optimizers.gradient_descent.create_hash_optimizer(0.1, use_locking=True)
+    table()
+    assert sorted(re.findall(r"(\S+) has no effect", caplog.text)) == [
+        "init.bind_cpu",
+        "init.use_lccl",
+        "optimizer.use_locking",
+    ]
+    table(is_dp=True, enable_merge="True", shard_num=2, name="other")
+    assert "create_table.is_dp has no effect, because one process" in caplog.text
+    assert "create_table.enable_merge" in caplog.text
+    assert "create_table.shard_num" in caplog.text
 
 
 # --- optimizers -------------------------------------------------------------------------------------

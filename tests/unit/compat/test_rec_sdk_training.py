@@ -194,6 +194,17 @@ def test_counts_may_be_bounded() -> None:
     assert not list(table.candidates())
 
 
+def test_set_threshold() -> None:
+    program = Program(spec={"access_threshold": 100})
+    assert program.train(batch(5, 5)) == [[0.0, 0.0]]
+    mx.import_host_pipeline_ops().set_threshold(3, emb_name="item", ids_name="item_lookup")
+    assert program.train(batch(5)) == [[1.0]]
+    mx.import_host_pipeline_ops().set_threshold(0)
+    assert program.train(batch(6)) == [[1.0]]
+    mx.import_host_pipeline_ops().set_threshold(torch.tensor(2))
+    assert program.train(batch(7), batch(7)) == [[0.0], [1.0]]
+
+
 # --- evaluation -------------------------------------------------------------------------------------
 
 
@@ -691,15 +702,3 @@ def test_evict_hook_by_steps_and_by_seconds() -> None:
         hook.after_run(global_step=step)
         evicts = step in (3, 5, 6, 7)  # by steps, by seconds, by steps, by seconds
         assert (len(program.rows) == 1) == (evicts or step == 1), step
-
-
-def test_evict_hook_does_nothing_in_evaluation(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "hotbed.compat.mx_rec")
-    program = Program(spec=EVICTING, timed=True)
-    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
-    program.train(batch(1, time=100), batch(2, time=200))
-    program.evaluate(batch(1, time=300))
-    for step in (1, 2):
-        hook.after_run(global_step=step)
-    assert len(program.rows) == 2
-    assert caplog.text.count("EvictHook") == 1

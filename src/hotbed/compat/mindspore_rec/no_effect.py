@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of MindSpore that have no effect here, and the log lines that say so."""
+"""Arguments of MindSpore that have no effect here."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 
-log = logging.getLogger("hotbed.compat.mindspore_rec")
+from hotbed.compat.no_effect import NoEffect
 
 _WHOLE = "a checkpoint holds the whole state, with its digests"
 REASONS: Mapping[str, str] = {
@@ -23,12 +23,9 @@ REASONS: Mapping[str, str] = {
 }
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
-_logged: set[str] = set()
+_ARGUMENTS = NoEffect(logging.getLogger("hotbed.compat.mindspore_rec"), REASONS)
 
 
 def log_no_effect(name: str) -> None:
     """Log once in a process that an argument has no effect, and why."""
-    if name in _logged:
-        return
-    _logged.add(name)
-    log.info("%s has no effect, because %s", name, REASONS[name])
+    _ARGUMENTS.note(name)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RowShapeError
 
 
 class StateError(ConfigError, OSError):
@@ -12,3 +12,7 @@ class StateError(ConfigError, OSError):
 
 class CallError(ConfigError, RuntimeError):
     """A call lacks something that an earlier step gives (`RuntimeError` in Rec SDK)."""
+
+
+class SendCountError(RowShapeError, RuntimeError):
+    """A batch has more distinct ids of a table than `send_count` (`RuntimeError` in Rec SDK)."""

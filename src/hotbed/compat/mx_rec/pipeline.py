@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotbed.compat.mx_rec.columns import Column, Reader, column_of
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
-from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import (
@@ -323,14 +323,14 @@ class Pipeline:
         """Return the rows of columns by name, [m, dim], of one native call.
 
         Raises:
-            CallError: a batch has more distinct ids of a table than its `send_count`.
+            SendCountError: a batch has more distinct ids of a table than its `send_count`.
         """
         collection = self.collection(columns)
         collection.train(training)
         try:
             rows: dict[str, Tensor] = collection(batch)
         except RowShapeError as error:
-            raise CallError(f"sparse_lookup: {error}") from error
+            raise SendCountError(f"sparse_lookup: {error}") from error
         finally:
             collection.train()
         return rows

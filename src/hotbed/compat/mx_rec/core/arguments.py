@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of create_table and sparse_lookup."""
+"""The arguments of create_table and sparse_lookup, with the checks of Rec SDK."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hotbed import checks
+from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
 from hotbed.errors import ConfigError
 
@@ -26,81 +29,168 @@ _NAME = re.compile(r"[A-Za-z0-9_.]{1,100}")
 _MERGED = "mergeable_table"
 
 
-def check_name(name: object, names: Container[str]) -> None:
-    """Raise ConfigError if a table cannot have this name, beside the tables `names`."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"create_table: name has 1 to 100 letters, digits, underscores and dots, got {name!r}. "
-            "Rename the table."
-        )
-    if name.startswith(_MERGED):
-        raise ConfigError(
-            f"create_table: names that begin with {_MERGED!r} are reserved, got the name {name!r}. "
-            "Rename the table."
-        )
-    if name in names:
-        raise ConfigError(
-            f"create_table: each table has a name of its own, got the name {name!r} again. Rename "
-            "the table, or look it up several times."
-        )
+@dataclass(frozen=True)
+class TableArguments:
+    """The arguments of `create_table`. Boolean ones may be the texts "True" and "False".
 
+    Args:
+        key_dtype: of its ids, torch.int64 or torch.int32.
+        dim: lanes of a row, 1 to 8192, or a shape of one number.
+        name: of the table, 1 to 100 letters, digits, underscores and dots.
+        emb_initializer: how a row starts, for example `hb.Normal(std=0.01)`.
+        device_vocabulary_size: rows that you expect. Rows lie in main memory, and the table grows
+            past this number.
+        host_vocabulary_size: rows that you expect beside them, likewise.
+        ssd_vocabulary_size: 0: rows on a disk are not built.
+        ssd_data_path: has no effect.
+        is_save: whether a `Saver` saves it.
+        is_dp: has no effect: one process holds all tables.
+        init_param: multiplies initial rows, -10 to 10.
+        all2all_gradients_op: has no effect: one process sums all gradients.
+        enable_merge: has no effect: all tables are looked up in one call.
+        padding_keys: ids of the table whose rows take no update.
+        padding_keys_mask: whether they take none; belongs to `padding_keys`.
+        padding_keys_len: belongs to them, too, and has no effect.
+        value_dtype: torch.float32.
+        shard_num: has no effect, as the two that follow it.
+        fusion_optimizer_var: state of the optimizer lies in the rows.
+        hashtable_threshold: every table is a hash table.
+        optimizer_list: its own optimizer, where there are several.
 
-def lanes(where: str, dim: Any) -> int:
-    """Return the lanes of a row: `dim` is a number, or a shape of one dimension."""
-    if isinstance(dim, Sequence) and not isinstance(dim, str) and len(dim) == 1:
-        dim = dim[0]
-    checks.whole_number(f"{where}: dim", dim, 1, MOST_DIM, "Give a number, or a shape of one.")
-    return int(dim)
-
-
-def check_initializer(where: str, initializer: object, factor: object) -> None:
-    """Raise ConfigError if `initializer` is not of hotbed, or `init_param` is out of range."""
-    if not isinstance(initializer, Init):
-        raise ConfigError(
-            f"{where}: emb_initializer must be an initializer of hotbed, got {initializer!r}. Give "
-            "hb.Normal(std), hb.Uniform(scale), hb.Constant(value) or hb.Zeros()."
-        )
-    checks.finite_number(f"{where}: init_param", factor, least=-MOST_FACTOR, most=MOST_FACTOR)
-
-
-def rows_of(
-    where: str,
-    device: int,
-    host: int,
-    ssd: int,
-    *,
-    grows: bool,
-) -> tuple[int, int]:
-    """Return the rows that are expected on the device and the host.
-
-    In dynamic expansion (`grows`) the device has all rows, as in Rec SDK.
+    Raises:
+        ConfigError: a value is wrong.
     """
-    checks.whole_number(f"{where}: device_vocabulary_size", device, 1, MOST_ROWS)
-    checks.whole_number(f"{where}: host_vocabulary_size", host, 0, MOST_ROWS)
-    checks.whole_number(f"{where}: ssd_vocabulary_size", ssd, 0, MOST_ROWS)
-    if grows:
-        return device, 0
-    if ssd > 0 and host == 0:
-        raise ConfigError(
-            f"{where}: ssd_vocabulary_size needs a host_vocabulary_size above 0, got {ssd} and "
-            f"{host}. Give both, or neither."
-        )
-    if ssd > 0:
-        raise ConfigError(
-            f"{where}: ssd_vocabulary_size: rows of training lie in memory, and a tier on a disk "
-            f"is not built, got {ssd}. Leave it out: the table grows in memory as it needs to."
-        )
-    return device, host
 
+    key_dtype: Any
+    dim: Any
+    name: Any
+    emb_initializer: Any
+    device_vocabulary_size: Any
+    host_vocabulary_size: Any
+    ssd_vocabulary_size: Any
+    ssd_data_path: Any
+    is_save: Any
+    is_dp: Any
+    init_param: Any
+    all2all_gradients_op: Any
+    enable_merge: Any
+    padding_keys: Any
+    padding_keys_mask: Any
+    padding_keys_len: Any
+    value_dtype: Any
+    shard_num: Any
+    fusion_optimizer_var: Any
+    hashtable_threshold: Any
+    optimizer_list: Any
 
-def check_padding(where: str, keys: Any, length: Any, *, masked: bool) -> None:
-    """Raise ConfigError if one of the arguments of padding keys is given without the others."""
-    given = [keys is not None, bool(masked), length is not None]
-    if any(given) and not all(given):
-        raise ConfigError(
-            f"{where}: padding_keys, padding_keys_mask and padding_keys_len belong together, got "
-            f"{keys!r}, {masked!r} and {length!r}. Give all three, or none."
+    def __post_init__(self) -> None:
+        self._check_name()
+        where = self.where
+        checks.one_of(f"{where}: key_dtype", self.key_dtype, KEY_DTYPES)
+        checks.one_of(f"{where}: value_dtype", self.value_dtype, (torch.float32,))
+        checks.one_of(f"{where}: all2all_gradients_op", self.all2all_gradients_op, SUMS)
+        checks.whole_number(f"{where}: shard_num", self.shard_num, 1, MOST_SHARDS)
+        threshold = self.hashtable_threshold
+        checks.whole_number(f"{where}: hashtable_threshold", threshold, 0, MOST)
+        self._check_initializer()
+        self._check_padding()
+        log_no_effect(
+            "create_table",
+            ssd_data_path=bool(self.ssd_data_path),
+            is_dp=boolean(f"{where}: is_dp", self.is_dp),
+            all2all_gradients_op=self.all2all_gradients_op != SUMS[0],
+            enable_merge=boolean(f"{where}: enable_merge", self.enable_merge),
+            padding_keys_len=self.padding_keys_len is not None,
+            shard_num=self.shard_num != 1,
+            fusion_optimizer_var=not self.fusion_optimizer_var,
+            hashtable_threshold=threshold != 0,
         )
+
+    @property
+    def where(self) -> str:
+        """Where messages say that they come from."""
+        return f"create_table {self.name!r}"
+
+    @property
+    def lanes(self) -> int:
+        """The lanes of a row: `dim` is a number, or a shape of one dimension."""
+        dim = self.dim
+        if isinstance(dim, Sequence) and not isinstance(dim, str) and len(dim) == 1:
+            dim = dim[0]
+        advice = "Give a number, or a shape of one."
+        checks.whole_number(f"{self.where}: dim", dim, 1, MOST_DIM, advice)
+        return int(dim)
+
+    @property
+    def saves(self) -> bool:
+        """Whether a `Saver` saves the table."""
+        return boolean(f"{self.where}: is_save", self.is_save)
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """The ids whose rows take no update."""
+        if isinstance(self.padding_keys, int):
+            return (self.padding_keys,)
+        return tuple(self.padding_keys or ())
+
+    def rows(self, *, grows: bool) -> tuple[int, int]:
+        """Return the rows that are expected on the device and the host.
+
+        In dynamic expansion (`grows`) the device has all rows, as in Rec SDK.
+        """
+        device = self.device_vocabulary_size
+        host = self.host_vocabulary_size
+        ssd = self.ssd_vocabulary_size
+        checks.whole_number(f"{self.where}: device_vocabulary_size", device, 1, MOST_ROWS)
+        checks.whole_number(f"{self.where}: host_vocabulary_size", host, 0, MOST_ROWS)
+        checks.whole_number(f"{self.where}: ssd_vocabulary_size", ssd, 0, MOST_ROWS)
+        if grows:
+            return device, 0
+        if ssd > 0 and host == 0:
+            raise ConfigError(
+                f"{self.where}: ssd_vocabulary_size needs a host_vocabulary_size above 0, got "
+                f"{ssd} and {host}. Give both, or neither."
+            )
+        if ssd > 0:
+            raise ConfigError(
+                f"{self.where}: ssd_vocabulary_size: rows of training lie in memory, and a tier on "
+                f"a disk is not built, got {ssd}. Leave it out: the table grows in memory as it "
+                "needs to."
+            )
+        return device, host
+
+    def _check_name(self) -> None:
+        name = self.name
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(
+                "create_table: name has 1 to 100 letters, digits, underscores and dots, got "
+                f"{name!r}. Rename the table."
+            )
+        if name.startswith(_MERGED):
+            raise ConfigError(
+                f"create_table: names that begin with {_MERGED!r} are reserved, got the name "
+                f"{name!r}. Rename the table."
+            )
+
+    def _check_initializer(self) -> None:
+        if not isinstance(self.emb_initializer, Init):
+            raise ConfigError(
+                f"{self.where}: emb_initializer must be an initializer of hotbed, got "
+                f"{self.emb_initializer!r}. Give hb.Normal(std), hb.Uniform(scale), "
+                "hb.Constant(value) or hb.Zeros()."
+            )
+        where = f"{self.where}: init_param"
+        checks.finite_number(where, self.init_param, least=-MOST_FACTOR, most=MOST_FACTOR)
+
+    def _check_padding(self) -> None:
+        masked = boolean(f"{self.where}: padding_keys_mask", self.padding_keys_mask)
+        given = [self.padding_keys is not None, masked, self.padding_keys_len is not None]
+        if any(given) and not all(given):
+            raise ConfigError(
+                f"{self.where}: padding_keys, padding_keys_mask and padding_keys_len belong "
+                f"together, got {self.padding_keys!r}, {self.padding_keys_mask!r} and "
+                f"{self.padding_keys_len!r}. Give all three, or none."
+            )
 
 
 def check_lookup_name(table: str, name: object) -> None:

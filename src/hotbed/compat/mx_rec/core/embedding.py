@@ -12,21 +12,11 @@ from torch import Tensor, fx, nn
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.core.arguments import (
-    KEY_DTYPES,
-    MOST,
-    MOST_SHARDS,
-    SUMS,
-    check_initializer,
-    check_lookup_name,
-    check_name,
-    check_padding,
-    lanes,
-    rows_of,
-)
+from hotbed.compat.mx_rec.core.arguments import MOST, TableArguments, check_lookup_name
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import TracedLookup
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
@@ -172,68 +162,32 @@ def create_table(
     hashtable_threshold: int = 0,
     optimizer_list: Sequence[HashOptimizer] = (),
 ) -> SparseTable:
-    """Describe a sparse table: step 5.
-
-    Args:
-        key_dtype: of its ids, torch.int64 or torch.int32.
-        dim: lanes of a row, 1 to 8192, or a shape of one number.
-        name: of the table, 1 to 100 letters, digits, underscores and dots.
-        emb_initializer: how a row starts, for example `hb.Normal(std=0.01)`.
-        device_vocabulary_size: rows that you expect. Rows lie in main memory, and the table grows
-            past this number.
-        host_vocabulary_size: rows that you expect beside them, likewise.
-        ssd_vocabulary_size: 0: rows on a disk are not built.
-        ssd_data_path: not needed.
-        is_save: whether a `Saver` saves it.
-        is_dp: not needed: one process holds all tables.
-        init_param: multiplies initial rows, -10 to 10.
-        all2all_gradients_op: not needed: one process sums all gradients.
-        enable_merge: not needed: all tables are looked up in one call.
-        padding_keys: ids of the table whose rows take no update, with `padding_keys_mask`.
-        padding_keys_mask: whether they take none.
-        padding_keys_len: not needed.
-        value_dtype: torch.float32.
-        shard_num: not needed, as the two that follow it.
-        fusion_optimizer_var: not needed.
-        hashtable_threshold: not needed.
-        optimizer_list: its own optimizer, where there are several.
+    """Describe a sparse table: step 5. `TableArguments` says what the arguments mean.
 
     Raises:
         ConfigError: a value is wrong, or the name is taken.
         StateError: step 8 has run.
+
+    Example: `mx.create_table(torch.int64, 16, "user", hb.Normal(std=0.01))`
     """
+    arguments = TableArguments(**locals())
     owner = framework.current()
-    owner.check_not_started(f"create_table {name!r}")
-    check_name(name, owner.tables)
-    where = f"create_table {name!r}"
-    checks.one_of(f"{where}: key_dtype", key_dtype, KEY_DTYPES)
-    checks.one_of(f"{where}: value_dtype", value_dtype, (torch.float32,))
-    checks.one_of(f"{where}: all2all_gradients_op", all2all_gradients_op, SUMS)
-    check_initializer(where, emb_initializer, init_param)
-    checks.whole_number(f"{where}: shard_num", shard_num, 1, MOST_SHARDS)
-    checks.whole_number(f"{where}: hashtable_threshold", hashtable_threshold, 0, MOST)
-    masked = boolean(f"{where}: padding_keys_mask", padding_keys_mask)
-    check_padding(where, padding_keys, padding_keys_len, masked=masked)
-    for option, value in (("is_dp", is_dp), ("enable_merge", enable_merge)):
-        if boolean(f"{where}: {option}", value):
-            log.info("%s: %s has no effect: one process holds all tables", where, option)
-    sizes = rows_of(
-        where,
-        device_vocabulary_size,
-        host_vocabulary_size,
-        ssd_vocabulary_size,
-        grows=owner.options.use_dynamic_expansion,
-    )
+    owner.check_not_started(arguments.where)
+    if name in owner.tables:
+        raise ConfigError(
+            f"create_table: each table has a name of its own, got the name {name!r} again. Rename "
+            "the table, or look it up several times."
+        )
     table = SparseTable(
         name,
-        lanes(where, dim),
+        arguments.lanes,
         key_dtype,
         emb_initializer.scaled(init_param),
-        sizes,
-        is_save=boolean(f"{where}: is_save", is_save),
+        arguments.rows(grows=owner.options.use_dynamic_expansion),
+        is_save=arguments.saves,
     )
-    table.padding = tuple(padding_keys or ())
-    table.optimizer = _own_optimizer(where, optimizer_list, owner.optimizers)
+    table.padding = arguments.padding
+    table.optimizer = _own_optimizer(arguments.where, optimizer_list, owner.optimizers)
     owner.tables[name] = table
     return table
 
@@ -291,6 +245,7 @@ def sparse_lookup(
     flows = boolean("sparse_lookup: is_grad", is_grad)
     _check_table(hashtable, owner.tables)
     check_lookup_name(hashtable.name, name)
+    log_no_effect("sparse_lookup", name=name is not None)
     hashtable.set_lookup(
         send_count,
         serving_default_value,

@@ -14,6 +14,7 @@ from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.graph.automatic import Automatic, IdReader, time_of
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.pipeline import Pipeline, as_tensors
 from hotbed.compat.mx_rec.tables import agreed, make_tables, owners_of
 from hotbed.config import did_you_mean
@@ -70,8 +71,7 @@ def modify_graph_and_start_emb_cache(
     owner = framework.current()
     owner.check_not_started(WHERE)
     owners = owners_of(owner)
-    if full_graph is not None or dump_graph:
-        log.info("%s: full_graph and dump_graph have no effect; use report.picture(path)", WHERE)
+    log_no_effect("modify_graph", full_graph=full_graph is not None, dump_graph=dump_graph)
     data = Begun(train)
     first = as_tensors(data.first)
     findings, features, lookups = _trace(owner, model, first, arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import adagrad
 
@@ -26,4 +27,5 @@ def create_hash_optimizer(
         name: for messages.
     """
     rule = adagrad(name, learning_rate, initial_accumulator_value)
+    log_no_effect("optimizer", use_locking=use_locking)
     return HashOptimizer(name, rule, by_address=False)

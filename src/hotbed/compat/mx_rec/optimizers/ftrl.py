@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import ftrl
 
@@ -48,5 +49,11 @@ def create_hash_optimizer(
         initial_accumulator_value,
         penalties,
         learning_rate_power,
+    )
+    log_no_effect(
+        "optimizer",
+        use_locking=use_locking,
+        accum_name=accum_name is not None,
+        linear_name=linear_name is not None,
     )
     return HashOptimizer(name, rule, by_address=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from hotbed import checks
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import sgd
 
@@ -31,4 +32,5 @@ def create_hash_optimizer(
     if weight_decay is not None:
         checks.finite_number(f"{name}: weight_decay", weight_decay, least=1e-5, most=1e-2)
     rule = sgd(name, learning_rate, weight_decay or 0.0)
+    log_no_effect("optimizer", use_locking=use_locking, use_fusion_optim=use_fusion_optim)
     return HashOptimizer(name, rule, by_address=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from hotbed import checks
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import sgd
 
@@ -27,6 +28,7 @@ def create_hash_optimizer_by_addr(
         name: for messages.
     """
     checks.finite_number(f"{name}: weight_decay", weight_decay, least=0, most=1)
+    log_no_effect("optimizer", use_locking=use_locking)
     return HashOptimizer(name, sgd(name, learning_rate, weight_decay), by_address=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import lazy_adam
 
@@ -36,4 +37,5 @@ def create_hash_optimizer_by_address(
         beta2,
         epsilon,
     )
+    log_no_effect("optimizer", use_fusion_optim=use_fusion_optim)
     return HashOptimizer(name, rule, by_address=True)

@@ -11,6 +11,7 @@ from typing import Any
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.framework import Options
+from hotbed.compat.mx_rec.no_effect import REASONS, log_no_effect
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -18,19 +19,8 @@ __all__ = ["get_initializer", "init", "terminate_config_initializer"]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
-NOT_NEEDED = {
-    "bind_cpu": "threads are placed by the system",
-    "use_lccl": "one process holds all tables",
-    "use_shm_swap": "one process holds all tables",
-    "use_mpi": "one process holds all tables",
-    "rank_id": "one process holds all tables",
-    "rank_size": "one process holds all tables",
-    "local_rank_size": "one process holds all tables",
-    "use_hot": "rows of frequent ids need no place of their own",
-    "prefetch_batch_number": "ids are mapped two batches ahead",
-    "recent_key_count_threshold": "a delta holds every row that changed",
-}
-"""Keywords of `init` that have no effect here, each with the reason."""
+NOT_NEEDED = [name.removeprefix("init.") for name in REASONS if name.startswith("init.")]
+"""Keywords of `init` that have no effect here."""
 
 _BOOLEANS = ("use_dynamic", "use_dynamic_expansion", "if_load", "is_incremental_checkpoint")
 _STEPS = ("max_steps", "train_steps", "eval_steps", "save_steps")
@@ -59,9 +49,7 @@ def init(**options: Any) -> None:
     values = {name: _checked(name, options[name]) for name in names if name in options}
     _check_together(Options(**values))
     framework.begin(Options(**values))
-    ignored = [f"{name} ({NOT_NEEDED[name]})" for name in options if name in NOT_NEEDED]
-    if ignored:
-        log.info("init: no effect here: %s", ", ".join(ignored))
+    log_no_effect("init", **{name: True for name in options if name in NOT_NEEDED})
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotbed import checks
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.errors import ConfigError
 
 __all__ = ["FeatureSpec", "Thresholds"]
@@ -105,6 +106,7 @@ class FeatureSpec:
             )
         if self.batch_size is not None:
             checks.whole_number(f"{where}: batch_size", self.batch_size, 1, MOST)
+            log_no_effect("feature_spec", batch_size=True)
         self.thresholds.check(where)
 
     @property

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of Rec SDK that have no effect here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from hotbed.compat.no_effect import NoEffect
+
+_ONE_PROCESS = "one process holds all tables"
+_GROWS = "a table grows with its rows"
+_ONE_UPDATE = "a row is updated by one thread at a time"
+_NAMES = "state has no names of its own"
+_GRAPH = "a program in PyTorch keeps no graph"
+REASONS: Mapping[str, str] = {
+    "init.bind_cpu": "threads are placed by the system",
+    "init.use_lccl": _ONE_PROCESS,
+    "init.use_shm_swap": _ONE_PROCESS,
+    "init.use_mpi": _ONE_PROCESS,
+    "init.rank_id": _ONE_PROCESS,
+    "init.rank_size": _ONE_PROCESS,
+    "init.local_rank_size": _ONE_PROCESS,
+    "init.use_hot": "rows of frequent ids need no place of their own",
+    "init.prefetch_batch_number": "ids are mapped two batches ahead",
+    "init.recent_key_count_threshold": "a delta holds every row that changed",
+    "optimizer.use_locking": _ONE_UPDATE,
+    "optimizer.use_fusion_optim": "one native call updates all tables",
+    "optimizer.accum_name": _NAMES,
+    "optimizer.linear_name": _NAMES,
+    "feature_spec.batch_size": "batches have their own size",
+    "insert.dump_graph": _GRAPH,
+    "create_table.ssd_data_path": "rows of training lie in memory",
+    "create_table.is_dp": _ONE_PROCESS,
+    "create_table.all2all_gradients_op": _ONE_PROCESS,
+    "create_table.enable_merge": "one native call looks up all tables",
+    "create_table.padding_keys_len": "batches have their own size",
+    "create_table.shard_num": _ONE_PROCESS,
+    "create_table.fusion_optimizer_var": "a row holds its state beside its values",
+    "create_table.hashtable_threshold": _GROWS,
+    "sparse_lookup.name": "a lookup has no node in a graph",
+    "modify_graph.full_graph": _GRAPH,
+    "modify_graph.dump_graph": "report.picture(path) draws the model",
+}
+"""Argument -> why it has no effect."""
+
+_ARGUMENTS = NoEffect(logging.getLogger("hotbed.compat.mx_rec"), REASONS)
+
+
+def log_no_effect(call: str, **arguments: bool) -> None:
+    """Log those arguments of a call that were given, each once in a process.
+
+    `arguments`: name -> whether it differs from its default.
+    """
+    for name, is_given in arguments.items():
+        if is_given:
+            _ARGUMENTS.note(f"{call}.{name}")
