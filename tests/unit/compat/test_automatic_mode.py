@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import re
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.torch_core
 NUM_ROWS = 1200
 CONFIG = {"access_threshold": 2, "eviction_threshold": 3600}
 CROSS = 1_000_003
+STEPS_AS_WRITTEN = Path(__file__).resolve().parents[2] / "golden" / "mx_rec_steps.py"
 
 
 @pytest.fixture(autouse=True)
@@ -160,11 +163,16 @@ def own_table(name: str = "cross", **policies: Any) -> hb.Table:
     )
 
 
-def plain_losses(own: hb.Table, batches: Iterable[tuple[Tensor, ...]]) -> list[float]:
+def plain_losses(
+    own: hb.Table,
+    batches: Iterable[tuple[Tensor, ...]],
+    out: nn.Linear | None = None,
+) -> list[float]:
     """Return the losses of a loop of the engine's own face over the columns."""
     embedding = hb.Embedding(own)
-    torch.manual_seed(7)
-    out = nn.Linear(4, 1)
+    if out is None:
+        torch.manual_seed(7)
+        out = nn.Linear(4, 1)
 
     def scores_of(batch: Any) -> tuple[Tensor, Tensor]:
         user, movie, like, time = batch
@@ -198,6 +206,39 @@ def test_automatic_mode_has_the_bits_of_a_plain_loop(caplog: pytest.LogCaptureFi
     own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
     assert losses == plain_losses(own, columns())
     assert contents(tables()) == contents({"cross": own})
+
+
+def test_automatic_mode_as_written_equals_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    learned: list[Any] = []
+
+    def close(self: framework.Framework) -> None:
+        own = self.started("test").tables["cross"]
+        learned.extend([contents({"cross": own}), list(self.models[0].parameters())])
+
+    monkeypatch.setattr(framework.Framework, "close", close)
+    torch.manual_seed(0)
+    runpy.run_path(str(STEPS_AS_WRITTEN))["automatic_mode"](dataset(), dataset(1))
+    lines = capsys.readouterr().out.splitlines()
+    assert "ahead    cross  computed and mapped while earlier batches train" in lines
+    assert "                ids: ('user' * 1000003) + 'movie'" in lines
+
+    own = hb.Table(
+        "cross",
+        16,
+        rule=hb.Adam(lr=0.001, scope="touched", eps_hat=True),
+        init=hb.Normal(std=0.01),
+        admit=hb.MinCount(2),
+        evict=hb.Ttl(seconds=3600),
+        capacity=100_000,
+    )
+    torch.manual_seed(0)
+    out = nn.Linear(16, 1)
+    plain_losses(own, [*columns(), *columns()], out)
+    assert learned[0] == contents({"cross": own})
+    assert all(map(torch.equal, learned[1], out.parameters()))
 
 
 @dataclass
