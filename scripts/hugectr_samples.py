@@ -34,6 +34,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "migrate" / "hugectr_sa
 FIRST, LAST = (2, 3), (25, 3)
 MAX_ITER = 50
 DATA_SCALE = 0.002
+LONGEST = 200
 TIME_LIMIT = 300
 ARGUMENTS = {"samples/ftrl/dlrm_train_ftrl.py": ["--shard_plan", "round_robin"]}
 """Arguments that a script cannot do without."""
@@ -129,6 +130,12 @@ class Repository:
         command = ["git", "-C", str(self._path), *arguments]
         return subprocess.run(command, capture_output=True, check=True).stdout
 
+    def places(self, tag: str, text: str) -> list[str]:
+        """Return the lines of a release's sources that hold a text, as `path:line`."""
+        command = ["git", "-C", str(self._path), "grep", "-nF", text, tag, "--", "HugeCTR"]
+        found = subprocess.run(command, capture_output=True, check=False).stdout.decode()
+        return [":".join(line.split(":")[1:3]) for line in found.splitlines()]
+
 
 def _version(tag: str) -> tuple[int, int] | None:
     """Return the numbers of a release between the first and the last; None for other tags."""
@@ -187,6 +194,54 @@ def run(repository: Repository, sample: Sample, work: Path) -> Outcome:
     return Outcome(False, _reason(output), seconds)
 
 
+@dataclass(frozen=True)
+class Proof:
+    """How a release itself treats a faulty sample.
+
+    Attributes:
+        message: what the reason of the failure here contains.
+        source: text of the line of HugeCTR's sources.
+        files: in which of its files, the first that has it.
+        verdict: what the line does.
+    """
+
+    message: str
+    source: str
+    files: tuple[str, ...]
+    verdict: str
+
+
+PROOFS = (
+    Proof(
+        "no layer above makes it",
+        "bottom tensor name does not exists",
+        ("pybind/model.cpp", "pybind/model_compile.cpp", "include/parser.hpp"),
+        "HugeCTR throws too",
+    ),
+    Proof(
+        "do not fill rows",
+        "do_compute(input, label, loss, current_batchsize",
+        ("src/loss.cu",),
+        "HugeCTR puts several samples into a row, and its loss runs over the samples of the batch, "
+        "beyond the rows",
+    ),
+)
+
+
+def proof(repository: Repository, sample: Sample, reason: str) -> str:
+    """Return where the first release of a faulty sample fails itself; "" if that is not known."""
+    tag = sample.tags[0]
+    for known in PROOFS:
+        if known.message not in reason:
+            continue
+        places = repository.places(tag, known.source)
+        for file in known.files:
+            for place in places:
+                if place.rpartition(":")[0].endswith(file):
+                    return f" {known.verdict}: {place} of {tag}."
+    return ""
+
+
 def _run_file(arguments: list[str], folder: Path, log: Path) -> None:
     """Run a file in this process, which a server forked with the modules imported."""
     with open(log, "wb") as file:
@@ -205,7 +260,9 @@ def _reason(errors: str) -> str:
     if missing:
         return f"imports another framework: {missing[1]}"
     message = re.sub(r"^(error|[\w.]+Error): ", "", last)
-    return message[:200].replace("|", "/")
+    if len(message) > LONGEST:
+        message = message[: message.rfind(". ", 0, LONGEST) + 1 or LONGEST]
+    return message.replace("|", "/")
 
 
 def outcomes(
@@ -266,7 +323,8 @@ def page(
     if rest:
         lines.append("| file | releases | why not |\n|---|---|---|")
         for sample, outcome in rest:
-            lines.append(f"| {sample.path} | {_range(sample, order)} | {outcome.text} |")
+            text = outcome.text + proof(repository, sample, outcome.text)
+            lines.append(f"| {sample.path} | {_range(sample, order)} | {text} |")
         lines.append("")
     for title, suffix in (("Scripts", ".py"), ("Training files", ".json")):
         lines.append(f"## {title}\n\n| file | releases | commit | result |\n|---|---|---|---|")

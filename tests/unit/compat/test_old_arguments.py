@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.translate import translate
+from hotbed.errors import ConfigError, DataError
 
 
 def test_length_of_v4_3_masks_keys_for_any_query() -> None:
@@ -65,3 +70,44 @@ def test_tensors_that_no_loss_needs_are_not_in_the_network() -> None:
     translation = translate(graph, hugectr.CreateOptimizer())
     assert set(translation.tensors) == {"embedding", "score"}
     assert translation.dense_weights == ()
+
+
+def test_data_source_copies_files_where_they_are_mounted(tmp_path: Path) -> None:
+    """The calls of v3.5 to v3.8, and that of v3.4, whose paths are among the params."""
+    mounted = tmp_path / "mounted"
+    (mounted / "rows").mkdir(parents=True)
+    (mounted / "list.txt").write_text("1\nrows/key\n")
+    (mounted / "rows" / "key").write_bytes(b"12345678")
+    source = hugectr.data.DataSource(hugectr.data.DataSourceParams(True, "namenode", 9000))
+    source.move_to_local(f"{tmp_path}/local/list.txt", f"{mounted}/list.txt")
+    source.move_to_local(local_path=f"{tmp_path}/local/rows", hdfs_path=f"{mounted}/rows")
+    assert (tmp_path / "local/list.txt").read_text() == "1\nrows/key\n"
+    assert (tmp_path / "local/rows/key").read_bytes() == b"12345678"
+    assert (mounted / "rows/key").exists()
+    params = hugectr.data.DataSourceParams(
+        use_hdfs=True,
+        namenode="namenode",
+        hdfs_train_filelist=f"{mounted}/list.txt",
+        local_train_filelist=f"{tmp_path}/old/list.txt",
+        hdfs_sparse_model=[f"{mounted}/rows"],
+        local_sparse_model=[f"{tmp_path}/old/rows"],
+    )
+    assert params.server == "namenode"
+    assert params.source is hugectr.FileSystemType_t.HDFS
+    hugectr.data.DataSource(params).move_to_local()
+    assert (tmp_path / "old/list.txt").read_text() == "1\nrows/key\n"
+    assert (tmp_path / "old/rows/key").read_bytes() == b"12345678"
+
+
+def test_data_source_needs_paths_that_are_there(tmp_path: Path) -> None:
+    source = hugectr.data.DataSource(hugectr.data.DataSourceParams())
+    with pytest.raises(ConfigError, match="two paths are needed, got 'a' and ''"):
+        source.move_to_local("a")
+    with pytest.raises(ConfigError, match="two paths are needed, got '' and ''"):
+        source.move_to_local()
+    with pytest.raises(ConfigError, match=r"mounted is needed, got 'hdfs://host/a'"):
+        source.move_to_local(str(tmp_path / "a"), "hdfs://host/a")
+    with pytest.raises(DataError, match="got nothing"):
+        source.move_to_local(str(tmp_path / "a"), str(tmp_path / "b"))
+    with pytest.raises(ConfigError, match=r"local_sparse_model: expected one path for each"):
+        hugectr.data.DataSourceParams(hdfs_sparse_model=["a", "b"], local_sparse_model=["a"])

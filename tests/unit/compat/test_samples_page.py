@@ -57,6 +57,8 @@ def test_page_says_what_ran_and_why_not(
         "samples/b/b.py": ERROR,
         "samples/b/convert.py": "import torch\n",
         "test/plan.json": "[]",
+        "HugeCTR/include/parser.hpp": 'line\nthrow(name + ", bottom tensor name does not exists");\n',
+        "samples/c/c.py": "import hugectr\n",
     }
     _release(folder, "v2.3", files)
     renamed = json.dumps({"solver": {"gpu": [0, 1]}, "layers": [{"name": "two"}]})
@@ -65,6 +67,8 @@ def test_page_says_what_ran_and_why_not(
 
     def outcome(repository: Any, sample: Any, work: Path) -> Any:
         run.append(sample.path)
+        if sample.path.endswith("c.py"):
+            return samples.Outcome(False, "fc.bottom_names: no layer above makes it, got 'x'.", 1.0)
         if sample.path.endswith(".py"):
             text = samples._reason("Traceback\nModuleNotFoundError: No module named 'x.y'\n")
             return samples.Outcome(False, text, 1.0)
@@ -77,9 +81,14 @@ def test_page_says_what_ran_and_why_not(
     monkeypatch.setattr(sys, "argv", arguments)
     samples.main()
 
-    assert run == ["samples/a/a.json", "samples/b/b.py"]  # the second a.json says the same
+    # the second a.json says the same
+    assert run == ["samples/a/a.json", "samples/b/b.py", "samples/c/c.py"]
     text = page.read_text()
-    assert "2 of 3 files run." in text
+    assert "2 of 4 files run." in text
+    assert (
+        "no layer above makes it, got 'x'. HugeCTR throws too: HugeCTR/include/parser.hpp:2 of "
+        in text
+    )
     assert "| samples/b/b.py | v2.3 to v3.0 | imports another framework: x |" in text
     rows = [line for line in text.splitlines() if line.startswith("| samples/a/a.json | v")]
     assert [row.split(" | ")[1] for row in rows] == ["v2.3", "v3.0"]

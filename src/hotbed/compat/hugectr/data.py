@@ -1,6 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hugectr.data`: file systems."""
 
-from hotbed.compat.hugectr.clauses import DataSourceParams
+from __future__ import annotations
 
-__all__ = ["DataSourceParams"]
+import shutil
+from pathlib import Path
+
+from hotbed.compat.hugectr.clauses import DataSourceParams
+from hotbed.errors import ConfigError, DataError
+
+__all__ = ["DataSource", "DataSourceParams"]
+
+
+class DataSource:
+    """Copies files of a file system that is mounted: `hugectr.data.DataSource` of v3.4 to v3.8.
+
+    Server and port of a name node are not asked. A remote path is one of this machine, where the
+    file system is mounted.
+
+    Args:
+        data_source_params: names the paths in v3.4.
+
+    Example:
+        >>> source = hugectr.data.DataSource(hugectr.data.DataSourceParams())
+        >>> source.move_to_local("data/train.parquet", "/mnt/hdfs/train.parquet")
+    """
+
+    def __init__(self, data_source_params: DataSourceParams) -> None:
+        self._params = data_source_params
+
+    def move_to_local(self, local_path: str = "", hdfs_path: str = "") -> None:
+        """Copy a file or a folder; what it was copied from stays, as in HugeCTR.
+
+        Args:
+            local_path: where to; without paths, all those of the params (v3.4).
+            hdfs_path: where from.
+
+        Raises:
+            ConfigError: a path is missing, or is an address such as hdfs://….
+            DataError: there is nothing at `hdfs_path`.
+        """
+        copies = [(hdfs_path, local_path)]
+        if not (local_path or hdfs_path):
+            copies = list(self._params.copies)
+        if not copies or not all(path for pair in copies for path in pair):
+            raise ConfigError(
+                f"move_to_local: two paths are needed, got {local_path!r} and {hdfs_path!r}. Give "
+                "local_path and hdfs_path."
+            )
+        for remote, local in copies:
+            _copy(remote, Path(local))
+
+
+def _copy(remote: str, local: Path) -> None:
+    if "://" in remote:
+        raise ConfigError(
+            f"move_to_local.hdfs_path: a path where the file system is mounted is needed, got "
+            f"{remote!r}. Mount it, or copy the file by its own tool."
+        )
+    if not Path(remote).exists():
+        raise DataError(f"{remote}: expected a file or a folder, got nothing. Correct hdfs_path.")
+    local.parent.mkdir(parents=True, exist_ok=True)
+    if Path(remote).is_dir():
+        shutil.copytree(remote, local, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(remote, local)

@@ -16,14 +16,64 @@ from hotbed.compat.hugectr.enums import (
 )
 from hotbed.errors import ConfigError
 
+_COPIED = (
+    "train_source",
+    "train_filelist",
+    "eval_source",
+    "eval_filelist",
+    "dense_model",
+    "dense_opt_states",
+    "sparse_model",
+    "sparse_opt_states",
+)
+_OLD_SOURCE = [
+    "use_hdfs",
+    "namenode",
+    "port",
+    *(f"hdfs_{name}" for name in _COPIED),
+    *(f"local_{name}" for name in _COPIED),
+    "hdfs_model_home",
+    "local_model_home",
+]
 
-@clause("data_source_params")
+
+def _data_source_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Take `use_hdfs` and `namenode` of v3.4 to v3.8, and the paths of v3.4, too."""
+    is_old = bool(args) and isinstance(args[0], bool)
+    if not is_old and not set(_OLD_SOURCE).difference(["port"]).intersection(keywords):
+        return by_order("data_source_params", ["source", "server", "port"], args, keywords)
+    values = by_order("data_source_params", _OLD_SOURCE, args, keywords)
+    if values.pop("use_hdfs", False):
+        values["source"] = FileSystemType_t.HDFS
+    if "namenode" in values:
+        values["server"] = values.pop("namenode")
+    copies = []
+    for name in _COPIED:
+        pair = [values.pop(f"{kind}_{name}", "") for kind in ("hdfs", "local")]
+        remote, local = ([one] if isinstance(one, str) else one for one in pair)
+        if len(remote) != len(local):
+            raise ConfigError(
+                f"data_source_params.local_{name}: expected one path for each of {remote}, got "
+                f"{local}. Give as many."
+            )
+        copies += [(old, new) for old, new in zip(remote, local, strict=True) if old and new]
+    for home in ("hdfs_model_home", "local_model_home"):
+        values.pop(home, None)
+    return {**values, "copies": copies}
+
+
+@clause("data_source_params", _data_source_form)
 class DataSourceParams:
-    """A file system: `hugectr.data.DataSourceParams`."""
+    """A file system: `hugectr.data.DataSourceParams`.
+
+    Attributes:
+        copies: remote and local path of each file that `move_to_local()` of v3.4 copies.
+    """
 
     source: FileSystemType_t = FileSystemType_t.Local
     server: str = "localhost"
     port: int = 9000
+    copies: tuple[tuple[str, str], ...] = ()
 
 
 @clause("async_param")
