@@ -121,21 +121,87 @@ def by_the_engine(data: hb.sources.Source) -> tuple[str, list[torch.Tensor]]:
     return digest, list(net.parameters())
 
 
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[torch.Tensor]]]:
+    """What each program that ends has learned: the digest of its tables, and its parameters."""
+    every = []
+    close = framework.Framework.close
+
+    def closing(self: framework.Framework) -> None:
+        digest = hb.checkpoints.content_digest(self.started("test").tables)
+        every.append((digest, list(self.models[0].parameters())))
+        close(self)
+
+    monkeypatch.setattr(framework.Framework, "close", closing)
+    return every
+
+
 def test_feature_spec_mode_as_written_equals_the_engine(
     steps: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
+    learned: list[tuple[str, list[torch.Tensor]]],
 ) -> None:
-    learned = []
-
-    def close(self: framework.Framework) -> None:
-        digest = hb.checkpoints.content_digest(self.started("test").tables)
-        learned.append((digest, list(self.models[0].parameters())))
-
-    monkeypatch.setattr(framework.Framework, "close", close)
     torch.manual_seed(0)
     steps.feature_spec_mode(source(), SCHEMA, STEPS)
     torch.manual_seed(0)
     digest, parameters = by_the_engine(source())
+    assert learned[0][0] == digest
+    assert all(map(torch.equal, learned[0][1], parameters))
+
+
+def automatic_by_the_engine(
+    train: hb.Dataset,
+    evaluation: hb.Dataset,
+) -> tuple[str, list[torch.Tensor]]:
+    """Learn what `automatic_mode` learns, by the engine's own face."""
+    table = hb.Table(
+        "cross",
+        16,
+        rule=hb.Adam(0.001, eps_hat=True),
+        admit=hb.MinCount(2),
+        evict=hb.Ttl(seconds=3600),
+        init=hb.Normal(std=0.01),
+    )
+    collection = hb.EmbeddingCollection([Feature("cross", "cross", "none")], [table])
+    out = torch.nn.Linear(16, 1)
+    sparse = hb.SparseOptimizer(collection)
+    dense = torch.optim.Adam(out.parameters(), lr=1e-3)
+
+    def forward(batch: hb.Batch) -> torch.Tensor:
+        ids = batch.ids["user"].values * 1_000_003 + batch.ids["movie"].values
+        (rows,) = collection.pool([hb.Ids(ids)], batch.time)[1]
+        return out(rows).squeeze(-1)
+
+    for _ in range(2):
+        collection.train()
+        for batch in train:
+            samples = batch.map_arrays(lambda array: torch.from_numpy(np.array(array)))
+            loss = functional.binary_cross_entropy_with_logits(
+                forward(samples), samples.labels["like"]
+            )
+            dense.zero_grad()
+            sparse.zero_grad()
+            loss.backward()
+            sparse.step()
+            dense.step()
+        collection.eval()
+        with torch.no_grad():
+            for batch in evaluation:
+                forward(batch.map_arrays(lambda array: torch.from_numpy(np.array(array))))
+    return hb.checkpoints.content_digest({"cross": table}), list(out.parameters())
+
+
+def test_automatic_mode_as_written_equals_the_engine(
+    steps: ModuleType,
+    learned: list[tuple[str, list[torch.Tensor]]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train = hb.Dataset(source(8 * BATCH), SCHEMA, BATCH)
+    evaluation = hb.Dataset(source(3 * BATCH), SCHEMA, BATCH)
+    torch.manual_seed(0)
+    steps.automatic_mode(train, evaluation)
+    assert "cross" in capsys.readouterr().out
+    torch.manual_seed(0)
+    digest, parameters = automatic_by_the_engine(train, evaluation)
     assert learned[0][0] == digest
     assert all(map(torch.equal, learned[0][1], parameters))
 

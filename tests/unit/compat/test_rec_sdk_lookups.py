@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,6 +294,62 @@ def test_an_id_that_is_refused_reads_as_the_default_and_takes_no_update() -> Non
         program.look_up(batch, serving_default_value=1)
     with pytest.raises(ConfigError, match="serving_default_value"):
         program.look_up(batch, serving_default_value=torch.ones(2))
+
+
+def test_a_default_of_a_lookup_is_saved_and_restored(tmp_path: Path) -> None:
+    """Lookups say it after the first batch, which comes after the restoration."""
+    program = Program({"access_threshold": 2})
+    program.learn([1, 2, 2], serving_default_value=0.5)
+    mx.Saver([]).save(str(tmp_path / "state"))
+    before = bits()
+    mx.terminate_config_initializer()
+    program = Program({"access_threshold": 2})
+    mx.Saver([]).restore(str(tmp_path / "state"))
+    assert bits() == before
+    assert rows_of().lookup([1]).tolist() == [[0.5, 0.5]]
+    rows = program.look_up(program.batch([9]), serving_default_value=0.5)
+    assert rows.tolist() == [[0.5, 0.5]]
+
+
+def test_collections_are_in_the_order_of_the_first_lookup() -> None:
+    mx.init()
+    adagrad()
+    features = {name: mx.FeatureSpec(name) for name in ("user", "item", "tag")}
+    insert = mx.get_asc_insert_func(list(features.values()))
+    tables = {name: table(name, dim=dim) for dim, name in enumerate(features, 2)}
+    mx.start_asc_pipeline()
+    for names in (("tag", "user", "item"), ("item", "user", "tag")):
+        batch = insert({name: torch.tensor([1]) for name in features})
+        for name in names:
+            mx.sparse_lookup(tables[name], features[name], batch=batch)
+    rows = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+    assert [own.shape[1] for own in rows] == [4, 2, 3, 4, 2, 3]
+    addresses = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+    assert len(addresses) == 6
+
+
+def test_the_end_of_a_program_ends_the_thread_that_maps_ahead() -> None:
+    program = Program()
+    data = program.insert.over([{USER: torch.tensor([1]), "time": 0}] * 9)
+    batches = iter(data)
+    next(batches)
+    names = [thread.name for thread in threading.enumerate()]
+    assert "hotbed-map" in names
+    mx.terminate_config_initializer()
+    names = [thread.name for thread in threading.enumerate()]
+    assert "hotbed-map" not in names
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(-1, 3), (0, 0), (1, 1), (30, 2), (31, 3)])
+def test_eviction_thresholds(threshold: int, kept: int) -> None:
+    """A row goes when it was not seen for the threshold; 0 keeps none of the past."""
+    program = Program({"access_threshold": 0, "eviction_threshold": threshold})
+    hook = mx.EvictHook(True, evict_time_interval=None, evict_step_interval=3)
+    for step, (id, time) in enumerate(((1, 10), (2, 20), (3, 40)), 1):
+        program.learn([id], time)
+        hook.after_run(global_step=step)
+    assert len(rows_of()) == kept
 
 
 def test_padding_keys_keep_their_rows() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,8 @@ class Pipeline:
         self.has_begun = False
         self.position: Position | None = None
         self.current: Current | None = None
+        self._looked_up: list[str] = []  # tables in the order of their first lookup
+        self._open: list[Iterator[Batch]] = []  # data that are being read
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
         self._cleared = -1  # the last step that ids may be mapped beyond
         self._resume: Position | None = None
@@ -143,14 +145,17 @@ class Pipeline:
                 # another number would change torch's bits
                 torch_threads=torch.get_num_threads(),
             )
+        source = iter(batches)
+        self._open.append(source)
         before = self.current
         own = before
         try:
-            for batch in batches:
+            for batch in source:
                 own = waiting.popleft()
                 own.batch = batch
                 yield self._begin(own)
         finally:
+            self._open.remove(source)
             # after an evaluation inside of a training step, the batch of the step is current again
             if self.current is own and not reader.is_training:
                 self.current = before
@@ -267,6 +272,26 @@ class Pipeline:
         own = self.tables[table.name]
         if table.default is not None and own.default != table.default:
             own.set_default(table.default)
+
+    def note_lookup(self, table: SparseTable) -> None:
+        """Use what a lookup says of its table, before it takes place."""
+        self.adopt(table)
+        if table.name not in self._looked_up:
+            self._looked_up.append(table.name)
+
+    @property
+    def waiting(self) -> list[Target]:
+        """The lookups that wait for an update, by forward pass.
+
+        Within one, they are in the order in which the tables were first looked up.
+        """
+        passes = list(dict.fromkeys(id(target.step) for target in self.targets.waiting))
+        places = {name: number for number, name in enumerate(self._looked_up)}
+
+        def place(target: Target) -> tuple[int, int]:
+            return passes.index(id(target.step)), places.get(target.table.name, len(places))
+
+        return sorted(self.targets.waiting, key=place)
 
     def look_up_spec(self, spec: FeatureSpec, raw: Any, *, training: bool) -> Tensor:
         """Return the rows of a feature of a batch.
@@ -439,7 +464,10 @@ class Pipeline:
         )
 
     def close(self) -> None:
-        """Forget the lookups that wait, and the current batch."""
+        """Stop reading data, and forget the lookups that wait."""
+        for source in self._open:
+            if isinstance(source, Generator):
+                source.close()
         self.targets.waiting.clear()
         self._latest.clear()
         self.current = None

@@ -257,7 +257,7 @@ def sparse_lookup(
         rows: Tensor = hashtable(_checked_ids(hashtable, ids))
         return rows if flows else rows.detach()
     pipeline = owner.started("sparse_lookup")
-    pipeline.adopt(hashtable)
+    pipeline.note_lookup(hashtable)
     if is_computed:
         computed = _checked_ids(hashtable, ids)
         rows = pipeline.look_up_ids(hashtable, computed, training=training)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from hotbed.compat.mx_rec.framework import Framework
 from hotbed.connectors import Position
 from hotbed.embedding.modules import table_modules
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.persist import checkpoint
 from hotbed.persist.checkpoint import State
@@ -74,12 +75,14 @@ class Program:
         Raises:
             PersistError: it is of another program; the message names what differs.
         """
+        tables = self._tables()
+        self._restore_defaults(reader, tables)
         optimizers = self._optimizers()
         if not optimizers:
             log.info(
                 "Saver: var_list has no dense optimizer; its state begins anew after a restoration"
             )
-        checkpoint.restore(reader, State(self._network(), self._tables(), optimizers))
+        checkpoint.restore(reader, State(self._network(), tables, optimizers))
         progress: Any = reader.progress
         others = self._others()
         if len(others) != len(progress["objects"]):
@@ -104,7 +107,16 @@ class Program:
         )
         set_random_state(reader.random)
 
-    def _tables(self) -> dict[str, Any]:
+    def _restore_defaults(self, reader: Reader, tables: Mapping[str, Table]) -> None:
+        """Set the values of absent ids, which lookups only say after the first batch."""
+        for entry in reader.manifest.tables:
+            if entry.name not in tables or self._owner.tables[entry.name].default is not None:
+                continue
+            default = entry.config.get("default", 0.0)
+            if default != tables[entry.name].default:
+                tables[entry.name].set_default(default)
+
+    def _tables(self) -> dict[str, Table]:
         pipeline = self._owner.started("Saver")
         described = self._owner.tables
         return {name: table for name, table in pipeline.tables.items() if described[name].is_save}
