@@ -96,10 +96,12 @@ class EvictHook:
         pipeline = self._owner.started("EvictHook.after_run")
         if self.schedule is None:
             return
-        if pipeline.step == self._step:  # no training step since
-            if not self._was_told and not pipeline.is_training:
-                self._was_told = True
+        if not pipeline.is_training:
+            if not self._was_told:
                 log.info("EvictHook: rows are removed in training only, not in evaluation")
+            self._was_told = True
+            return
+        if pipeline.step == self._step:  # no training step since
             return
         if global_step not in (None, pipeline.step):
             raise ConfigError(
