@@ -16,6 +16,8 @@ from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
 from hotbed.errors import ConfigError
 
+__all__ = ["TableArguments"]
+
 KEY_DTYPES = (torch.int64, torch.int32)
 SUMS = ("sum_gradients", "sum_gradients_and_div_by_ranksize")
 """How gradients of several ranks are summed. There is one rank, so that both are the same."""

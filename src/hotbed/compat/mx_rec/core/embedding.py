@@ -218,7 +218,7 @@ def sparse_lookup(
     is_grad: bool | str = True,
     serving_default_value: Any = None,
 ) -> Tensor:
-    """Return the rows of ids, float32 [*ids.shape, dim]: step 6.
+    """Return the rows of ids, [...] -> float32 [..., dim]: step 6.
 
     Args:
         hashtable: the table.
