@@ -384,13 +384,23 @@ def test_another_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_program_at_a_time_writes_a_place(tmp_path: Path) -> None:
-    lock = hb.sources.Journal(tmp_path / "journal")
     program = Program(save_steps=1)
     next(program.run())
+    lock = hb.sources.Journal(tmp_path / "journal")
     with pytest.raises(PersistError, match="another run"):
         program.saver.save(tmp_path)
     lock.close()
     program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+
+    lock = hb.sources.Journal(tmp_path / "journal")
+    reading = Program(hook={"evict_time_interval": 60})
+    assert reading.restore(tmp_path) == 1
+    evaluation = reading.dataset.map(mx.get_asc_insert_func([reading.spec], is_training=False))
+    assert len([reading.forward(batch, is_train=False) for batch in evaluation]) == STEPS
+    with pytest.raises(PersistError, match="another run"):  # its clock would decide otherwise
+        next(reading.run())
+    lock.close()
 
 
 def test_an_object_store_is_a_place() -> None:
