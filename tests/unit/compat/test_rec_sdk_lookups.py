@@ -504,3 +504,18 @@ def test_mapping_ahead_has_the_bits_of_one_batch_at_a_time() -> None:
         mx.terminate_config_initializer()
     assert seen[0] == seen[1]
     assert seen[0][1][2]["evicted"] > 0
+
+
+@pytest.mark.parametrize(("train_steps", "warnings"), [(-1, 1), (1, 0)])
+def test_an_evaluation_past_which_ids_are_mapped_is_logged_once(
+    train_steps: int,
+    warnings: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    program = Program({"access_threshold": 2}, train_steps=train_steps)
+    for batch in program.insert.over([{USER: torch.tensor([1, 2]), "time": 0}] * 40):
+        weighted(program.look_up(batch)).backward()
+        program.sparse.step()
+        program.look_up({USER: torch.tensor([3]), "time": 0}, is_train=False)
+    messages = [record.message for record in caplog.records if "mapped already" in record.message]
+    assert len(messages) == warnings

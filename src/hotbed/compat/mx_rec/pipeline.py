@@ -102,6 +102,7 @@ class Pipeline:
         self.has_begun = False
         self.position: Position | None = None
         self.current: Current | None = None
+        self._was_told = False  # that an evaluation may see ids that are not learned yet
         self._looked_up: list[str] = []  # tables in the order of their first lookup
         self._open: list[Iterator[Batch]] = []  # data that are being read
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
@@ -350,6 +351,8 @@ class Pipeline:
         Raises:
             SendCountError: a batch has more distinct ids of a table than its `send_count`.
         """
+        if not training:
+            self._warn_ahead(columns)
         collection = self.collection(columns)
         collection.train(training)
         try:
@@ -359,6 +362,20 @@ class Pipeline:
         finally:
             collection.train()
         return rows
+
+    def _warn_ahead(self, columns: tuple[Column, ...]) -> None:
+        """Log once that an evaluation may see rows of ids that are not learned yet."""
+        if self._was_told or not self.is_ahead:
+            return
+        names = {own.table for own in columns if self.tables[own.table].min_count is not None}
+        if names:
+            self._was_told = True
+            log.warning(
+                "evaluation after step %d: ids of later batches are mapped already, and some may "
+                "have got a row in %s. Give init(train_steps=N), and evaluate after each N steps",
+                self.step,
+                ", ".join(sorted(names)),
+            )
 
     def _knows_sizes(self, columns: tuple[Column, ...]) -> bool:
         if self.owner.options.use_dynamic:

@@ -22,14 +22,14 @@ def owners_of(owner: Framework) -> dict[str, HashOptimizer]:
     """Return the optimizer of each table by its name.
 
     Raises:
-        CallError: there are no tables, or no optimizer.
+        CallError: tables or optimizers are missing.
         ConfigError: there are several optimizers, and a table names none.
     """
     if not owner.tables:
-        raise CallError("step 8: there are no sparse tables, got none. Call create_table first.")
+        raise CallError("step 8: sparse tables are needed, got none. Call create_table first.")
     if not owner.optimizers:
         raise CallError(
-            "step 8: there is no sparse optimizer, got none. Create one of mx_rec.optimizers first."
+            "step 8: a sparse optimizer is needed, got none. Create one of mx_rec.optimizers first."
         )
     owners = {}
     for table in owner.tables.values():

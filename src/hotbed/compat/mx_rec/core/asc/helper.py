@@ -105,7 +105,7 @@ def get_asc_insert_func(
         dump_graph: not needed.
 
     Raises:
-        CallError: there is no source of keys, or more than one.
+        CallError: not exactly one source of keys is given.
         ConfigError: a value is wrong, or no feature has ids.
         StateError: several features are timestamps, in training.
     """

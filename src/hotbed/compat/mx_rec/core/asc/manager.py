@@ -29,7 +29,7 @@ def start_asc_pipeline() -> None:
     owners = owners_of(owner)
     if not owner.inserts:
         raise CallError(
-            "start_asc_pipeline: there is no insert function, got none. Call get_asc_insert_func, "
+            "start_asc_pipeline: an insert function is needed, got none. Call get_asc_insert_func, "
             "or modify_graph_and_start_emb_cache if the model computes its ids."
         )
     features: list[FeatureSpec] = []
