@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
-from hotbed.data.batch import Batch, Ids
+from hotbed.data.batch import Batch
 from hotbed.data.columns import Shape
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import ConfigError, RowShapeError
+
+from .leaf_names import Path, title_of, unique_names, value_at
 
 OFFSETS = "_offsets"
 WEIGHTS = "_weights"
@@ -31,9 +33,6 @@ FIXED = "fixed"
 
 _COUNT = "num_samples"
 """The field of a Batch whose value a trace must not fix."""
-
-Path = tuple[Any, ...]
-"""The parameter of a leaf, then the keys, fields and numbers that lead to it."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,8 @@ class Signature:
             skeleton[name] = _mapped(value, (name,), keep)
         paths: dict[str, Path] = {}
         tensors: dict[str, Tensor] = {}
-        titles = [_title(path, arguments) for path in found]
-        for name, path in zip(_names(titles), found, strict=True):
+        titles = [title_of(path, arguments) for path in found]
+        for name, path in zip(unique_names(titles), found, strict=True):
             paths[name] = path
             tensors[name] = found[path]
         bags = _bags(paths, tensors)
@@ -207,7 +206,7 @@ class Signature:
         arguments = _by_parameter(None, self._parameters, args, kwargs)
         tensors: list[Tensor] = []
         for leaf in self.tensors:
-            value = _at(arguments, leaf.path)
+            value = value_at(arguments, leaf.path)
             if not torch.is_tensor(value) and needed is not None and leaf.name not in needed:
                 value = torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype))
             _check(leaf, value)
@@ -221,7 +220,7 @@ class Signature:
             ConfigError: the model takes no tensor of this name.
         """
         arguments = _by_parameter(None, self._parameters, args, kwargs)
-        value = _at(arguments, self[name].path)
+        value = value_at(arguments, self[name].path)
         return value if torch.is_tensor(value) else None
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -231,7 +230,7 @@ class Signature:
             by_path[leaf.path] = value
 
         def fill(path: Path, kept: Any) -> Any:
-            if path[-1] == _COUNT and isinstance(_at(self._skeleton, path[:-1]), Batch):
+            if path[-1] == _COUNT and isinstance(value_at(self._skeleton, path[:-1]), Batch):
                 return self.num_samples_of(leaves)
             return by_path.get(path, kept)
 
@@ -356,64 +355,6 @@ def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
             object.__setattr__(changed, field.name, part)  # a frozen one also
         return changed
     return change(path, value)
-
-
-def _at(arguments: Mapping[str, Any], path: Path) -> Any:
-    """Return the value at the end of a path, or None."""
-    value: Any = arguments
-    for key in path:
-        try:
-            if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
-                value = getattr(value, key)
-            else:
-                value = value[key]
-        except (AttributeError, LookupError, TypeError):
-            return None
-    return value
-
-
-def _title(path: Path, arguments: Mapping[str, Any]) -> Path:
-    """Return the path by which a reader knows a tensor: the ids of a feature bear its name."""
-    if not isinstance(_at(arguments, path[:-1]), Ids) or len(path) < 2:
-        return path
-    *parents, feature, part = path
-    return (*parents, feature if part == "values" else f"{feature}_{part}")
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each path: its last key, with as many of its parents as make it unique.
-
-    >>> _names([("user",), ("batch", "item"), ("pair", 0), ("a", "x"), ("b", "x")])
-    ['user', 'item', 'pair_0', 'a_x', 'b_x']
-    """
-    lengths = [_ending(path, 1) for path in paths]
-    while True:
-        names = []
-        for path, length in zip(paths, lengths, strict=True):
-            names.append("_".join(map(str, path[-length:])))
-        counts = Counter(names)
-        longer = []
-        for path, name, length in zip(
-            paths,
-            names,
-            lengths,
-            strict=True,
-        ):
-            longer.append(_ending(path, length + 1) if counts[name] > 1 else length)
-        if longer == lengths:
-            break
-        lengths = longer
-    for number, path in enumerate(paths):
-        if counts[names[number]] > 1:
-            names[number] = "/".join(map(str, path))
-    return names
-
-
-def _ending(path: Path, length: int) -> int:
-    """Return how many last keys of a path, at least `length`, begin with a word, not a number."""
-    while length < len(path) and not isinstance(path[-length], str):
-        length += 1
-    return min(length, len(path))
 
 
 def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -30,7 +30,8 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
 
     A `Batch` is one argument, or its columns are the arguments of their names. The keys of a dict
     are parameters, or it is one argument. The items of a tuple are the arguments in their order,
-    and those behind the last one are labels; or its first item, if that is no tensor, holds all.
+    and those behind the last one are labels. A first item that is not a tensor may hold all of the
+    arguments.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the tensors in nested arguments, by the paths that lead to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotbed.data.batch import Ids
+
+Path = tuple[Any, ...]
+"""The parameter of a leaf, then the keys, fields and numbers that lead to it."""
+
+
+def value_at(arguments: Mapping[str, Any], path: Path) -> Any:
+    """Return the value at the end of a path, or None."""
+    value: Any = arguments
+    for key in path:
+        try:
+            if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
+                value = getattr(value, key)
+            else:
+                value = value[key]
+        except (AttributeError, LookupError, TypeError):
+            return None
+    return value
+
+
+def title_of(path: Path, arguments: Mapping[str, Any]) -> Path:
+    """Return the path by which a reader knows a tensor: the ids of a feature bear its name."""
+    if not isinstance(value_at(arguments, path[:-1]), Ids) or len(path) < 2:
+        return path
+    *parents, feature, part = path
+    return (*parents, feature if part == "values" else f"{feature}_{part}")
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each path: its last key, with as many of its parents as make it unique.
+
+    >>> unique_names([("user",), ("batch", "item"), ("pair", 0), ("a", "x"), ("b", "x")])
+    ['user', 'item', 'pair_0', 'a_x', 'b_x']
+    """
+    lengths = [_ending(path, 1) for path in paths]
+    while True:
+        names = []
+        for path, length in zip(paths, lengths, strict=True):
+            names.append("_".join(map(str, path[-length:])))
+        counts = Counter(names)
+        longer = []
+        for path, name, length in zip(
+            paths,
+            names,
+            lengths,
+            strict=True,
+        ):
+            longer.append(_ending(path, length + 1) if counts[name] > 1 else length)
+        if longer == lengths:
+            break
+        lengths = longer
+    for number, path in enumerate(paths):
+        if counts[names[number]] > 1:
+            names[number] = "/".join(map(str, path))
+    return names
+
+
+def _ending(path: Path, length: int) -> int:
+    """Return how many last keys of a path, at least `length`, begin with a word, not a number."""
+    while length < len(path) and not isinstance(path[-length], str):
+        length += 1
+    return min(length, len(path))
