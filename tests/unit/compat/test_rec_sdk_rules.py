@@ -234,6 +234,18 @@ def test_pairing_of_optimizers_and_expansion(path: str) -> None:
 def test_learning_rate_is_a_number_or_a_tensor(path: str) -> None:
     assert called(path, learning_rate=0.5).rule.lr == 0.5
     assert called(path, learning_rate=torch.tensor(0.5)).rule.lr == 0.5
+    with pytest.raises(ValueError, match="learning_rate"):
+        called(path, learning_rate=torch.tensor([0.5, 0.25]))
+
+
+@pytest.mark.parametrize("path", FACTORIES)
+def test_a_schedule_sets_learning_rates_in_their_range(path: str) -> None:
+    optimizer = called(path)
+    optimizer.learning_rate = torch.tensor(0.5)
+    for wrong in (float("nan"), -0.1, 11, "0.1"):
+        with pytest.raises(ValueError, match="learning_rate"):
+            optimizer.learning_rate = wrong
+    assert optimizer.learning_rate == 0.5
 
 
 @pytest.mark.parametrize("path", FACTORIES)
@@ -466,6 +478,26 @@ def test_padding_keys_are_given_together() -> None:
         some = {name: value for name, value in given.items() if name != missing}
         with pytest.raises(ValueError, match="padding_keys"):
             table(name="b", **some)
+
+
+def test_padding_keys_are_one_or_several_integers() -> None:
+    mx.init()
+    given: dict[str, Any] = {"padding_keys_mask": True, "padding_keys_len": 512}
+    for number, keys in enumerate((3, [3], torch.tensor([3]))):
+        assert table(name=f"t{number}", padding_keys=keys, **given).padding == (3,)
+    for wrong in (["a"], [0.5], [2**70]):
+        with pytest.raises(ValueError, match="padding_keys: expected"):
+            table(name="b", padding_keys=wrong, **given)
+
+
+def test_optimizer_list_holds_one_optimizer() -> None:
+    mx.init()
+    optimizer = mx.optimizers.adagrad.create_hash_optimizer(0.1)
+    assert table(name="t0", optimizer_list=[optimizer]).optimizer is optimizer
+    assert table(name="t1", optimizer_list=None).optimizer is None
+    for wrong in (3, [3], [optimizer, optimizer]):
+        with pytest.raises(ValueError, match="optimizer_list holds the one optimizer"):
+            table(name="b", optimizer_list=wrong)
 
 
 # --- names and environment --------------------------------------------------------------------------

@@ -240,6 +240,13 @@ def test_default_value() -> None:
             mx.terminate_config_initializer()
 
 
+def test_default_value_needs_admission() -> None:
+    """Without it an id without a row reads as its initial row, and the value would be lost."""
+    program = Program(lookup={"serving_default_value": 2.5})
+    with pytest.raises(ValueError, match=r"admits all\. Give the feature access_threshold=0 or more"):
+        program.evaluate(batch(9))
+
+
 def test_shape_of_a_lookup() -> None:
     program = Program()
     for ids in (torch.tensor([1, 2]), torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[[1]]])):
@@ -474,6 +481,28 @@ def test_foreign_addresses_are_errors() -> None:
         mx.sparse_lookup(program.table, program.spec, batch=columns)
         with pytest.raises(ValueError, match="address"):
             program.optimizer.apply_gradients([(torch.ones(1, 2), torch.tensor([12345]))])
+
+
+def test_gradients_of_another_optimizer_are_errors() -> None:
+    mx.init()
+    optimizers = [sgd(), mx.optimizers.lazy_adam.create_hash_optimizer(0.1)]
+    specs = [mx.FeatureSpec("item"), mx.FeatureSpec("user")]
+    insert = mx.get_asc_insert_func(tgt_key_specs=specs)
+    tables = [
+        mx.create_table(torch.int64, 2, spec.name, hb.Zeros(), optimizer_list=[optimizer])
+        for spec, optimizer in zip(specs, optimizers, strict=True)
+    ]
+    mx.start_asc_pipeline()
+    for columns in insert.over([{"item": torch.tensor([1]), "user": torch.tensor([2])}]):
+        for table, spec in zip(tables, specs, strict=True):
+            mx.sparse_lookup(table, spec, batch=columns)
+        addresses = mx.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+        grads = [torch.ones(1, 2), torch.ones(1, 2)]
+        before = [state(own) for own in framework.current().started("test").tables.values()]
+        with pytest.raises(ValueError, match=r"updates the table 'user'.* to LazyAdam"):
+            optimizers[0].apply_gradients([grads, addresses])
+        after = [state(own) for own in framework.current().started("test").tables.values()]
+        assert after == before
 
 
 def test_gradients_of_one_id_are_summed() -> None:

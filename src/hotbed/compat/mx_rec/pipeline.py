@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hotbed.compat.mx_rec.columns import Column, Reader, column_of
-from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
+from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
@@ -271,6 +271,12 @@ class Pipeline:
         if table.send_count is not None:
             self.targets.sizes[table.name] = table.send_count
         own = self.tables[table.name]
+        if table.default is not None and not (table.thresholds or Thresholds()).admits:
+            raise ConfigError(
+                f"sparse_lookup in {table.name!r}: serving_default_value is read for ids that were "
+                f"not admitted, got {table.default} and a table that admits all. Give the feature "
+                "access_threshold=0 or more, or leave it out."
+            )
         if table.default is not None and own.default != table.default:
             own.set_default(table.default)
 

@@ -13,6 +13,7 @@ import torch
 from hotbed import checks
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.util.initialize import boolean
+from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Init
 from hotbed.errors import ConfigError
 
@@ -131,9 +132,11 @@ class TableArguments:
     @property
     def padding(self) -> tuple[int, ...]:
         """The ids whose rows take no update."""
-        if isinstance(self.padding_keys, int):
-            return (self.padding_keys,)
-        return tuple(self.padding_keys or ())
+        if self.padding_keys is None:
+            return ()
+        is_one = isinstance(self.padding_keys, int)
+        keys = [self.padding_keys] if is_one else self.padding_keys
+        return tuple(as_ids(keys, f"{self.where}: padding_keys").tolist())
 
     def rows(self, *, grows: bool) -> tuple[int, int]:
         """Return the rows that are expected on the device and the host.

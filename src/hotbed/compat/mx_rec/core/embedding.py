@@ -160,7 +160,7 @@ def create_table(
     shard_num: int = 1,
     fusion_optimizer_var: bool = True,
     hashtable_threshold: int = 0,
-    optimizer_list: Sequence[HashOptimizer] = (),
+    optimizer_list: Sequence[HashOptimizer] | None = (),
 ) -> SparseTable:
     """Describe a sparse table: step 5. `TableArguments` says what the arguments mean.
 
@@ -194,12 +194,15 @@ def create_table(
 
 def _own_optimizer(
     where: str,
-    own: Sequence[HashOptimizer],
+    own: Any,
     every: Sequence[HashOptimizer],
 ) -> HashOptimizer | None:
-    if len(own) > 1 or not all(optimizer in every for optimizer in own):
+    if own is None:
+        return None
+    is_list = isinstance(own, list | tuple)
+    if not is_list or len(own) > 1 or not all(optimizer in every for optimizer in own):
         raise ConfigError(
-            f"{where}: optimizer_list holds the one optimizer of the table, got {list(own)}. Give "
+            f"{where}: optimizer_list holds the one optimizer of the table, got {own!r}. Give "
             "one that a factory of mx_rec.optimizers returned."
         )
     return next(iter(own), None)
@@ -233,7 +236,8 @@ def sparse_lookup(
         access_and_evict_config: thresholds, with `modify_graph`.
         is_grad: whether a gradient flows back.
         serving_default_value: the value of each lane of an id that was not admitted; None = 0. It
-            belongs to the table: serving uses it, too.
+            belongs to the table: serving uses it, too. It needs an access threshold of 0 or more:
+            without one, an id without a row reads as the row that it would start with.
 
     Raises:
         ConfigError: the arguments do not fit the table, the mode or the batch.

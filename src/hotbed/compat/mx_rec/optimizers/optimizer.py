@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.optimizers.rules import rate_of
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
 
@@ -23,7 +24,7 @@ class HashOptimizer:
     Attributes:
         name: of the optimizer.
         rule: how a step changes a row.
-        learning_rate: of the next updates; a schedule may set it.
+        learning_rate: of the next updates, 0 to 10; a schedule may set it.
         by_address: whether it is for dynamic expansion.
     """
 
@@ -50,6 +51,14 @@ class HashOptimizer:
     def __repr__(self) -> str:
         return f"{self.name}({self.rule})"
 
+    @property
+    def learning_rate(self) -> float:
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self._learning_rate = rate_of(self.name, learning_rate)
+
     def apply_gradients(self, gradients: Sequence[Any]) -> None:
         """Update rows with their gradients, and forget the lookups that these belong to.
 
@@ -62,7 +71,8 @@ class HashOptimizer:
 
         Raises:
             NonFiniteGradient: a gradient is not finite; nothing was updated.
-            ConfigError: addresses are not those of a lookup that waits.
+            ConfigError: addresses are not those of a lookup that waits, or another optimizer
+                updates the table.
         """
         pipeline = framework.current().started(f"{self.name}.apply_gradients")
         pipeline.apply_gradients(self, _pairs(self.name, gradients))

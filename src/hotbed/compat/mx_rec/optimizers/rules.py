@@ -17,7 +17,9 @@ MOST_PENALTY = 1e4
 
 def rate_of(where: str, learning_rate: Any) -> float:
     """Return a learning rate in [0, 10]: a number, or a tensor of one."""
-    rate = learning_rate.item() if isinstance(learning_rate, Tensor) else learning_rate
+    rate = learning_rate
+    if isinstance(rate, Tensor) and rate.numel() == 1:
+        rate = rate.item()
     checks.finite_number(f"{where}: learning_rate", rate, least=0, most=MOST_RATE)
     return float(rate)
 

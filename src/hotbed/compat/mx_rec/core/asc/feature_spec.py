@@ -36,7 +36,7 @@ class Thresholds:
             if value is not None:
                 checks.whole_number(f"{where}: {name}", value, -1, MOST)
         checks.whole_number(f"{where}: faae_coefficient", self.faae_coefficient, 1, MOST)
-        if self.evicts and self.access_threshold in (None, -1):
+        if self.evicts and not self.admits:
             raise ConfigError(
                 f"{where}: access_threshold should be configured before eviction_threshold, got "
                 f"access_threshold={self.access_threshold} and "
