@@ -16,6 +16,10 @@ from hotbed.errors import DataError
 from hotbed.training.auto.network import arguments_of, converted
 
 CPU = torch.device("cpu")
+MOST_SECONDS = 253_402_300_800
+"""The year 10,000: larger numbers are milliseconds or microseconds."""
+MOST_FLOAT32_SECONDS = 2**24
+"""Above it, neighbours of float32 are more than a second apart."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,10 @@ def seconds_as_times(seconds: Any, num_samples: int | None = None) -> Tensor:
     `num_samples`: None = as many as there are seconds.
 
     Raises:
-        DataError: they have another shape.
+        DataError: they are no seconds since 1970, or have another shape.
     """
+    if not isinstance(seconds, Tensor | np.ndarray | np.generic | float | int | list | tuple):
+        raise DataError(f"times: seconds since 1970 are needed, got {seconds!r:.60}. Give numbers.")
     times = torch.as_tensor(seconds).detach().cpu().reshape(-1)
     if num_samples is None:
         num_samples = len(times)
@@ -122,11 +128,27 @@ def seconds_as_times(seconds: Any, num_samples: int | None = None) -> Tensor:
             f"times: one for all samples or one each is needed, got {len(times)} for {num_samples} "
             "samples. Give as many."
         )
+    _check_seconds(times)
     if times.is_floating_point():
         times = (times.double() * 1e6).round().to(torch.int64)
     else:
         times = times.to(torch.int64) * 1_000_000
     return times.expand(num_samples).contiguous()
+
+
+def _check_seconds(seconds: Tensor) -> None:
+    """Raise DataError if seconds are not finite, too many, or not exact in their dtype."""
+    wrong = ~(seconds.double().abs() <= MOST_SECONDS)  # true for NaN, too
+    if wrong.any():
+        raise DataError(
+            f"times: seconds since 1970 are needed, got {seconds[wrong][0].item()}. Divide "
+            "milliseconds by 1e3 and microseconds by 1e6, and fill what is missing."
+        )
+    if seconds.dtype == torch.float32 and (seconds.abs() > MOST_FLOAT32_SECONDS).any():
+        raise DataError(
+            f"times: float32 holds no exact seconds above {MOST_FLOAT32_SECONDS:,}, got "
+            f"{seconds.max().item():.0f}. Give int64 or float64."
+        )
 
 
 def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:

@@ -128,7 +128,8 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[torch.Tenso
     close = framework.Framework.close
 
     def closing(self: framework.Framework) -> None:
-        digest = hb.checkpoints.content_digest(self.started("test").tables)
+        assert self.pipeline is not None
+        digest = hb.checkpoints.content_digest(self.pipeline.tables)
         every.append((digest, list(self.models[0].parameters())))
         close(self)
 

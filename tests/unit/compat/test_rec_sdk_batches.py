@@ -16,7 +16,7 @@ from torch import Tensor
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
-from hotbed.errors import ConfigError, RowShapeError
+from hotbed.errors import ConfigError, DataError, RowShapeError
 
 USER = "user"
 DIM = 3
@@ -156,3 +156,62 @@ def test_an_evaluation_while_later_ids_are_mapped_is_warned_of(
     program.evaluate()
     assert caplog.text.count("evaluation after training step 2") == 1
     assert "init(train_steps=N)" in caplog.text
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def learned_until(seconds: Any) -> int | None:
+    """Learn one batch of two ids; return its newest time in microseconds."""
+    program = Program(
+        [{USER: torch.tensor([1, 2]), "seconds": seconds}],
+        thresholds={"access_threshold": 0, "eviction_threshold": 15},
+    )
+    for batch in program.train:
+        program.learn(batch)
+    return framework.current().started("test").now
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        1_700_000_000,
+        torch.tensor(1_700_000_000),
+        torch.tensor([1_700_000_000, 1_600_000_000]),
+        torch.tensor([[1_700_000_000.0], [1_600_000_000.0]], dtype=torch.float64),
+    ],
+)
+def test_times_are_seconds(seconds: Any) -> None:
+    assert learned_until(seconds) == 1_700_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        (torch.tensor(1_700_000_000_000), "seconds since 1970 are needed, got 1700000000000"),
+        (torch.tensor(1_700_000_000_000_000), "Divide milliseconds by 1e3 and microseconds"),
+        (torch.tensor(float("nan")), "fill what is missing"),
+        (torch.tensor([1.0, float("inf")]), "seconds since 1970 are needed, got inf"),
+        ("2026-01-01", "seconds since 1970 are needed, got '2026-01-01'"),
+        (torch.tensor(1_700_000_000.0), "float32 holds no exact seconds"),
+    ],
+)
+def test_times_that_are_no_seconds_are_errors(seconds: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        learned_until(seconds)
+
+
+# --- after the end --------------------------------------------------------------------------------
+
+
+def test_parts_of_a_terminated_program_are_refused() -> None:
+    """An optimizer of a program before would update nothing in the next one."""
+    before = Program(steps(), hook={"evict_step_interval": 1})
+    saver = mx.Saver()
+    mx.terminate_config_initializer()
+    Program(steps())
+    hook = before.hook
+    assert hook is not None
+    for call in (before.optimizer.step, hook.after_run, lambda: saver.save("never")):
+        with pytest.raises(OSError, match="its framework is terminated"):
+            call()

@@ -22,7 +22,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.errors import ConfigError, DataError
 
 USER = "user"
-FAR = 10**12
+FAR = 10**11
 
 
 @pytest.fixture(autouse=True)

@@ -243,7 +243,9 @@ def test_default_value() -> None:
 def test_default_value_needs_admission() -> None:
     """Without it an id without a row reads as its initial row, and the value would be lost."""
     program = Program(lookup={"serving_default_value": 2.5})
-    with pytest.raises(ValueError, match=r"admits all\. Give the feature access_threshold=0 or more"):
+    with pytest.raises(
+        ValueError, match=r"admits all\. Give the feature access_threshold=0 or more"
+    ):
         program.evaluate(batch(9))
 
 

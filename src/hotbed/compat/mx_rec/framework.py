@@ -102,7 +102,17 @@ class Framework:
     traced: list[TracedLookup] | None = None
 
     def started(self, caller: str) -> Pipeline:
-        """Return the pipeline; raise CallError if step 8 has not run."""
+        """Return the pipeline.
+
+        Raises:
+            CallError: step 8 has not run.
+            StateError: the framework was terminated.
+        """
+        if not any(framework is self for framework in _frameworks):
+            raise StateError(
+                f"{caller}: its framework is terminated, got a call after "
+                "terminate_config_initializer(). Make it anew after init, or terminate later."
+            )
         if self.pipeline is None:
             raise CallError(
                 f"{caller}: rows exist from step 8 on, got a call before it. Call "

@@ -46,6 +46,7 @@ class HashOptimizer:
         self.rule = rule
         self.learning_rate = rule.lr
         self.by_address = by_address
+        self._owner = owner
         owner.optimizers.append(self)
 
     def __repr__(self) -> str:
@@ -74,16 +75,16 @@ class HashOptimizer:
             ConfigError: addresses are not those of a lookup that waits, or another optimizer
                 updates the table.
         """
-        pipeline = framework.current().started(f"{self.name}.apply_gradients")
+        pipeline = self._owner.started(f"{self.name}.apply_gradients")
         pipeline.apply_gradients(self, _pairs(self.name, gradients))
 
     def step(self) -> None:
         """Update rows with the gradients that `loss.backward()` left in their collection."""
-        framework.current().started(f"{self.name}.step").step_rows(self)
+        self._owner.started(f"{self.name}.step").step_rows(self)
 
     def zero_grad(self) -> None:
         """Forget the lookups that wait for an update."""
-        framework.current().started(f"{self.name}.zero_grad").drop(self)
+        self._owner.started(f"{self.name}.zero_grad").drop(self)
 
 
 def _pairs(name: str, gradients: Sequence[Any]) -> list[tuple[Tensor | None, Tensor]]:
