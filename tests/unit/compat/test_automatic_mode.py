@@ -215,7 +215,8 @@ def test_automatic_mode_as_written_equals_the_engine(
     learned: list[Any] = []
 
     def close(self: framework.Framework) -> None:
-        own = self.started("test").tables["cross"]
+        assert self.pipeline is not None
+        own = self.pipeline.tables["cross"]
         learned.extend([contents({"cross": own}), list(self.models[0].parameters())])
 
     monkeypatch.setattr(framework.Framework, "close", close)
