@@ -54,7 +54,7 @@ class LastStep:
     @property
     def is_taken(self) -> bool:
         """Whether there was a step."""
-        return self._batch is not None
+        return bool(self._inputs)
 
     def gradients(self, names: Sequence[str]) -> dict[str, Array]:
         """Return the gradients of the last step by the names of tensors, float32.
@@ -81,6 +81,7 @@ class LastStep:
     def _keep_state(self, graph: nn.Module, arguments: tuple[Any, ...]) -> None:
         if not graph.training or isinstance(graph.get_submodule("inputs"), _Given):
             return
+        self._inputs = {}  # before the lookups, so that they take the same memory again
         self._batch = arguments[0]
         self._random_state = torch.get_rng_state()
         with torch.no_grad():
