@@ -11,18 +11,28 @@ class NoEffect:
     """Arguments that a door accepts without effect.
 
     Args:
-        log: of the door.
+        door: name of its package, which is that of its log, too.
         reasons: argument -> why it has no effect; ends the sentence `has no effect, because ...`.
+
+    Attributes:
+        logged: the arguments that were logged.
     """
 
-    def __init__(self, log: logging.Logger, reasons: Mapping[str, str]) -> None:
+    def __init__(self, door: str, reasons: Mapping[str, str]) -> None:
         self.reasons = reasons
-        self._log = log
-        self._logged: set[str] = set()
+        self.logged: set[str] = set()
+        self._door = door
+        self._log = logging.getLogger(f"hotbed.compat.{door}")
 
     def note(self, name: str) -> None:
         """Log once in a process that an argument has no effect, and why."""
-        if name in self._logged:
+        if name in self.logged:
             return
-        self._logged.add(name)
-        self._log.info("%s has no effect, because %s", name, self.reasons[name])
+        self.logged.add(name)
+        reason = self.reasons[name]
+        self._log.info(
+            "%s: %s has no effect, because %s",
+            self._door,
+            name,
+            reason,
+        )

@@ -65,7 +65,7 @@ def test_what_has_no_effect_is_logged_once(
     key = f"{section['clause']}.{name}"
     if key in NO_EFFECT:
         caplog.set_level("INFO", "hotbed.compat.hugectr")
-        knobs._logged.discard(key)
+        knobs.KNOBS.logged.discard(key)
         for _ in range(2):
             log_no_effect(key)
         assert caplog.text.count(f"{key} has no effect, because ") == 1

@@ -294,7 +294,7 @@ def test_wrong_data_is_rejected(keys: dict[str, Any], message: str) -> None:
 
 
 def test_plan_that_samples_of_v3_0_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    knobs._logged.discard("sparse_embedding.plan_file1")
+    knobs.KNOBS.logged.discard("sparse_embedding.plan_file1")
     layer = {**OLD_EMBEDDING, "plan_file1": "all2all_plan.json"}
     with caplog.at_level(logging.INFO, "hotbed.compat.hugectr"):
         read_graph({"layers": [OLD_DATA, layer]})

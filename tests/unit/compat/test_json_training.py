@@ -235,7 +235,7 @@ def test_no_warmup_is_that_of_the_newest_releases() -> None:
 
 
 def test_key_that_no_release_reads_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    knobs._logged.discard("solver.auc_threshold")
+    knobs.KNOBS.logged.discard("solver.auc_threshold")
     with caplog.at_level(logging.INFO, "hotbed.compat.hugectr"):
         read_solver({**SOLVER, "auc_threshold": 0.75})
         read_solver({**SOLVER, "auc_threshold": 0.75})

@@ -185,7 +185,7 @@ def test_periods_are_in_their_range(name: str) -> None:
 @pytest.mark.parametrize("name", REC_SDK.no_effect)
 def test_what_has_no_effect_is_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
-    no_effect._ARGUMENTS._logged.discard(name)
+    no_effect.ARGUMENTS.logged.discard(name)
     call, _, argument = name.partition(".")
     for _ in range(2):
         log_no_effect(call, **{argument: True})
@@ -194,7 +194,7 @@ def test_what_has_no_effect_is_logged_once(name: str, caplog: pytest.LogCaptureF
 
 def test_arguments_of_a_table_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
-    no_effect._ARGUMENTS._logged.clear()
+    no_effect.ARGUMENTS.logged.clear()
     mx.init(bind_cpu=False, use_lccl=True)
     mx.optimizers.gradient_descent.create_hash_optimizer(0.1, use_locking=True)
     table()

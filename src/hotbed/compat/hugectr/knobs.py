@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_LOG = logging.getLogger("hotbed.compat.hugectr")
+from hotbed.compat.no_effect import NoEffect
 
 
 class Knob(NamedTuple):
@@ -127,12 +126,9 @@ NO_EFFECT: Mapping[str, Knob] = {
     ),
 }
 
-_logged: set[str] = set()
+KNOBS = NoEffect("hugectr", {name: knob.reason for name, knob in NO_EFFECT.items()})
 
 
 def log_no_effect(name: str) -> None:
     """Log once in a process that an argument or a key has no effect, and why."""
-    if name in _logged:
-        return
-    _logged.add(name)
-    _LOG.info("hugectr: %s has no effect, because %s", name, NO_EFFECT[name].reason)
+    KNOBS.note(name)

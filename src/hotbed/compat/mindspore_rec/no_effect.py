@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from hotbed.compat.no_effect import NoEffect
@@ -23,9 +22,9 @@ REASONS: Mapping[str, str] = {
 }
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
-_ARGUMENTS = NoEffect(logging.getLogger("hotbed.compat.mindspore_rec"), REASONS)
+ARGUMENTS = NoEffect("mindspore_rec", REASONS)
 
 
 def log_no_effect(name: str) -> None:
     """Log once in a process that an argument has no effect, and why."""
-    _ARGUMENTS.note(name)
+    ARGUMENTS.note(name)

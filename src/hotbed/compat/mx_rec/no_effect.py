@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from hotbed.compat.no_effect import NoEffect
@@ -44,7 +43,7 @@ REASONS: Mapping[str, str] = {
 }
 """Argument -> why it has no effect."""
 
-_ARGUMENTS = NoEffect(logging.getLogger("hotbed.compat.mx_rec"), REASONS)
+ARGUMENTS = NoEffect("mx_rec", REASONS)
 
 
 def log_no_effect(call: str, **arguments: bool) -> None:
@@ -54,4 +53,4 @@ def log_no_effect(call: str, **arguments: bool) -> None:
     """
     for name, is_given in arguments.items():
         if is_given:
-            _ARGUMENTS.note(f"{call}.{name}")
+            ARGUMENTS.note(f"{call}.{name}")
