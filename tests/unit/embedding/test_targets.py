@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.embedding.modules import Feature, RowTargets, update_targets
+from hotbed.embedding.modules import Feature, RowTargets, targets, update_targets
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
 
 FEATURES = [
@@ -240,3 +240,16 @@ def test_weights_that_require_a_gradient_are_rejected() -> None:
     ids = hb.Ids(torch.tensor([1]), torch.tensor([0, 1]), torch.ones(1, requires_grad=True))
     with pytest.raises(ConfigError, match="weights of ids take no gradient"):
         module({"user": hb.Ids(torch.tensor([1])), "friend": ids, "item": ids})
+
+
+def test_a_loop_without_updates_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
+    module = collection()
+    module.lookup = RowTargets()
+    (batch,) = batches(1)
+    for _ in range(targets.MANY_PASSES):
+        module(batch)
+    assert not caplog.messages
+    module(batch)
+    module(batch)
+    assert len(caplog.messages) == 1
+    assert "256 forward passes wait for an update" in caplog.text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ from .lookup import Lookup, Pooled
 if TYPE_CHECKING:
     from .base import TableModule
     from .plan import Plan
+
+log = logging.getLogger("hotbed")
+MANY_PASSES = 256
+"""Forward passes without an update after which a loop has probably forgotten it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,7 @@ class RowTargets(Lookup):
         self.sizes = dict(sizes or {})
         self.fixed: dict[str, Sequence[int]] = {}
         self.waiting: list[Target] = []
+        self._warned = False
 
     def pool(
         self,
@@ -97,6 +103,7 @@ class RowTargets(Lookup):
             return pooled
         targets = self._targets(module, step)
         self.waiting.extend(targets)
+        self._watch(len(targets))
         leaves = [target.rows for target in targets]
         flat, *sequences = _Read.apply(  # type: ignore[no-untyped-call]
             module,
@@ -105,6 +112,17 @@ class RowTargets(Lookup):
             *leaves,
         )
         return flat, sequences
+
+    def _watch(self, num_tables: int) -> None:
+        """Log once that many passes wait: memory grows, and their rows do not learn."""
+        if self._warned or len(self.waiting) <= MANY_PASSES * num_tables:
+            return
+        self._warned = True
+        log.warning(
+            "the gradients of rows of more than %d forward passes wait for an update, and memory "
+            "grows. Update the rows in each step of the loop, or drop their gradients",
+            MANY_PASSES,
+        )
 
     def _targets(self, module: TableModule, step: Step) -> list[Target]:
         uniques = step.num_uniques()
