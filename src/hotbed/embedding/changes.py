@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,10 @@ class ChangeReader:
         self._wait = wait_seconds
         self._taken = -1
         self._native: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ChangeReader:
+        """Return a reader of the table's copy, which has read nothing yet."""
+        return ChangeReader(copy.deepcopy(self.table, memo), self._wait)
 
     @property
     def has_read(self) -> bool:

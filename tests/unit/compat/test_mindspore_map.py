@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable
@@ -440,3 +441,21 @@ def test_a_network_that_looks_up_columns_as_they_are_is_served_alike(tmp_path: A
     model.engine.export(tmp_path)
     scores = hb.InferenceSession(tmp_path).predict(rows)
     np.testing.assert_allclose(scores, model.engine.predict(clicks), atol=1e-6)
+
+
+def test_a_copy_of_a_network_reads_its_own_changes() -> None:
+    values = MapParameter(value_shape=2, default_value="zeros")
+    values.put([1], [[1.0, 1.0]])
+    values.export_data()
+    copied = copy.deepcopy(values)
+    copied.put([2], [[2.0, 2.0]])
+    assert len(values) == 1
+    assert sorted(copied.export_data(incremental=True).keys) == [1, 2]  # its first export
+    assert len(values.export_data(incremental=True).keys) == 0
+
+
+def test_values_may_be_lists_or_have_gradients() -> None:
+    values = MapParameter(key_tensor=[1], value_tensor=[[1.0, 2.0]])
+    assert values.value_shape == (2,)
+    values.put([4], torch.ones(1, 2, requires_grad=True))
+    assert values.get([4]).tolist() == [[1.0, 1.0]]

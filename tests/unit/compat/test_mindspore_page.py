@@ -720,3 +720,16 @@ def test_a_table_keeps_the_rule_and_name_that_it_was_given() -> None:
     model = RecModel(network, "bce", hb.Adam(lr=1e-3))
     rules = {name: type(table.rule).__name__ for name, table in model.engine.tables.items()}
     assert rules == {"deep.embedding_table": "Adam", "wide": "Ftrl"}
+
+
+def test_wrong_epochs_and_settings_are_errors() -> None:
+    model = RecModel(torch.nn.Linear(1, 1), "mse", "sgd")
+    data = [(torch.ones(2, 1), torch.ones(2, 1))]
+    for wrong in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match=r"fit\.epoch: must be an integer"):
+            model.train(wrong, data)
+    for wrong in (-1, 2, "1"):
+        with pytest.raises(ValueError, match=r"fit\.initial_epoch: must be an integer"):
+            model.train(2, data, initial_epoch=wrong)
+    with pytest.raises(TypeError, match="boost_config_dict: must be a dict, got 3"):
+        RecModel(torch.nn.Linear(1, 1), "mse", "sgd", boost_config_dict=3)

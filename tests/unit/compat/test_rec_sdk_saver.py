@@ -664,3 +664,18 @@ def test_a_resumed_program_evicts_when_the_one_before_did(tmp_path: Path, monkey
     assert list(resumed.run())[-1] == STEPS
     assert evicted == decided + [step for step in decided if step > 4]
     assert resumed.bits() == killed.bits()
+
+
+def test_a_part_may_stand_alone_and_steps_are_integers(tmp_path: Path) -> None:
+    program = Program(save_steps=1)
+    saver = mx.Saver(program.net)
+    assert saver.save(tmp_path, global_step=np.int64(3)) == f"{tmp_path}-3"
+    for wrong in (1.5, "3", True):
+        with pytest.raises(ConfigError, match="global_step: must be an integer"):
+            saver.save(tmp_path, global_step=wrong)
+
+
+def test_wrong_patterns_of_a_warm_start_are_errors() -> None:
+    for wrong in ("(", ["user", "("], 3):
+        with pytest.raises(ConfigError, match="vars_to_warm_start holds regular expressions"):
+            mx.WarmStartSettings("anywhere", wrong)

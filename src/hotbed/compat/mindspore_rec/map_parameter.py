@@ -115,7 +115,7 @@ class MapParameter(nn.Module):
                 "both, or neither."
             )
         if value_shape is None:
-            value_shape = (1,) if value_tensor is None else tuple(value_tensor.shape[1:])
+            value_shape = (1,) if value_tensor is None else np.shape(value_tensor)[1:]
         self.value_shape = (value_shape,) if isinstance(value_shape, int) else tuple(value_shape)
         self._has_own_name = name is not None
         self._has_own_rule = rule is not None
@@ -181,6 +181,8 @@ class MapParameter(nn.Module):
     def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
         """Insert or overwrite the values of n keys; return self."""
         keys = as_ids(key_tensor, "keys")
+        if isinstance(value_tensor, torch.Tensor):
+            value_tensor = value_tensor.detach()
         values = np.asarray(value_tensor, np.float32)
         expected = [len(keys), *self.value_shape]
         if list(values.shape) != expected:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotbed import checks
 from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.no_effect import log_no_effect
@@ -195,6 +196,8 @@ class RecModel:
         initial_epoch: int = 0,
     ) -> History:
         """Learn as `train` does, and evaluate `valid_dataset` after each epoch."""
+        checks.whole_number("fit.epoch", epoch, 1)
+        checks.whole_number("fit.initial_epoch", initial_epoch, 0, epoch - 1)
         for sink_mode in (dataset_sink_mode, valid_dataset_sink_mode):
             _check_sink_mode(sink_mode)
         if dataset_sink_mode or valid_dataset_sink_mode:
@@ -323,6 +326,10 @@ def _touched(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule
 
 def _boost(level: str | Boost, config: Mapping[str, Any]) -> str | Boost:
     """Return the boost level that a level and a `boost_config_dict` stand for."""
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(
+            f"boost_config_dict: must be a dict, got {config!r:.60}. Give settings by name."
+        )
     unknown = [key for key in config if key not in (*_BOOST_FIELDS, *_BOOST_CLAUSES)]
     if unknown:
         raise ConfigError(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Program:
 
     Args:
         owner: has the tables, the hooks and the position in the data.
-        parts: networks, dense optimizers, and other objects with `state_dict` and
+        parts: one or several networks, dense optimizers, and other objects with `state_dict` and
             `load_state_dict`, such as schedulers. None = the models that
             `get_dense_and_sparse_variable` got.
 
@@ -38,9 +38,11 @@ class Program:
         ConfigError: a part is something else.
     """
 
-    def __init__(self, owner: Framework, parts: Iterable[Any] | None) -> None:
+    def __init__(self, owner: Framework, parts: Any) -> None:
         self._owner = owner
-        self._parts = None if parts is None else list(parts)
+        if parts is not None and not isinstance(parts, list | tuple):
+            parts = [parts]
+        self._parts: Sequence[Any] | None = parts
         for part in self._parts or []:
             _check_part(part)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ class Saver:
     Without it no ids are mapped ahead.
 
     Args:
-        var_list: networks, dense optimizers, and other objects with `state_dict`, such as
+        var_list: one or several networks, dense optimizers, and other objects with `state_dict`, such as
             schedulers. None = the models that `get_dense_and_sparse_variable` got.
         max_to_keep: bases that are kept, with the deltas on them; None or 0 = all.
         prefix_name: not needed: a checkpoint is found by its path.
@@ -60,7 +59,7 @@ class Saver:
 
     def __init__(
         self,
-        var_list: Iterable[Any] | None = None,
+        var_list: Any = None,
         max_to_keep: int | None = 3,
         prefix_name: str = "checkpoint",
     ) -> None:
@@ -116,13 +115,13 @@ class Saver:
         """
         _check_path("Saver.save", save_path)
         pipeline = self._owner.started("Saver.save")
-        step = pipeline.step if global_step is None else int(global_step)
+        step = pipeline.step if global_step is None else global_step
         checks.whole_number("Saver.save: global_step", step, 0)
         self.wait()
         pipeline.check_done("Saver.save")
         writer = self._writer_at(save_path)
         changes = self._is_delta(writer, save_delta)
-        writer.submit(capture(self._program.state(step, self._parent), changes=changes))
+        writer.submit(capture(self._program.state(int(step), self._parent), changes=changes))
         self._owner.last_writer = writer
         self._pending = pipeline.step
         if not changes:

@@ -51,6 +51,7 @@ class WarmStartSettings:
                 "rows by their ids."
             )
         if not isinstance(self.ckpt_to_initialize_from, list | tuple):
+            _check_patterns(self.patterns)
             return
         names = self.var_name_to_prev_var_name
         parts = [self.vars_to_warm_start, *([] if names is None else [names])]
@@ -76,10 +77,24 @@ class WarmStartSettings:
 
     def takes(self, name: str) -> bool:
         """Return whether a table or a parameter of this program is taken."""
-        patterns = self.vars_to_warm_start
-        if isinstance(patterns, str):
-            patterns = [patterns]
-        return any(re.match(pattern, name) for pattern in patterns)
+        return any(re.match(pattern, name) for pattern in self.patterns)
+
+    @property
+    def patterns(self) -> Sequence[str]:
+        """The regular expressions of one path."""
+        several = self.vars_to_warm_start
+        return several if isinstance(several, list | tuple) else [several]
+
+
+def _check_patterns(patterns: Sequence[Any]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ConfigError(
+                "WarmStartSettings: vars_to_warm_start holds regular expressions, got "
+                f"{pattern!r} ({error}). Correct it."
+            ) from error
 
 
 Settings = WarmStartSettings | str
@@ -114,11 +129,11 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
             f"{pipeline.step}. Call it right after step 8."
         )
     several = warm_start_from
-    if isinstance(several, str | WarmStartSettings):
+    if not isinstance(several, list | tuple):
         several = [several]
     taken: dict[str, None] = {}
     for each in several:
-        settings = WarmStartSettings(each) if isinstance(each, str) else each
+        settings = each if isinstance(each, WarmStartSettings) else WarmStartSettings(each)
         for part in settings.parts:
             taken.update(dict.fromkeys(_take(part, pipeline.tables, models)))
     return list(taken)
