@@ -128,7 +128,7 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
             "warm_start: rows are taken before the first batch, got step "
             f"{pipeline.step}. Call it right after step 8."
         )
-    several = warm_start_from
+    several: Any = warm_start_from
     if not isinstance(several, list | tuple):
         several = [several]
     taken: dict[str, None] = {}
