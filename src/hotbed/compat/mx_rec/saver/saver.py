@@ -121,7 +121,8 @@ class Saver:
         pipeline.check_done("Saver.save")
         writer = self._writer_at(save_path)
         changes = self._is_delta(writer, save_delta)
-        writer.submit(capture(self._program.state(int(step), self._parent), changes=changes))
+        state = self._program.state(int(step), self._parent)
+        writer.submit(capture(state, changes=changes))
         self._owner.last_writer = writer
         self._pending = pipeline.step
         if not changes:
