@@ -43,8 +43,8 @@ class Saver:
     Without it no ids are mapped ahead.
 
     Args:
-        var_list: one or several networks, dense optimizers, and other objects with `state_dict`, such as
-            schedulers. None = the models that `get_dense_and_sparse_variable` got.
+        var_list: one or several networks, dense optimizers, and other objects with `state_dict`,
+            such as schedulers. None = the models that `get_dense_and_sparse_variable` got.
         max_to_keep: bases that are kept, with the deltas on them; None or 0 = all.
         prefix_name: not needed: a checkpoint is found by its path.
 
