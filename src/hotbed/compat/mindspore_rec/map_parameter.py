@@ -115,7 +115,9 @@ class MapParameter(nn.Module):
                 "both, or neither."
             )
         if value_shape is None:
-            value_shape = (1,) if value_tensor is None else np.shape(value_tensor)[1:]
+            value_shape = (
+                (1,) if value_tensor is None else tuple(torch.as_tensor(value_tensor).shape[1:])
+            )
         self.value_shape = (value_shape,) if isinstance(value_shape, int) else tuple(value_shape)
         self._has_own_name = name is not None
         self._has_own_rule = rule is not None
