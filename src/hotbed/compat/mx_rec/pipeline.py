@@ -102,7 +102,6 @@ class Pipeline:
         self.has_begun = False
         self.position: Position | None = None
         self.current: Current | None = None
-        self._was_told = False  # that an evaluation may see ids that are not learned yet
         self._looked_up: list[str] = []  # tables in the order of their first lookup
         self._open: list[Iterator[Batch]] = []  # data that are being read
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
