@@ -116,7 +116,7 @@ def seconds_as_times(seconds: Any, num_samples: int | None = None) -> Tensor:
     `num_samples`: None = as many as there are seconds.
 
     Raises:
-        DataError: they are no seconds since 1970, or have another shape.
+        DataError: they are not seconds since 1970, or have another shape.
     """
     if not isinstance(seconds, Tensor | np.ndarray | np.generic | float | int | list | tuple):
         raise DataError(f"times: seconds since 1970 are needed, got {seconds!r:.60}. Give numbers.")

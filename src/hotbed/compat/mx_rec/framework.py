@@ -165,5 +165,5 @@ def current() -> Framework:
 
 
 def end() -> Framework | None:
-    """Forget the framework and return it; None if there is none."""
+    """Forget the framework and return it; None before `init`."""
     return _frameworks.pop() if _frameworks else None

@@ -116,7 +116,7 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
         The names of what was taken, tables first.
 
     Raises:
-        ConfigError: there is no checkpoint, or it has none of these names.
+        ConfigError: the checkpoint is missing, or has none of these names.
         PersistError: dims or shapes differ.
         CallError: step 8 has not run, or a batch was learned already.
 
