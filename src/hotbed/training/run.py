@@ -384,6 +384,11 @@ def _place(callback: Any, name: str) -> int:
 
 
 def _check_callback(callback: Any) -> None:
+    if isinstance(callback, type):
+        raise ConfigError(
+            f"callbacks: an object is needed, got the class {callback.__name__}. "
+            f"Give {callback.__name__}(…)."
+        )
     names = [name for name in dir(callback) if name.startswith("on_")]
     wrong = [name for name in names if name not in EVENTS]
     if names and not wrong:

@@ -634,6 +634,7 @@ def test_an_eviction_threshold_needs_times() -> None:
 
 def test_data_without_a_batch_are_refused() -> None:
     assert "train must yield a batch" in refused(OfBatch, [])
+    assert "train: batches to iterate over" in refused(OfBatch, 3)
 
 
 def test_times_of_other_batches_are_seconds() -> None:

@@ -421,6 +421,8 @@ def test_step_7_gradients(form: str) -> None:
         assert mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB") == []
         with pytest.raises(ConfigError, match="addresses of no lookup that waits"):
             sparse.apply_gradients([(emb[0], addr[0])])
+        with pytest.raises(ConfigError, match=r"pairs of a gradient and addresses .* got None"):
+            sparse.apply_gradients(None)
     learned = rows_of().lookup(np.arange(6))
     assert np.allclose(learned, weight.detach(), atol=1e-6)
     assert rows_of().step == 3

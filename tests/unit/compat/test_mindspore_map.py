@@ -158,6 +158,7 @@ def test_new_keys_start_by_the_default_value(start: Any, expected: float | None)
         (lambda: MapParameter(key_tensor=keys(1)), "belong together"),
         (lambda: MapParameter().put(keys(1), [[1.0, 2.0]]), r"must have the shape \[1, 1\]"),
         (lambda: MapParameter().put(torch.ones(1), [[1.0]]), "keys"),
+        (lambda: MapParameter().import_data(None), r"keys and values .* got None"),  # type: ignore[arg-type]
         (lambda: HashEmbeddingLookup(0), "embedding_size"),
         (lambda: HashEmbeddingLookup(4, max_norm=0.0), "max_norm"),
         (lambda: HashEmbeddingLookup(4, vocab_cache_size=-1), "vocab_cache_size"),

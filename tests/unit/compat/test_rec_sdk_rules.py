@@ -352,6 +352,8 @@ def test_insert_function_has_one_source_of_keys() -> None:
         {"table_names": ["user"]},
         {"args_index_list": [0, 1], "table_names": ["user"]},
         {"tgt_key_specs": []},
+        {"tgt_key_specs": 5},
+        {"args_index_list": [0, 1], "table_names": "ab"},
     ):
         with pytest.raises((RuntimeError, ValueError), match="get_asc_insert_func"):
             mx.get_asc_insert_func(**arguments)

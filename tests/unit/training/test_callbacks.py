@@ -29,7 +29,7 @@ from hotbed.training.callbacks import (
     TensorBoard,
     Validate,
 )
-from hotbed.training.run import EVENTS
+from hotbed.training.run import EVENTS, Callbacks
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
@@ -224,6 +224,11 @@ def test_a_schedule_moves_both_optimizers(dataset: Any, network: Any) -> None:
     model = hb.RecModel(network(), "bce", hb.Adam(lr=0.01))
     model.fit(dataset(128), callbacks=[torch_made], progress=False)
     assert model.learner.sparse.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_the_class_of_a_callback_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got the class EarlyStopping\. Give EarlyStopping\(…\)"):
+        Callbacks([EarlyStopping])
 
 
 def test_a_schedule_that_is_none_is_refused() -> None:

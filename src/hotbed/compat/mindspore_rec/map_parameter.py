@@ -248,7 +248,16 @@ class MapParameter(nn.Module):
         )
 
     def import_data(self, data: Sequence[Any]) -> None:
-        """Put what `export_data` returned: put keys with values, erase those that were erased."""
+        """Put what `export_data` returned: put keys with values, erase those that were erased.
+
+        Raises:
+            ConfigError: it is not keys and values, with or without a status of each key.
+        """
+        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+            raise ConfigError(
+                "MapParameter.import_data: keys and values are needed, and the status of each key "
+                f"if some were erased, got {data!r}. Give what export_data returned."
+            )
         keys = np.asarray(data[0])
         values = np.asarray(data[1], np.float32)
         if len(data) > 2:

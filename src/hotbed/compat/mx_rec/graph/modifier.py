@@ -70,6 +70,7 @@ def modify_graph_and_start_emb_cache(
     """
     owner = framework.current()
     owner.check_not_started(WHERE)
+    _check_inputs(model, train)
     owners = owners_of(owner)
     log_no_effect("modify_graph", full_graph=full_graph is not None, dump_graph=dump_graph)
     data = Begun(train)
@@ -89,6 +90,20 @@ def modify_graph_and_start_emb_cache(
     )
     owner.pipeline = pipeline
     return _report(model, entries, findings)
+
+
+def _check_inputs(model: Any, train: Any) -> None:
+    """Raise ConfigError unless there are a module and data."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"{WHERE}.model: a torch module is needed, got {model!r}. Give the model whose forward "
+            "pass calls sparse_lookup."
+        )
+    if not isinstance(train, Iterable):
+        raise ConfigError(
+            f"{WHERE}.train: batches to iterate over are needed, got {train!r}. Give the data of "
+            "training."
+        )
 
 
 class Begun:

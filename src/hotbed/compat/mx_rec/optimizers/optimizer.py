@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,11 @@ class HashOptimizer:
 
 def _pairs(name: str, gradients: Sequence[Any]) -> list[tuple[Tensor | None, Tensor]]:
     """Return gradients with their addresses, of both forms that the chapter and its code use."""
+    if not isinstance(gradients, Iterable):
+        raise ConfigError(
+            f"{name}.apply_gradients: pairs of a gradient and addresses are needed, got "
+            f"{gradients!r}. Give list(zip(grads, addresses))."
+        )
     every = list(gradients)
     if len(every) == 2 and not _is_pair(every[0]):
         grads, addresses = every

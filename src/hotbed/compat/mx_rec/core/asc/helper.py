@@ -116,7 +116,8 @@ def get_asc_insert_func(
     if tgt_key_specs is None:
         specs = _specs_at(args_index_list, table_names)
     elif args_index_list is None and table_names is None:
-        specs = [tgt_key_specs] if isinstance(tgt_key_specs, FeatureSpec) else list(tgt_key_specs)
+        several = isinstance(tgt_key_specs, (list, tuple))
+        specs = list(tgt_key_specs) if several else [tgt_key_specs]  # type: ignore[arg-type, list-item]
     else:
         specs = []
     if not specs:
@@ -159,6 +160,11 @@ def _specs_at(
     table_names: Sequence[str] | None,
 ) -> list[FeatureSpec]:
     """Return features of tables at indexes of a batch; none if the two do not fit."""
+    if isinstance(table_names, str):
+        raise ConfigError(
+            f"get_asc_insert_func.table_names: a list of names is needed, got {table_names!r}. "
+            f"Give [{table_names!r}]."
+        )
     indexes = args_index_list or ()
     names = table_names or ()
     if len(indexes) != len(names):
