@@ -90,7 +90,7 @@ def test_keys_read_their_vectors_and_others_the_default(files: list[str], tmp_pa
 def test_values_name_the_tables_too(
     files: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(knobs, "_logged", set())
+    monkeypatch.setattr(knobs.KNOBS, "logged", set())
     with caplog.at_level(logging.INFO, "hotbed.compat.hugectr"):
         params = InferenceParams(
             model_name="wdl",
