@@ -116,8 +116,8 @@ def get_asc_insert_func(
     if tgt_key_specs is None:
         specs = _specs_at(args_index_list, table_names)
     elif args_index_list is None and table_names is None:
-        several = isinstance(tgt_key_specs, (list, tuple))
-        specs = list(tgt_key_specs) if several else [tgt_key_specs]  # type: ignore[arg-type, list-item]
+        given: Any = tgt_key_specs
+        specs = list(given) if isinstance(given, (list, tuple)) else [given]
     else:
         specs = []
     if not specs:
