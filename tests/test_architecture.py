@@ -534,6 +534,19 @@ def test_no_bare_or_blanket_except_and_no_mutable_default() -> None:
     assert not wrong, wrong
 
 
+def test_every_type_error_that_is_ignored_has_a_reason() -> None:
+    """It stands behind the mark, or as a comment on the line before."""
+    wrong = []
+    for path in python_files(SOURCE):
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            _, mark, rest = line.partition("# type: ignore")
+            is_explained = "# " in rest or lines[number - 1].lstrip().startswith("# ")
+            if mark and not is_explained:
+                wrong.append(f"{relative(path)}:{number + 1}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_source_file_carries_its_licence() -> None:
     wrong = [
         str(p.relative_to(ROOT))

@@ -227,7 +227,7 @@ def described(cls: type[T]) -> type[T]:
 
         return __init__
 
-    cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]
+    cls.__init__ = remembering(cls.__init__)  # type: ignore[method-assign]  # keeps the arguments
     return cls
 
 

@@ -104,7 +104,7 @@ class _Output:
             record.values[self.name] = _copied(tensor)
             record.gradients.pop(self.name, None)  # that of the pass before
             if tensor.requires_grad:
-                tensor.register_hook(write_gradient)  # type: ignore[no-untyped-call]
+                tensor.register_hook(write_gradient)
 
         return write
 

@@ -203,7 +203,7 @@ def _revived_tensor(key: str, value: Mapping[str, Any]) -> Tensor:
 def random_state() -> dict[str, torch.Tensor]:
     """Return the states of torch's generators by device, for `State.random`."""
     names = ["cpu"]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return {name: _generator(name).get_state() for name in names}
 

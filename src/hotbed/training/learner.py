@@ -132,7 +132,7 @@ class Learner:
             )
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def gradients_are_finite(self) -> bool:
         if self._scaler is not None:

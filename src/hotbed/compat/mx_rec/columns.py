@@ -81,7 +81,7 @@ def _entry(values: Any, key: str | int) -> Any:
     """Return the values of a feature; raise DataError if the batch lacks them."""
     try:
         if isinstance(values, Mapping | tuple | list):
-            return values[key]  # type: ignore[index]
+            return values[key]  # type: ignore[index]  # a wrong key is caught below
         return getattr(values, str(key))
     except (AttributeError, KeyError, IndexError, TypeError):
         raise DataError(

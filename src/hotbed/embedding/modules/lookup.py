@@ -68,7 +68,7 @@ class LocalLookup(Lookup):
             return pool_compiled(module, inputs, time)
         if torch.is_grad_enabled() and (weighted or module.learns):
             anchor = module.anchor if module.learns else module.anchor.detach()
-            flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]
+            flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]  # torch has no types
                 anchor,
                 module,
                 inputs,
@@ -155,6 +155,6 @@ class _Pool(torch.autograd.Function):
         return None, None, None, None, None, *of_weights
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
 def _pool_eagerly(module: TableModule, inputs: Sequence[Ids], time: Any) -> Pooled:
     return module.pool(inputs, time)

@@ -114,7 +114,7 @@ class TableRows(nn.Parameter):
         memo[id(self)] = copied
         return copied
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:  # type: ignore[override]  # as nn.Parameter's
         sizes = []
         for table in self.tables:
             num_rows = table.stats["rows"]

@@ -122,7 +122,7 @@ class Carrier(nn.Module, ABC):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Carrier:
         dtype = self._device.dtype
         with self.rows_aside():
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types
         if self._device.dtype != dtype:
             warnings.warn(
                 f"embedding: rows stay float32, got a conversion to {self._device.dtype}. Convert "

@@ -105,7 +105,7 @@ class RowTargets(Lookup):
         self.waiting.extend(targets)
         self._watch(len(targets))
         leaves = [target.rows for target in targets]
-        flat, *sequences = _Read.apply(  # type: ignore[no-untyped-call]
+        flat, *sequences = _Read.apply(  # type: ignore[no-untyped-call]  # torch has no types
             module,
             step,
             pooled,

@@ -239,7 +239,7 @@ class _DenseHalf(nn.Module):
         return tuple(outputs.values())
 
     # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
     def _run(self, lookup: Lookup, ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
         dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
         batch = Batch(ids, dense, num_samples=_num_samples(inputs))

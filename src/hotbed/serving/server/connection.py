@@ -55,7 +55,7 @@ class HttpServer(uvicorn.Server):
         self.idle_seconds = idle_seconds
         super().__init__(
             uvicorn.Config(
-                self,  # type: ignore[arg-type]
+                self,  # type: ignore[arg-type]  # Connection.connection_made replaces it
                 interface="asgi3",
                 http=Connection,
                 ws="none",
@@ -108,6 +108,7 @@ class _Flow(FlowControl):
 class Connection(HttpToolsProtocol):
     """The connection of a client, and the ASGI application for its requests."""
 
+    # uvicorn narrows the transport, too
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._http_server = cast(HttpServer, self.app)

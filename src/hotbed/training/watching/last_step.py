@@ -98,7 +98,7 @@ class LastStep:
         inputs = self._graph.inputs
         try:
             self._set_weights(self._before)
-            self._graph.inputs = _Given(self._inputs)  # type: ignore[assignment]
+            self._graph.inputs = _Given(self._inputs)  # type: ignore[assignment]  # its stand-in
             with torch.random.fork_rng(devices=[]), in_train_mode(self._graph):
                 torch.set_rng_state(self._random_state)
                 yield

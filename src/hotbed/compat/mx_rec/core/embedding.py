@@ -208,7 +208,7 @@ def _own_optimizer(
     return next(iter(own), None)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
 def sparse_lookup(
     hashtable: SparseTable,
     ids: FeatureSpec | Tensor,

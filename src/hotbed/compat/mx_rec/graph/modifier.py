@@ -210,7 +210,7 @@ def _thresholds(lookups: Sequence[TracedLookup]) -> dict[str, Thresholds]:
     return agreed(own)
 
 
-def _configured(where: str, config: Mapping[str, int | None] | None) -> Thresholds:
+def _configured(where: str, config: Any) -> Thresholds:
     """Return the thresholds of an `access_and_evict_config`."""
     if config is None:
         return Thresholds()
@@ -225,7 +225,7 @@ def _configured(where: str, config: Mapping[str, int | None] | None) -> Threshol
                 f"{where}: access_and_evict_config has the keys {', '.join(KEYS)}, got {key!r}. "
                 f"{did_you_mean(key, KEYS)}"
             )
-    thresholds = Thresholds(**config)  # type: ignore[arg-type]
+    thresholds = Thresholds(**config)
     thresholds.check(where)
     return thresholds
 

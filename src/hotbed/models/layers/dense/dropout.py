@@ -74,6 +74,7 @@ class ReLUDropout(nn.Module):
             return F.dropout(F.relu(x), self.rate)
         if torch.compiler.is_compiling():  # the compiler fuses these itself
             return F.relu(x) * (_mask(x, self.rate) * _scale(self.rate))
+        # torch has no types for `apply`
         out: Tensor = _ReLUDropout.apply(x, self.rate)  # type: ignore[no-untyped-call]
         return out
 
