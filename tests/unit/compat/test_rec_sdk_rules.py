@@ -505,6 +505,34 @@ def test_optimizer_list_holds_one_optimizer() -> None:
 # --- names and environment --------------------------------------------------------------------------
 
 
+MODULES = {
+    "core.asc.feature_spec": ["FeatureSpec"],
+    "core.asc.helper": ["get_asc_insert_func"],
+    "core.asc.manager": ["start_asc_pipeline"],
+    "core.embedding": ["SparseTable", "create_table", "sparse_lookup"],
+    "core.feature_process": ["EvictHook"],
+    "graph.modifier": ["modify_graph_and_start_emb_cache"],
+    "optimizers.optimizer": ["HashOptimizer"],
+    "saver.hook": ["CheckpointSaverHook"],
+    "saver.saver": ["Saver", "latest_checkpoint"],
+    "saver.warm_start": ["WarmStartSettings", "warm_start"],
+    "util.initialize": ["get_initializer", "init", "terminate_config_initializer"],
+    "util.ops": ["import_host_pipeline_ops"],
+    "util.variable": ["get_collection", "get_dense_and_sparse_variable"],
+}
+"""Names of the door by the module that programs for Rec SDK import them from."""
+
+
+def test_every_name_of_the_door_is_that_of_its_module() -> None:
+    names = [name for names in MODULES.values() for name in names]
+    assert sorted([*names, "optimizers"]) == mx.__all__
+    for module, own in MODULES.items():
+        for name in own:
+            assert REC_SDK.look_up(f"{module}.{name}") is getattr(mx, name)
+    for name in mx.optimizers.__all__:
+        assert REC_SDK.look_up(f"optimizers.{name}") is getattr(mx.optimizers, name)
+
+
 def test_names_of_tensorflow_are_not_there() -> None:
     hooks = ["GraphModifierHook", "LookupSubgraphSlicerHook", "OrphanLookupKeySlicerHook"]
     for name in [*hooks, "do_merge_lookup"]:
