@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from hotbed import checks
+from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.no_effect import log_no_effect
-from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Init
 from hotbed.errors import ConfigError
@@ -22,7 +22,6 @@ __all__ = ["TableArguments"]
 KEY_DTYPES = (torch.int64, torch.int32)
 SUMS = ("sum_gradients", "sum_gradients_and_div_by_ranksize")
 """How gradients of several ranks are summed. There is one rank, so that both are the same."""
-MOST = 2**31 - 1
 MOST_ROWS = 10**9
 MOST_DIM = 8192
 MOST_SHARDS = 8192
@@ -94,7 +93,7 @@ class TableArguments:
         checks.one_of(f"{where}: all2all_gradients_op", self.all2all_gradients_op, SUMS)
         checks.whole_number(f"{where}: shard_num", self.shard_num, 1, MOST_SHARDS)
         threshold = self.hashtable_threshold
-        checks.whole_number(f"{where}: hashtable_threshold", threshold, 0, MOST)
+        checks.whole_number(f"{where}: hashtable_threshold", threshold, 0, MOST_INT)
         self._check_initializer()
         self._check_padding()
         log_no_effect(

@@ -12,13 +12,13 @@ from torch import Tensor, fx, nn
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.core.arguments import MOST, TableArguments, check_lookup_name
+from hotbed.compat.mx_rec.checks import MOST_INT, boolean
+from hotbed.compat.mx_rec.core.arguments import TableArguments, check_lookup_name
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import TracedLookup
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
-from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.init import Init
 from hotbed.errors import ConfigError
 
@@ -103,7 +103,7 @@ class SparseTable(nn.Module):
                     f"{where}: static shape needs the most distinct ids of a batch, got None. Give "
                     "send_count, or init(use_dynamic=True)."
                 )
-            checks.whole_number(where, send_count, 1, MOST)
+            checks.whole_number(where, send_count, 1, MOST_INT)
             self.send_count = _same(where, self.send_count, send_count)
         if default is not None:
             where = f"sparse_lookup in {self.name!r}: serving_default_value"

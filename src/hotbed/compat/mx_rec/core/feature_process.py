@@ -9,8 +9,8 @@ from typing import Any
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.errors import CallError
-from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.training.evict import EvictionSchedule
@@ -18,8 +18,6 @@ from hotbed.training.evict import EvictionSchedule
 __all__ = ["EvictHook"]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
-
-MOST = 2**31 - 1
 
 
 class EvictHook:
@@ -50,7 +48,7 @@ class EvictHook:
             ("evict_step_interval", evict_step_interval),
         ):
             if value is not None:
-                checks.whole_number(f"EvictHook: {name}", value, 1, MOST)
+                checks.whole_number(f"EvictHook: {name}", value, 1, MOST_INT)
         self.evict_enable = boolean("EvictHook: evict_enable", evict_enable)
         self.evict_time_interval = evict_time_interval
         self.evict_step_interval = evict_step_interval

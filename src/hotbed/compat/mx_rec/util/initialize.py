@@ -10,6 +10,7 @@ from typing import Any
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.framework import Options
 from hotbed.compat.mx_rec.no_effect import REASONS, log_no_effect
 from hotbed.config import did_you_mean
@@ -25,7 +26,6 @@ NOT_NEEDED = [name.removeprefix("init.") for name in REASONS if name.startswith(
 _BOOLEANS = ("use_dynamic", "use_dynamic_expansion", "if_load", "is_incremental_checkpoint")
 _STEPS = ("max_steps", "train_steps", "eval_steps", "save_steps")
 _SECONDS = ("save_checkpoint_due_time", "save_delta_checkpoints_secs")
-MOST_STEPS = 2**31 - 1
 
 
 def init(**options: Any) -> None:
@@ -57,11 +57,11 @@ def _checked(name: str, value: Any) -> Any:
     if name in _BOOLEANS:
         return boolean(where, value)
     if name in _STEPS:
-        checks.whole_number(where, value, -1, MOST_STEPS)
+        checks.whole_number(where, value, -1, MOST_INT)
     elif name in _SECONDS and value is not None:
-        checks.whole_number(where, value, 1, MOST_STEPS)
+        checks.whole_number(where, value, 1, MOST_INT)
     elif value is not None:
-        checks.whole_number(where, value, 0, MOST_STEPS)
+        checks.whole_number(where, value, 0, MOST_INT)
     return value
 
 
@@ -79,18 +79,6 @@ def _check_together(options: Options) -> None:
                 f"init: is_incremental_checkpoint needs {name}, got None. Give both periods, in "
                 "seconds."
             )
-
-
-def boolean(where: str, value: Any) -> bool:
-    """Return a Boolean argument, which may be the text "True" or "False"."""
-    texts = {"True": True, "False": False}
-    if isinstance(value, str) and value in texts:
-        return texts[value]
-    if not isinstance(value, bool):
-        raise ConfigError(
-            f"{where}: a Boolean is needed, got {value!r}. Give True or False, or these as texts."
-        )
-    return value
 
 
 def terminate_config_initializer() -> None:

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.checks import MOST_INT
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
 __all__ = ["HostPipelineOps", "import_host_pipeline_ops"]
-
-MOST = 2**31 - 1
 
 
 class HostPipelineOps:
@@ -36,7 +35,7 @@ class HostPipelineOps:
             ConfigError: the table is unknown, or was made without an access threshold above 0.
         """
         count: Any = input.item() if isinstance(input, Tensor) else input
-        checks.whole_number("set_threshold: input", count, 0, MOST)
+        checks.whole_number("set_threshold: input", count, 0, MOST_INT)
         tables = framework.current().started("set_threshold").tables
         if emb_name and emb_name not in tables:
             advice = did_you_mean(emb_name, tables)

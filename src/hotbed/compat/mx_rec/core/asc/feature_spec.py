@@ -6,12 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotbed import checks
+from hotbed.compat.mx_rec.checks import MOST_INT
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.errors import ConfigError
 
 __all__ = ["FeatureSpec", "Thresholds"]
-
-MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Thresholds:
         for name in ("access_threshold", "eviction_threshold"):
             value = getattr(self, name)
             if value is not None:
-                checks.whole_number(f"{where}: {name}", value, -1, MOST)
-        checks.whole_number(f"{where}: faae_coefficient", self.faae_coefficient, 1, MOST)
+                checks.whole_number(f"{where}: {name}", value, -1, MOST_INT)
+        checks.whole_number(f"{where}: faae_coefficient", self.faae_coefficient, 1, MOST_INT)
         if self.evicts and not self.admits:
             raise ConfigError(
                 f"{where}: access_threshold should be configured before eviction_threshold, got "
@@ -105,7 +104,7 @@ class FeatureSpec:
                 "Correct it."
             )
         if self.batch_size is not None:
-            checks.whole_number(f"{where}: batch_size", self.batch_size, 1, MOST)
+            checks.whole_number(f"{where}: batch_size", self.batch_size, 1, MOST_INT)
             log_no_effect("feature_spec", batch_size=True)
         self.thresholds.check(where)
 

@@ -7,11 +7,11 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.columns import SpecReader
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError, StateError
 from hotbed.compat.mx_rec.no_effect import log_no_effect
-from hotbed.compat.mx_rec.util.initialize import boolean
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 
