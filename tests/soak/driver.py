@@ -246,7 +246,7 @@ def points() -> dict[str, tuple[Any, str]]:
     """Where a life can be killed: the function that is passed there."""
     import torch
 
-    from hotbed.compat.mx_rec import pipeline
+    from hotbed.compat.mx_rec import updates
     from hotbed.connectors.file_identity import FileIdentity
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
@@ -264,7 +264,7 @@ def points() -> dict[str, tuple[Any, str]]:
         "mapping": (Learner, "forward"),
         "ahead": (TableModule, "map"),
         "lookup": (TableModule, "map_and_pool"),
-        "rows": (pipeline, "update_targets"),
+        "rows": (updates, "update_targets"),
         "dense": (torch.optim.Adam, "step"),
         "update": (SparseOptimizer, "step"),
         "eviction": (Table, "evict"),

@@ -151,8 +151,8 @@ def test_an_evaluation_while_later_ids_are_mapped_is_warned_of(
     batches = iter(program.train)
     program.learn(next(batches))
     program.learn(next(batches))
-    pipeline = framework.current().started("test")
-    pipeline._cleared = 2  # as if ids of step 3 were mapped, which the mapping thread decides
+    progress = framework.current().started("test").progress
+    progress._cleared = 2  # as if ids of step 3 were mapped, which the mapping thread decides
     program.evaluate()
     assert caplog.text.count("evaluation after training step 2") == 1
     assert "init(train_steps=N)" in caplog.text
@@ -169,7 +169,7 @@ def learned_until(seconds: Any) -> int | None:
     )
     for batch in program.train:
         program.learn(batch)
-    return framework.current().started("test").now
+    return framework.current().started("test").progress.now
 
 
 @pytest.mark.parametrize(

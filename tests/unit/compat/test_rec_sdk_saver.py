@@ -219,7 +219,7 @@ def test_a_step_that_is_not_done_is_not_saved(tmp_path: Path) -> None:
     assert program.hook is not None
     program.hook.after_run(global_step=1)
     deadline = 50
-    while not program.owner.started("test").is_ahead and deadline:
+    while not program.owner.started("test").progress.is_ahead and deadline:
         program.learn(next(batches))
         program.hook.after_run()
         deadline -= 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipeline: the tables, the lookups of a batch and the updates that wait, from step 8 on."""
+"""Pipeline: the batches of a program, their lookups and their updates, from step 8 on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 from hotbed.compat.mx_rec.columns import Column, Reader, column_of
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError, SendCountError
-from hotbed.connectors import Position
+from hotbed.compat.mx_rec.progress import Progress
+from hotbed.compat.mx_rec.updates import Updates
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import (
     EmbeddingCollection,
     Feature,
     RowTargets,
     Target,
-    update_targets,
 )
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 
 log = logging.getLogger("hotbed.compat.mx_rec")
-
-Barrier = Callable[[int, int | None], bool]
 
 
 @dataclass
@@ -72,16 +70,13 @@ class Pipeline:
 
     Args:
         tables: by name.
-        owners: the optimizer of each table, by name.
+        optimizers: that of each table, by its name.
 
     Attributes:
         tables: by name.
-        targets: the lookups that wait for an update.
-        barriers: more barriers of `barrier`.
-        step: training batches handed to the loop so far.
-        now: the newest event time among them, in microseconds; None without times.
-        has_begun: whether training data are being read.
-        position: where the training data are after the newest batch; None if they have none.
+        targets: collects the lookups that wait for an update.
+        updates: of the rows that were looked up.
+        progress: how far training has come.
         current: the batch that the loop works on.
         automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
     """
@@ -90,23 +85,16 @@ class Pipeline:
         self,
         owner: Framework,
         tables: Mapping[str, Table],
-        owners: Mapping[str, HashOptimizer],
+        optimizers: Mapping[str, HashOptimizer],
     ) -> None:
         self.owner = owner
         self.tables = dict(tables)
-        self.owners = dict(owners)
         self.targets = RowTargets()
-        self.barriers: list[Barrier] = []
-        self.step = 0
-        self.now: int | None = None
-        self.has_begun = False
-        self.position: Position | None = None
+        self.updates = Updates(self.targets, optimizers)
+        self.progress = Progress(owner)
         self.current: Current | None = None
-        self._looked_up: list[str] = []  # tables in the order of their first lookup
         self._open: list[Iterator[Batch]] = []  # data that are being read
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
-        self._cleared = -1  # the last step that ids may be mapped beyond
-        self._resume: Position | None = None
         self._was_told = False  # that an evaluation may see later batches
         self.automatic: Automatic | None = None
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
@@ -126,7 +114,7 @@ class Pipeline:
         """
         waiting: deque[Current] = deque()
         if reader.is_training:
-            self._begin_training(dataset)
+            self.progress.begin(dataset)
 
         def read() -> Iterator[Batch]:
             for raw in dataset:
@@ -139,9 +127,9 @@ class Pipeline:
             batches = Ahead(
                 batches,
                 self.collection(reader.columns),
-                barrier=self.barrier,
-                step=self.step,
-                now=self.now,
+                barrier=self.progress.barrier,
+                step=self.progress.step,
+                now=self.progress.now,
                 # another number would change torch's bits
                 torch_threads=torch.get_num_threads(),
             )
@@ -178,33 +166,16 @@ class Pipeline:
         self.current = current
         self._latest[current.reader.is_training] = current
         if current.reader.is_training:
-            self.step += 1
-            self.position = getattr(current.raw, "position", None)
-            times = [self.now, prepare(current.batch, CPU, labelled=False).latest]
-            self.now = max((time for time in times if time is not None), default=None)
-        elif self.is_ahead and not self._was_told:
+            self.progress.advance(current.raw, current.batch)
+        elif self.progress.is_ahead and not self._was_told:
             self._was_told = True
             log.warning(
                 "evaluation after training step %d: ids of later training batches are mapped "
                 "already, so that it may see their rows and counts; give init(train_steps=N) to "
                 "evaluate every N steps",
-                self.step,
+                self.progress.step,
             )
         return current.raw
-
-    def barrier(self, step: int, now: int | None) -> bool:
-        """Return whether tables are read or changed between this training step and the next one."""
-        options = self.owner.options
-        intervals = (options.max_steps, options.train_steps, options.save_steps)
-        by_steps = any(interval > 0 and step % interval == 0 for interval in intervals)
-        others = [hook.barrier(step, now) for hook in self.owner.hooks]  # each is asked
-        others += [saver.barrier(step, now) for saver in self.owner.savers]
-        others += [hook.barrier(step, now) for hook in self.owner.saver_hooks]
-        others += [barrier(step, now) for barrier in self.barriers]
-        is_barrier = by_steps or any(others)
-        if not is_barrier:
-            self._cleared = step
-        return is_barrier
 
     # --- saves
 
@@ -212,11 +183,6 @@ class Pipeline:
     def is_training(self) -> bool:
         """Whether the current batch is one of training."""
         return self.current is not None and self.current.reader.is_training
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether ids of batches after the current one may be mapped."""
-        return self._cleared >= self.step
 
     def check_done(self, caller: str) -> None:
         """Raise CallError if the step is not done, or ids of later batches are mapped."""
@@ -226,41 +192,12 @@ class Pipeline:
                 "lookups that wait for their update. Call it after apply_gradients() or step()."
             )
         for hook in self.owner.hooks:
-            hook.check_done(caller, self.step)
-        if self.is_ahead:
+            hook.check_done(caller, self.progress.step)
+        if self.progress.is_ahead:
             raise CallError(
-                f"{caller}: ids of later batches are mapped already, got step {self.step}. Give "
-                "init(save_steps=N) and save after each N training steps, or use "
-                "CheckpointSaverHook."
-            )
-
-    def resume(self, step: int, now: int | None, position: Position | None) -> None:
-        """Continue after training step `step`, with the data after `position`."""
-        self.step = step
-        self.now = now
-        self.position = position
-        self._resume = position
-
-    def _begin_training(self, dataset: Any) -> None:
-        """Begin to read training data, after the position of a state that was restored."""
-        if self.owner.options.if_load and not self.owner.restored:
-            raise CallError(
-                "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
-                "Saver.restore(path) after step 8, or leave if_load out."
-            )
-        is_first = not self.has_begun
-        self.has_begun = True
-        for saver in self.owner.savers:
-            saver.begin()
-        position = self._resume
-        self._resume = None
-        if position is not None:
-            dataset.resume(position)
-        elif is_first and self.step:
-            log.warning(
-                "the training data have no position: they begin anew after step %d; give a "
-                "hb.Dataset, or leave out what was learned",
-                self.step,
+                f"{caller}: ids of later batches are mapped already, got step "
+                f"{self.progress.step}. Give init(save_steps=N) and save after each N training "
+                "steps, or use CheckpointSaverHook."
             )
 
     # --- lookups
@@ -282,22 +219,7 @@ class Pipeline:
     def note_lookup(self, table: SparseTable) -> None:
         """Use what a lookup says of its table, before it takes place."""
         self.adopt(table)
-        if table.name not in self._looked_up:
-            self._looked_up.append(table.name)
-
-    @property
-    def waiting(self) -> list[Target]:
-        """The lookups that wait for an update, by forward pass.
-
-        Within one, they are in the order in which the tables were first looked up.
-        """
-        passes = list(dict.fromkeys(id(target.step) for target in self.targets.waiting))
-        places = {name: number for number, name in enumerate(self._looked_up)}
-
-        def place(target: Target) -> tuple[int, int]:
-            return passes.index(id(target.step)), places.get(target.table.name, len(places))
-
-        return sorted(self.targets.waiting, key=place)
+        self.updates.note_lookup(table.name)
 
     def look_up_spec(self, spec: FeatureSpec, raw: Any, *, training: bool) -> Tensor:
         """Return the rows of a feature of a batch.
@@ -370,7 +292,7 @@ class Pipeline:
 
     def _warn_ahead(self, columns: tuple[Column, ...]) -> None:
         """Log once that an evaluation may see rows of ids that are not learned yet."""
-        if self._was_told or not self.is_ahead:
+        if self._was_told or not self.progress.is_ahead:
             return
         names = {own.table for own in columns if self.tables[own.table].min_count is not None}
         if names:
@@ -378,7 +300,7 @@ class Pipeline:
             log.warning(
                 "evaluation after step %d: ids of later batches are mapped already, and some may "
                 "have got a row in %s. Give init(train_steps=N), and evaluate after each N steps",
-                self.step,
+                self.progress.step,
                 ", ".join(sorted(names)),
             )
 
@@ -422,55 +344,29 @@ class Pipeline:
         gradients: Sequence[tuple[Tensor | None, Tensor]],
     ) -> None:
         """Update the rows at addresses with their gradients, and forget these lookups."""
-        pairs = [(self._target(optimizer, address), grad) for grad, address in gradients]
+        pairs = [(self.updates.target_at(optimizer, address), grad) for grad, address in gradients]
         self._update(optimizer, pairs)
 
     def step_rows(self, optimizer: HashOptimizer) -> None:
         """Update the tables of an optimizer with the gradients of the rows in the collection."""
-        self._update(optimizer, [(target, target.rows.grad) for target in self._waiting(optimizer)])
+        targets = self.updates.waiting_for(optimizer)
+        self._update(optimizer, [(target, target.rows.grad) for target in targets])
 
     def drop(self, optimizer: HashOptimizer) -> None:
         """Forget the lookups in the tables of an optimizer."""
-        self._forget(self._waiting(optimizer))
+        self.updates.forget(self.updates.waiting_for(optimizer))
+        self._forget_rows()
 
     def _update(
         self,
         optimizer: HashOptimizer,
         gradients: Sequence[tuple[Target, Tensor | None]],
     ) -> None:
-        rates = {name: optimizer.learning_rate for name in self.tables}
-        given = [(target, grad) for target, grad in gradients if grad is not None]
-        update_targets(given, rates)
-        self._forget([target for target, _ in gradients])
+        self.updates.apply(optimizer, gradients)
+        self._forget_rows()
 
-    def _waiting(self, optimizer: HashOptimizer) -> list[Target]:
-        return [
-            target for target in self.targets.waiting if self.owners[target.table.name] is optimizer
-        ]
-
-    def _target(self, optimizer: HashOptimizer, address: Tensor) -> Target:
-        for target in self.targets.waiting:
-            if target.slots is address:
-                self._check_owner(optimizer, target.table.name)
-                return target
-        raise ConfigError(
-            f"{optimizer.name}.apply_gradients: addresses of no lookup that waits, got a tensor of "
-            f"shape {list(address.shape)}. Give the tensors of get_collection"
-            '("ASCEND_SPARSE_LOOKUP_ID_OFFSET") as they are, once.'
-        )
-
-    def _check_owner(self, optimizer: HashOptimizer, table: str) -> None:
-        owner = self.owners[table]
-        if owner is not optimizer:
-            raise ConfigError(
-                f"{optimizer.name}.apply_gradients: another optimizer updates the table {table!r}, "
-                f"got addresses of it. Give them to {owner.name}, or the table another one in "
-                "optimizer_list."
-            )
-
-    def _forget(self, targets: Sequence[Target]) -> None:
-        done = {id(target) for target in targets}
-        self.targets.waiting = [target for target in self.targets.waiting if id(target) not in done]
+    def _forget_rows(self) -> None:
+        """Let the next lookup of a batch read the rows as they are now."""
         for current in self._latest.values():
             current.rows.clear()
 
@@ -484,6 +380,8 @@ class Pipeline:
             "get_initializer: the data are those of modify_graph_and_start_emb_cache, got a "
             "pipeline that start_asc_pipeline started. Iterate over dataset.map(insert)."
         )
+
+    # --- end
 
     def close(self) -> None:
         """Stop reading data, and forget the lookups that wait."""

@@ -99,16 +99,17 @@ class EvictHook:
                 log.info("EvictHook: rows are removed in training only, not in evaluation")
             self._was_told = True
             return
-        if pipeline.step == self._step:  # no training step since
+        progress = pipeline.progress
+        if progress.step == self._step:  # no training step since
             return
-        if global_step not in (None, pipeline.step):
+        if global_step not in (None, progress.step):
             raise ConfigError(
-                f"EvictHook.after_run: this is training step {pipeline.step}, got "
+                f"EvictHook.after_run: this is training step {progress.step}, got "
                 f"global_step={global_step}. Count training batches from 1, and after a "
                 "restoration from the restored step on."
             )
-        self.schedule.step(pipeline.step, pipeline.now)
-        self._step = pipeline.step
+        self.schedule.step(progress.step, progress.now)
+        self._step = progress.step
 
     def check_done(self, caller: str, step: int) -> None:
         """Raise CallError if it has not run after this step."""

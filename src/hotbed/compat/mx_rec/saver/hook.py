@@ -77,24 +77,24 @@ class CheckpointSaverHook:
             CallError: the step is not done.
             PersistError: the save before could not be written.
         """
-        pipeline = self._owner.started("CheckpointSaverHook.after_run")
-        if pipeline.step == 0 or self.saver.is_writing or pipeline.is_ahead:
+        progress = self._owner.started("CheckpointSaverHook.after_run").progress
+        if progress.step == 0 or self.saver.is_writing or progress.is_ahead:
             return  # nothing was learned, or the next step that can be saved is
         if self._step < 0:
-            self._step = pipeline.step - 1
-        if pipeline.step != self._step and self._is_due(pipeline.step):
+            self._step = progress.step - 1
+        if progress.step != self._step and self._is_due(progress.step):
             self._save(global_step, wait=False)
 
     def end(self, global_step: int | None = None) -> None:
         """Save the last step, and wait until it is on disk."""
-        pipeline = self._owner.started("CheckpointSaverHook.end")
-        if pipeline.step != self._step:
+        progress = self._owner.started("CheckpointSaverHook.end").progress
+        if progress.step != self._step:
             self._save(global_step, wait=True)
         self.saver.wait()
 
     def _save(self, global_step: int | None, *, wait: bool) -> None:
         self.saver.save(self._place, global_step, wait=wait)
-        self._step = self._owner.started("CheckpointSaverHook").step
+        self._step = self._owner.started("CheckpointSaverHook").progress.step
         self._at = self._owner.clock()
 
     def _is_due(self, step: int) -> bool:

@@ -48,12 +48,12 @@ class Program:
 
     def state(self, version: int, parent: str | None) -> State:
         """Return the state of this moment."""
-        pipeline = self._owner.started("Saver")
+        training = self._owner.started("Saver").progress
         positions = {}
-        if pipeline.position is not None:
-            positions[POSITION] = pipeline.position.to_json()
+        if training.position is not None:
+            positions[POSITION] = training.position.to_json()
         progress = {
-            "pipeline": {"step": pipeline.step, "now": pipeline.now},
+            "pipeline": {"step": training.step, "now": training.now},
             "hooks": [hook.state() for hook in self._owner.hooks],
             "rates": [(each.rule.lr, each.learning_rate) for each in self._owner.optimizers],
             "objects": [part.state_dict() for part in self._others()],
@@ -64,7 +64,7 @@ class Program:
             self._tables(),
             self._optimizers(),
             positions=positions,
-            counters={"steps": pipeline.step},
+            counters={"steps": training.step},
             progress=progress,
             random=random_state(),
             version=version,
@@ -101,8 +101,8 @@ class Program:
         for hook, own in zip(self._owner.hooks, progress["hooks"], strict=False):
             hook.load_state(own)  # a hook that is new begins anew
         position = reader.manifest.positions.get(POSITION)
-        pipeline = self._owner.started("Saver.restore")
-        pipeline.resume(
+        training = self._owner.started("Saver.restore").progress
+        training.resume(
             progress["pipeline"]["step"],
             progress["pipeline"]["now"],
             None if position is None else Position.from_json(position),

@@ -115,7 +115,7 @@ class Saver:
         """
         _check_path("Saver.save", save_path)
         pipeline = self._owner.started("Saver.save")
-        step = pipeline.step if global_step is None else global_step
+        step = pipeline.progress.step if global_step is None else global_step
         checks.whole_number("Saver.save: global_step", step, 0)
         self.wait()
         pipeline.check_done("Saver.save")
@@ -124,7 +124,7 @@ class Saver:
         state = self._program.state(int(step), self._parent)
         writer.submit(capture(state, changes=changes))
         self._owner.last_writer = writer
-        self._pending = pipeline.step
+        self._pending = pipeline.progress.step
         if not changes:
             self._base_at = self._owner.clock()
         if wait:
@@ -169,11 +169,11 @@ class Saver:
             PersistError: it is of another program; the message names what differs.
             CallError: step 8 has not run, or a batch was learned already.
         """
-        pipeline = self._owner.started("Saver.restore")
-        if pipeline.has_begun:
+        progress = self._owner.started("Saver.restore").progress
+        if progress.has_begun:
             raise CallError(
                 "Saver.restore: a state is loaded before the first batch, got step "
-                f"{pipeline.step}. Call it right after step 8."
+                f"{progress.step}. Call it right after step 8."
             )
         reader = opened(save_path, self._owner.options.restore_model_version)
         self._program.load(reader)

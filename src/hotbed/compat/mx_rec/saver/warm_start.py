@@ -123,10 +123,10 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
     Example: `mx.warm_start(mx.WarmStartSettings("runs/old", ["user", "item"]))`
     """
     pipeline = framework.current().started("warm_start")
-    if pipeline.has_begun:
+    if pipeline.progress.has_begun:
         raise CallError(
             "warm_start: rows are taken before the first batch, got step "
-            f"{pipeline.step}. Call it right after step 8."
+            f"{pipeline.progress.step}. Call it right after step 8."
         )
     several: Any = warm_start_from
     if not isinstance(several, list | tuple):

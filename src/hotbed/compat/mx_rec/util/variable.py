@@ -38,7 +38,7 @@ def get_collection(key: str) -> list[Tensor]:
     if key not in (LOCAL_EMB, ID_OFFSET):
         advice = did_you_mean(key, [LOCAL_EMB, ID_OFFSET])
         raise ConfigError(f"get_collection: unknown key, got {key!r}. {advice}")
-    targets = framework.current().started("get_collection").waiting
+    targets = framework.current().started("get_collection").updates.waiting
     if key == LOCAL_EMB:
         return [target.rows for target in targets]
     return [target.slots for target in targets]
