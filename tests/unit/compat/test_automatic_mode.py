@@ -25,17 +25,11 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError
 
-pytestmark = pytest.mark.torch_core
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("rec_sdk")]
 NUM_ROWS = 1200
 CONFIG = {"access_threshold": 2, "eviction_threshold": 3600}
 CROSS = 1_000_003
 STEPS_AS_WRITTEN = Path(__file__).resolve().parents[2] / "golden" / "mx_rec_steps.py"
-
-
-@pytest.fixture(autouse=True)
-def _ended() -> Iterator[None]:
-    yield
-    framework.end()
 
 
 def dataset(seed: int = 0, *, timed: bool = True) -> hb.Dataset:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,19 +23,14 @@ from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError
 from hotbed.training.evict import EvictionSchedule
 
+pytestmark = pytest.mark.usefixtures("rec_sdk")
+
 TESTS = Path(__file__).resolve().parents[2]
 STEPS_AS_WRITTEN = TESTS / "golden" / "mx_rec_steps.py"
 REFERENCE = TESTS.parent.parent / "shared" / "reference" / "mx_rec_steps.py"
 SCHEMA = hb.Schema([hb.Id("user"), hb.Id("movie"), hb.Label("like"), hb.Time("timestamp")])
 STEPS = 60
 BATCH = 512
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """End each program, also after an error."""
-    yield
-    framework.end()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,17 +16,12 @@ from torch import Tensor
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
-from hotbed.errors import ConfigError, DataError, RowShapeError
+from hotbed.errors import DataError, RowShapeError
+
+pytestmark = pytest.mark.usefixtures("rec_sdk")
 
 USER = "user"
 DIM = 3
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """End each program, also after an error."""
-    yield
-    framework.end()
 
 
 class Program:
@@ -99,16 +94,6 @@ def test_ids_that_are_no_integers_are_errors(ids: list[Any]) -> None:
     program = Program([{USER: ids}])
     with pytest.raises(RowShapeError, match=r"feature 'user/user': .*integers"):
         next(iter(program.train))
-
-
-# --- thresholds -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("access", [None, -1])
-def test_an_eviction_needs_an_access_threshold_that_is_on(access: int | None) -> None:
-    with pytest.raises(ConfigError, match="access_threshold should be configured before"):
-        mx.FeatureSpec(USER, access_threshold=access, eviction_threshold=0)
-    mx.FeatureSpec(USER, access_threshold=access, eviction_threshold=-1)
 
 
 # --- evaluation between the steps -----------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,10 @@ from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("rec_sdk")
+
 USER = "user"
 FAR = 10**11
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """End each program, also after an error."""
-    yield
-    framework.end()
 
 
 def table(name: str = USER, **keywords: Any) -> Any:
@@ -226,17 +220,6 @@ def test_static_shape_of_several_tables_is_there_from_the_first_batch_on() -> No
     assert [rows_of(feature.name).step for feature in features] == [3, 3, 3]
 
 
-def test_static_shape_needs_a_size_that_fits() -> None:
-    program = Program(use_dynamic=False)
-    batch = program.batch([1, 2, 3])
-    with pytest.raises(ConfigError, match="static shape needs the most distinct ids"):
-        program.look_up(batch)
-    with pytest.raises(RuntimeError, match=r"table 'user': .* static size of 2, got 3"):
-        program.look_up(batch, send_count=2)
-    with pytest.raises(ConfigError, match="all lookups of a table give the same, got 3 and 2"):
-        program.look_up(batch, send_count=3)
-
-
 # --- evaluation and refused ids
 
 
@@ -341,46 +324,7 @@ def test_the_end_of_a_program_ends_the_thread_that_maps_ahead() -> None:
     assert list(batches) == []
 
 
-@pytest.mark.parametrize(("threshold", "kept"), [(-1, 3), (0, 0), (1, 1), (30, 2), (31, 3)])
-def test_eviction_thresholds(threshold: int, kept: int) -> None:
-    """A row goes when it was not seen for the threshold; 0 keeps none of the past."""
-    program = Program({"access_threshold": 0, "eviction_threshold": threshold})
-    hook = mx.EvictHook(True, evict_time_interval=None, evict_step_interval=3)
-    for step, (id, time) in enumerate(((1, 10), (2, 20), (3, 40)), 1):
-        program.learn([id], time)
-        hook.after_run(global_step=step)
-    assert len(rows_of()) == kept
-
-
-def test_padding_keys_keep_their_rows() -> None:
-    keywords = {"padding_keys": [7], "padding_keys_mask": True, "padding_keys_len": 1}
-    program = Program(table_keywords=keywords)
-    before = rows_of().lookup([7, 8])
-    program.learn([7, 8])
-    after = rows_of().lookup([7, 8])
-    assert after[0].tolist() == before[0].tolist()
-    assert after[1].tolist() != before[1].tolist()
-
-
 # --- thresholds
-
-
-def test_the_threshold_can_be_changed_at_run_time() -> None:
-    program = Program({"access_threshold": 3})
-    program.learn([1, 1])
-    ops = mx.import_host_pipeline_ops()
-    assert len(rows_of()) == 0
-    ops.set_threshold(torch.tensor(2), emb_name=USER)
-    program.learn([2])
-    program.learn([1])
-    assert rows_of().find([1, 2]).tolist() == [0, -1]
-    ops.set_threshold(0)
-    program.learn([3])
-    assert rows_of().find([3]).tolist() != [-1]
-    with pytest.raises(ConfigError, match=r"got 'users'\. Did you mean 'user'"):
-        ops.set_threshold(1, emb_name="users")
-    with pytest.raises(ConfigError, match="input"):
-        ops.set_threshold(-1)
 
 
 def test_a_table_without_counts_takes_no_threshold() -> None:
@@ -388,27 +332,6 @@ def test_a_table_without_counts_takes_no_threshold() -> None:
     for name in (USER, ""):
         with pytest.raises(ConfigError, match="access threshold above 0"):
             mx.import_host_pipeline_ops().set_threshold(2, emb_name=name)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {},
-        {"access_threshold": 3},
-        {"access_threshold": 2, "eviction_threshold": 9},
-        {"access_threshold": 2, "faae_coefficient": 2},
-    ],
-    ids=str,
-)
-def test_features_of_one_table_have_the_same_thresholds(other: dict[str, int]) -> None:
-    mx.init()
-    adagrad()
-    table()
-    first = mx.FeatureSpec(USER, access_threshold=2)
-    clock = mx.FeatureSpec("time", is_timestamp=True)
-    mx.get_asc_insert_func([clock, first, mx.FeatureSpec("friend", USER, **other)])
-    with pytest.raises(ConfigError, match=r"'user'.* must be same .*'user'.*'friend'"):
-        mx.start_asc_pipeline()
 
 
 def test_off_thresholds_are_the_same_however_they_are_written() -> None:
@@ -455,14 +378,6 @@ def test_times_that_do_not_fit_are_an_error() -> None:
         program.batch([1, 2], torch.tensor([1, 2, 3]))
 
 
-def test_training_has_one_timestamp_and_evaluation_may_have_more() -> None:
-    mx.init()
-    clocks = [mx.FeatureSpec(name, is_timestamp=True) for name in ("t", "s")]
-    with pytest.raises(EnvironmentError, match="'t' and 's'"):
-        mx.get_asc_insert_func([*clocks, mx.FeatureSpec(USER)])
-    mx.get_asc_insert_func([*clocks, mx.FeatureSpec(USER)], is_training=False)
-
-
 # --- batches
 
 
@@ -472,7 +387,7 @@ def test_a_batch_without_a_feature_is_an_error_that_names_it() -> None:
         program.insert({"time": 1})
 
 
-def test_int32_ids_and_other_shapes_are_looked_up() -> None:
+def test_int32_ids_are_looked_up() -> None:
     program = Program(table_keywords={"key_dtype": torch.int32})
     ids = torch.tensor([[[1], [2]], [[3], [1]]], dtype=torch.int32)
     rows = program.look_up(program.insert({USER: ids, "time": 0}))

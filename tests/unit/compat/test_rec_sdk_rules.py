@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,10 @@ from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework, no_effect
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 
+pytestmark = pytest.mark.usefixtures("rec_sdk")
+
 SECTIONS = REC_SDK.sections
 MOST = 2**31 - 1
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    mx.terminate_config_initializer()
 
 
 # --- ranges -----------------------------------------------------------------------------------------
@@ -302,22 +298,35 @@ def test_eviction_threshold_is_in_its_range() -> None:
             mx.FeatureSpec("user", access_threshold=1, eviction_threshold=value)
 
 
-def test_eviction_needs_admission() -> None:
-    mx.init()
-    with pytest.raises(ValueError, match="access_threshold"):
-        mx.FeatureSpec("user", eviction_threshold=60)
+@pytest.mark.parametrize("access", [None, -1])
+def test_eviction_needs_admission(access: int | None) -> None:
+    mx.FeatureSpec("user", access_threshold=access, eviction_threshold=-1)
+    for eviction in (0, 60):
+        with pytest.raises(ValueError, match="access_threshold should be configured before"):
+            mx.FeatureSpec("user", access_threshold=access, eviction_threshold=eviction)
 
 
-def test_features_of_one_table_agree() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"access_threshold": 3},
+        {"access_threshold": 2, "eviction_threshold": 9},
+        {"access_threshold": 2, "faae_coefficient": 2},
+    ],
+    ids=str,
+)
+def test_features_of_one_table_agree(other: dict[str, int]) -> None:
     mx.init()
     mx.optimizers.lazy_adam.create_hash_optimizer()
     specs = [
+        mx.FeatureSpec("time", is_timestamp=True),
         mx.FeatureSpec("viewed", table_name="user", access_threshold=2),
-        mx.FeatureSpec("bought", table_name="user", access_threshold=3),
+        mx.FeatureSpec("bought", table_name="user", **other),
     ]
     mx.get_asc_insert_func(tgt_key_specs=specs)
     table()
-    with pytest.raises(ValueError, match=r"viewed.*bought"):
+    with pytest.raises(ValueError, match=r"'user'.* must be same .*viewed.*bought"):
         mx.start_asc_pipeline()
 
 

@@ -23,15 +23,10 @@ from hotbed.compat.mx_rec import framework
 from hotbed.errors import ConfigError, PersistError
 from hotbed.training.evict import EvictionSchedule
 
+pytestmark = pytest.mark.usefixtures("rec_sdk")
+
 STEPS = 12
 BATCH = 8
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    """End each program, also after an error."""
-    yield
-    mx.terminate_config_initializer()
 
 
 class Program:

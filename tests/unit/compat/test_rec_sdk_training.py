@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +17,9 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 
+pytestmark = pytest.mark.usefixtures("rec_sdk")
+
 Batch = Mapping[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    mx.terminate_config_initializer()
 
 
 def batch(*ids: int, time: int | Sequence[int] | None = None) -> Batch:
@@ -154,13 +150,14 @@ def test_thresholds_below_minus_one_are_errors(name: str) -> None:
             mx.FeatureSpec("item", **({"access_threshold": 1} | {name: value}))
 
 
-@pytest.mark.parametrize(("threshold", "left"), [(-1, 2), (0, 0), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("threshold", "left"), [(-1, 3), (0, 0), (1, 1), (30, 2), (31, 3)])
 def test_eviction_thresholds(threshold: int, left: int) -> None:
+    """A row goes when it was not seen for the threshold; 0 keeps none of the past."""
     spec = {"access_threshold": 0, "eviction_threshold": threshold}
     program = Program(spec=spec, timed=True)
-    hook = mx.EvictHook(evict_enable=True, evict_step_interval=2)
-    program.train(batch(1, time=10), batch(2, time=11))
-    hook.after_run(global_step=2)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=3)
+    program.train(batch(1, time=10), batch(2, time=20), batch(3, time=40))
+    hook.after_run(global_step=3)
     assert len(program.rows) == left
 
 
@@ -203,6 +200,10 @@ def test_set_threshold() -> None:
     assert program.train(batch(6)) == [[1.0]]
     mx.import_host_pipeline_ops().set_threshold(torch.tensor(2))
     assert program.train(batch(7), batch(7)) == [[0.0], [1.0]]
+    with pytest.raises(ValueError, match=r"got 'items'\. Did you mean 'item'"):
+        mx.import_host_pipeline_ops().set_threshold(1, emb_name="items")
+    with pytest.raises(ValueError, match="input"):
+        mx.import_host_pipeline_ops().set_threshold(-1)
 
 
 # --- evaluation -------------------------------------------------------------------------------------
@@ -249,15 +250,6 @@ def test_default_value_needs_admission() -> None:
         program.evaluate(batch(9))
 
 
-def test_shape_of_a_lookup() -> None:
-    program = Program()
-    for ids in (torch.tensor([1, 2]), torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[[1]]])):
-        for columns in program.insert.over([{"item": ids}]):
-            values = mx.sparse_lookup(program.table, program.spec, batch=columns)
-            assert values.shape == (*ids.shape, 2)
-            program.optimizer.zero_grad()
-
-
 def test_ids_are_of_their_mode() -> None:
     program = Program()
     with pytest.raises(ValueError, match="modify_graph"):
@@ -288,12 +280,14 @@ def test_static_shape_needs_a_send_count() -> None:
         mx.sparse_lookup(program.table, program.spec, 3, batch=columns)
         (rows,) = mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
         assert len(rows) == 3
+        with pytest.raises(ValueError, match="all lookups of a table give the same, got 4 and 3"):
+            mx.sparse_lookup(program.table, program.spec, 4, batch=columns)
 
 
 def test_overflow_of_send_count_is_an_error() -> None:
     program = Program(options={"use_dynamic": False}, lookup={"send_count": 2})
     program.train(batch(1, 2, 2, 1))
-    with pytest.raises(RuntimeError, match=r"item.*3"):
+    with pytest.raises(RuntimeError, match=r"table 'item': .* static size of 2, got 3"):
         program.train(batch(1, 2, 3))
 
 
@@ -659,19 +653,6 @@ def test_eviction_is_inclusive(*, expansion: bool) -> None:
     program.train(batch(3, time=110))
     hook.after_run(global_step=3)
     assert present(program, 1, 2, 3) == [False, True, True]
-
-
-def test_eviction_with_expansion() -> None:
-    test_eviction_is_inclusive(expansion=True)
-
-
-def test_timestamps_of_a_batch() -> None:
-    program = Program(spec=EVICTING, timed=True)
-    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
-    program.train(batch(1, 2, time=[100, 105]))  # one time for each sample
-    program.train(batch(3, 4, time=112))  # one for all
-    hook.after_run(global_step=2)
-    assert present(program, 1, 2, 3, 4) == [False, True, True, True]
 
 
 def test_newest_time_never_goes_back() -> None:
