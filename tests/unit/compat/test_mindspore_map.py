@@ -159,6 +159,25 @@ def test_new_keys_start_by_the_default_value(start: Any, expected: float | None)
         (lambda: MapParameter().put(keys(1), [[1.0, 2.0]]), r"must have the shape \[1, 1\]"),
         (lambda: MapParameter().put(torch.ones(1), [[1.0]]), "keys"),
         (lambda: MapParameter().import_data(None), r"keys and values .* got None"),  # type: ignore[arg-type]
+        (lambda: MapParameter(value_shape=1.5), r"value_shape: must be an integer .* got 1\.5"),  # type: ignore[arg-type]
+        (lambda: MapParameter(value_shape="3"), "value_shape: must be a number or a tuple"),  # type: ignore[arg-type]
+        (lambda: MapParameter(value_shape=(2, 0)), "value_shape: must be an integer >= 1, got 0"),
+        (lambda: MapParameter(key_dtype=np.zeros(3)), "Give int32 or int64"),
+        (lambda: MapParameter(requires_grad="no"), "requires_grad"),  # type: ignore[arg-type]
+        (lambda: MapParameter(key_tensor=[1], value_tensor="a"), "value_tensor: must be numbers"),
+        (lambda: MapParameter().get(["a"]), "get: keys: expected whole numbers, got 'a'"),
+        (lambda: MapParameter().get("a"), "get: keys: expected integers"),
+        (lambda: MapParameter().get(None), "get: keys: expected integers"),
+        (lambda: MapParameter().get([[1, 2], [3]]), r"get: keys: .* got \[1, 2\]"),
+        (
+            lambda: MapParameter().get([2**64]),
+            "expected numbers of 64 bits, got 18446744073709551616",
+        ),
+        (lambda: MapParameter().put([1], [["a"]]), r"put: value_tensor: .* got \[\['a'\]\]"),
+        (lambda: MapParameter().put([1, 2], [[1.0], [1.0, 2.0]]), "put: value_tensor: must be num"),
+        (lambda: MapParameter().put([1], {"a": 1.0}), "put: value_tensor: must be numbers"),
+        (lambda: MapParameter().import_data(([1], [[1.0]], [0, 0])), "each key has a status"),
+        (lambda: MapParameter().import_data(([1], [[1.0]], [9])), "got the status 9"),
         (lambda: HashEmbeddingLookup(0), "embedding_size"),
         (lambda: HashEmbeddingLookup(4, max_norm=0.0), "max_norm"),
         (lambda: HashEmbeddingLookup(4, vocab_cache_size=-1), "vocab_cache_size"),
@@ -169,6 +188,20 @@ def test_wrong_arguments_are_errors(call: Callable[[], Any], message: str) -> No
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert isinstance(caught.value, (ConfigError, RowShapeError))
+
+
+def test_no_key_has_no_value_and_every_64_bits_are_a_key() -> None:
+    values = MapParameter(value_shape=2, default_value="ones")
+    assert values.get([]).shape == (0, 2)
+    assert values.get([[2**64 - 1], [-(2**63)]]).tolist() == [[[1.0, 1.0]], [[1.0, 1.0]]]
+    assert sorted(values.get_keys().tolist()) == [-(2**63), -1]
+
+
+def test_an_import_that_does_not_fit_erases_nothing() -> None:
+    values = MapParameter(key_tensor=[1, 2], value_tensor=[[1.0], [2.0]])
+    with pytest.raises(RowShapeError, match=r"import_data: values must have the shape \[1, 1\]"):
+        values.import_data(([1, 2], [[1.0, 2.0]], [2, 1]))
+    assert sorted(values.get_keys().tolist()) == [1, 2]
 
 
 def test_a_parameter_without_gradient_stays() -> None:
@@ -200,6 +233,19 @@ def test_evict_filter_value_is_an_age_in_steps_at_the_export() -> None:
     assert sorted(values.export_data().keys.tolist()) == [1, 2]
     values = trained([1, 2], [1], [1], [1], evict_filter_value=3)
     assert values.export_data().keys.tolist() == [1]
+
+
+def test_lookups_without_training_make_no_key_older_which_is_logged_once(caplog: Any) -> None:
+    values = MapParameter(evict_filter_value=2, name="map")
+    for key in range(3):
+        values.get(keys(key))
+    assert len(values.export_data().keys) == 3
+    values.export_data()
+    (record,) = caplog.records
+    assert "'map': evict_filter_value=2 counts training steps, got 3 lookups" in record.message
+    caplog.clear()
+    trained([1], [1], [1], evict_filter_value=1).export_data()
+    assert not caplog.records
 
 
 def test_keys_that_wait_for_their_permit_expire_too() -> None:

@@ -678,6 +678,10 @@ def test_settings_without_effect_are_logged_once(caplog: pytest.LogCaptureFixtur
         ModelCheckpoint("a/b")
     with pytest.raises(ValueError, match="must be a CheckpointConfig"):
         ModelCheckpoint(config={"save_checkpoint_steps": 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="directory: must be a folder, got 3"):
+        ModelCheckpoint("a", 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got the class ModelCheckpoint. Give ModelCheckpoint\("):
+        RecModel(net(), "bce", "adam").train(1, data(), callbacks=ModelCheckpoint)
 
 
 # --- the rest of mindspore.train.Model -------------------------------------------------------------

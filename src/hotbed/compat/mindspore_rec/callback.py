@@ -331,7 +331,7 @@ def adapted(callbacks: Any, training: Training) -> list[Any]:
     for callback in given:
         if isinstance(callback, Callback):
             made.append(Adapter(callback, training))
-        elif hasattr(callback, "for_engine"):
+        elif hasattr(callback, "for_engine") and not isinstance(callback, type):
             made += callback.for_engine(training)
         else:
             made.append(callback)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,11 @@ class ModelCheckpoint:
         if config is not None and not isinstance(config, CheckpointConfig):
             raise ConfigError(
                 f"ModelCheckpoint.config: must be a CheckpointConfig, got {config!r:.60}. Give one."
+            )
+        if directory is not None and not isinstance(directory, (str, os.PathLike)):
+            raise ConfigError(
+                f"ModelCheckpoint.directory: must be a folder, got {directory!r:.60}. Give its "
+                "path."
             )
         self.path = Path(directory or ".") / prefix
         self.config = CheckpointConfig() if config is None else config

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import numbers
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.optim.modes import in_eval_mode
 
+log = logging.getLogger("hotbed.compat.mindspore_rec")
 UNCHANGED = 0
 MODIFIED = 1
 ERASED = 2
@@ -76,7 +79,8 @@ class MapParameter(nn.Module):
             "uniform", a number, or an initializer of hotbed.
         permit_filter_value: a key gets a value once it was looked up in so many batches.
         evict_filter_value: a key that was not looked up for so many steps is erased at the next
-            `export_data` or `ModelCheckpoint`, or by `hb.callbacks.Evict`.
+            `export_data` or `ModelCheckpoint`, or by `hb.callbacks.Evict`. A step is an update of
+            the values; `get` alone makes none.
         name: of the table; None = its place in the network, given by `RecModel`.
         requires_grad: False: the values are not trained.
         rule: how a step changes the values, such as `hb.Adam(lr=1e-3)`; None = as the optimizer of
@@ -107,18 +111,18 @@ class MapParameter(nn.Module):
         rule: Rule | None = None,
     ) -> None:
         super().__init__()
-        checks.one_of("MapParameter.key_dtype", key_dtype, _KEY_DTYPES, "Give int32 or int64.")
-        checks.one_of("MapParameter.value_dtype", value_dtype, _VALUE_DTYPES, "Give float32.")
+        _check_dtype("MapParameter.key_dtype", key_dtype, _KEY_DTYPES, "Give int32 or int64.")
+        _check_dtype("MapParameter.value_dtype", value_dtype, _VALUE_DTYPES, "Give float32.")
+        checks.one_of("MapParameter.requires_grad", requires_grad, (True, False))
         if (key_tensor is None) != (value_tensor is None):
             raise ConfigError(
                 "MapParameter: key_tensor and value_tensor belong together, got one of them. Give "
                 "both, or neither."
             )
-        if value_shape is None:
-            value_shape = (
-                (1,) if value_tensor is None else tuple(torch.as_tensor(value_tensor).shape[1:])
-            )
-        self.value_shape = (value_shape,) if isinstance(value_shape, int) else tuple(value_shape)
+        if value_shape is None and value_tensor is not None:
+            value_tensor = _values("MapParameter.value_tensor", value_tensor)
+            value_shape = value_tensor.shape[1:]
+        self.value_shape = (1,) if value_shape is None else _shape(value_shape)
         self._has_own_name = name is not None
         self._has_own_rule = rule is not None
         table = _table(
@@ -131,6 +135,8 @@ class MapParameter(nn.Module):
         )
         self.embedding = Embedding(table)
         self.reader = ChangeReader(table)
+        self._evict_steps = evict_filter_value
+        self._lookups = (0, 0)  # the step of the table, and the lookups that count since then
         table.requires_grad_(requires_grad)
         if key_tensor is not None:
             self.put(key_tensor, value_tensor)
@@ -166,13 +172,18 @@ class MapParameter(nn.Module):
                 with m ids, for m values of a network that can be exported.
             insert_default_value: insert keys that are new, and count all; False only reads. A
                 module in eval mode only reads, too.
+
+        Raises:
+            RowShapeError: (a ValueError) `key_tensor` holds something else than integers.
         """
         keys = key_tensor
         shape: tuple[int, ...] = (-1,)
         if not isinstance(keys, Ids):
-            keys = torch.as_tensor(keys)
+            keys = _keys(keys)
             shape = tuple(keys.shape)
         if insert_default_value:
+            if self.embedding.training:
+                self._count_lookup()
             rows = self.embedding(keys)
         else:
             with in_eval_mode(self.embedding):
@@ -181,17 +192,15 @@ class MapParameter(nn.Module):
         return values
 
     def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
-        """Insert or overwrite the values of n keys; return self."""
-        keys = as_ids(key_tensor, "keys")
-        if isinstance(value_tensor, torch.Tensor):
-            value_tensor = value_tensor.detach()
-        values = np.asarray(value_tensor, np.float32)
-        expected = [len(keys), *self.value_shape]
-        if list(values.shape) != expected:
-            raise RowShapeError(
-                f"MapParameter.put: values must have the shape {expected}, got "
-                f"{list(values.shape)}. Give one value a key."
-            )
+        """Insert or overwrite the values of n keys; return self.
+
+        Raises:
+            RowShapeError: (a ValueError) keys are not integers of shape [n], or values are not
+                finite numbers of the shape [n, *value_shape].
+        """
+        keys = as_ids(key_tensor, "MapParameter.put: keys")
+        values = _values("MapParameter.put: value_tensor", value_tensor)
+        self._check_values("put", keys, values)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.table.dim)
         self.table.load([pa.record_batch({"id": pa.array(keys), "value": lists})])
         self.table.find_or_insert(keys)  # put now: their age begins here
@@ -199,7 +208,7 @@ class MapParameter(nn.Module):
 
     def erase(self, key_tensor: Any) -> MapParameter:
         """Remove keys with their values; return self."""
-        self.table.remove(as_ids(key_tensor, "keys"))
+        self.table.remove(as_ids(key_tensor, "MapParameter.erase: keys"))
         return self
 
     def get_keys(self) -> Tensor:
@@ -234,6 +243,7 @@ class MapParameter(nn.Module):
                 `ModelCheckpoint` or `Checkpoint(full_every=1)`.
         """
         if self.table.evictions:
+            self._warn_ageless()
             self.table.evict()
         if incremental and self.reader.has_read:
             changes = self.reader.changes()
@@ -258,12 +268,14 @@ class MapParameter(nn.Module):
                 "MapParameter.import_data: keys and values are needed, and the status of each key "
                 f"if some were erased, got {data!r}. Give what export_data returned."
             )
-        keys = np.asarray(data[0])
-        values = np.asarray(data[1], np.float32)
+        keys = as_ids(data[0], "MapParameter.import_data: keys")
+        values = _values("MapParameter.import_data: values", data[1])
         if len(data) > 2:
-            statuses = np.asarray(data[2])
-            self.erase(keys[statuses == ERASED])
+            statuses = _statuses(data[2], len(keys))
+            erased = keys[statuses == ERASED]
             keys = keys[statuses != ERASED]
+            self._check_values("import_data", keys, values)
+            self.erase(erased)
         self.put(keys, values)
 
     def settle(self, name: str, rule: Rule | None) -> None:
@@ -285,8 +297,113 @@ class MapParameter(nn.Module):
         self.embedding.train(old.training)
         self.reader = ChangeReader(table)
 
+    def _check_values(
+        self,
+        caller: str,
+        keys: NDArray[np.int64],
+        values: NDArray[np.float32],
+    ) -> None:
+        """Raise RowShapeError unless there is one value for each key."""
+        expected = [len(keys), *self.value_shape]
+        if list(values.shape) != expected:
+            raise RowShapeError(
+                f"MapParameter.{caller}: values must have the shape {expected}, got "
+                f"{list(values.shape)}. Give one value a key."
+            )
+
+    def _count_lookup(self) -> None:
+        step, lookups = self._lookups
+        if step != self.table.step:
+            lookups = 0
+        self._lookups = (self.table.step, lookups + 1)
+
+    def _warn_ageless(self) -> None:
+        """Log that no key gets older while keys are looked up and no step trains the values."""
+        step, lookups = self._lookups
+        if step != self.table.step or lookups <= self._evict_steps:
+            return
+        log.warning(
+            "MapParameter %r: evict_filter_value=%d counts training steps, got %d lookups after "
+            "training step %d, so that no key became older. Train the values, or call erase(keys)",
+            self.name,
+            self._evict_steps,
+            lookups,
+            step,
+        )
+        self._lookups = (step, 0)
+
     def extra_repr(self) -> str:
         return f"value_shape={self.value_shape}"
+
+
+def _check_dtype(where: str, dtype: Any, choices: Sequence[Any], advice: str) -> None:
+    """Raise ConfigError unless `dtype` is among `choices`."""
+    is_listed = not isinstance(dtype, (np.ndarray, torch.Tensor)) and dtype in choices
+    if not is_listed:
+        raise ConfigError(f"{where}: unknown value, got {dtype!r:.60}. {advice}")
+
+
+def _shape(value_shape: Any) -> tuple[int, ...]:
+    """Return the shape of a value; raise ConfigError unless it is sizes of 1 or more."""
+    sizes: Any = [value_shape] if isinstance(value_shape, numbers.Number) else value_shape
+    if isinstance(sizes, str) or not isinstance(sizes, Sequence):
+        raise ConfigError(
+            f"MapParameter.value_shape: must be a number or a tuple of numbers, got "
+            f"{value_shape!r:.60}. Give such as 3 or (2, 3)."
+        )
+    for size in sizes:
+        checks.whole_number("MapParameter.value_shape", size, 1)
+    return tuple(int(size) for size in sizes)
+
+
+def _keys(keys: Any) -> torch.Tensor:
+    """Return keys of any shape as a tensor; raise RowShapeError if they are not numbers."""
+    if isinstance(keys, (list, tuple)) and not keys:
+        return torch.zeros(0, dtype=torch.int64)
+    try:
+        return torch.as_tensor(keys)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    where = "MapParameter.get: keys"
+    if not isinstance(keys, (list, tuple)):
+        return torch.from_numpy(as_ids(keys, where))
+    # numbers of the upper half of 64 bits, or a mistake that as_ids names
+    try:
+        listed = np.array(keys, dtype=object)
+    except ValueError:
+        listed = np.empty(1, dtype=object)
+        listed[0] = keys
+    flat = torch.from_numpy(as_ids(list(listed.flat), where))
+    return flat.view(listed.shape)
+
+
+def _values(where: str, values: Any) -> NDArray[np.float32]:
+    """Return values as float32; raise RowShapeError unless they are numbers of one shape."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "fiub":
+            return array.astype(np.float32, copy=False)
+    except (TypeError, ValueError):
+        pass
+    raise RowShapeError(
+        f"{where}: must be numbers, as many for each key, got {values!r:.60}. Give an array or a "
+        "tensor of floats."
+    )
+
+
+def _statuses(statuses: Any, count: int) -> NDArray[np.int64]:
+    """Return the status of each key; raise ConfigError if one is unknown or missing."""
+    array = as_ids(np.asarray(statuses), "MapParameter.import_data: statuses")
+    wrong = {int(status) for status in set(array.tolist())} - {UNCHANGED, MODIFIED, ERASED}
+    if len(array) != count or wrong:
+        got = f"the status {min(wrong)}" if wrong else f"{len(array)} for {count} keys"
+        raise ConfigError(
+            f"MapParameter.import_data: each key has a status of 0 (unchanged), 1 (modified) or 2 "
+            f"(erased), got {got}. Give what export_data returned."
+        )
+    return array
 
 
 def _table(
