@@ -703,6 +703,18 @@ def test_evict_hook_is_off_by_default() -> None:
     assert len(program.rows) == 2
 
 
+def test_evict_hook_runs_after_its_step_also_if_an_evaluation_came_between() -> None:
+    program = Program(spec=EVICTING, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=1)
+    evaluation_insert = mx.get_asc_insert_func([program.spec], is_training=False)
+    for step in (1, 2):
+        program.train(batch(step, time=100 * step))
+        evaluation_insert(batch(1))
+        hook.after_run(global_step=step)
+        hook.after_run()  # that of the evaluation
+    assert present(program, 1, 2) == [False, True]
+
+
 def test_evict_hook_by_steps_and_by_seconds() -> None:
     program = Program(spec=EVICTING, timed=True)
     clock = [0.0]

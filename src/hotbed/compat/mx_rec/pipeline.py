@@ -184,6 +184,11 @@ class Pipeline:
         """Whether the current batch is one of training."""
         return self.current is not None and self.current.reader.is_training
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether the loop got a batch of training."""
+        return True in self._latest
+
     def check_done(self, caller: str) -> None:
         """Raise CallError if the step is not done, or ids of later batches are mapped."""
         if self.targets.waiting:
@@ -239,7 +244,8 @@ class Pipeline:
         if training and not current.reader.is_training:
             raise ConfigError(
                 f"sparse_lookup of FeatureSpec {spec.name!r}: the batch is one of evaluation, got "
-                "is_train=True. Give is_train=False, or get_asc_insert_func(is_training=True)."
+                "is_train=True. Give is_train=False, get_asc_insert_func(is_training=True), or the "
+                "training batch as batch."
             )
         return self.rows(current, column, training=training)
 

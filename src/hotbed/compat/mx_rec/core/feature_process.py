@@ -94,13 +94,12 @@ class EvictHook:
         pipeline = self._owner.started("EvictHook.after_run")
         if self.schedule is None:
             return
-        if not pipeline.is_training:
-            if not self._was_told:
-                log.info("EvictHook: rows are removed in training only, not in evaluation")
-            self._was_told = True
-            return
         progress = pipeline.progress
-        if progress.step == self._step:  # no training step since
+        # an evaluation between the training step and this call does not take the step away
+        if not pipeline.has_trained or progress.step == self._step:
+            if not pipeline.is_training and not self._was_told:
+                log.info("EvictHook: rows are removed in training only, not in evaluation")
+                self._was_told = True
             return
         if global_step not in (None, progress.step):
             raise ConfigError(
