@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hotbed.errors import ConfigError
 
@@ -28,7 +30,7 @@ def at_least(
     advice: str = "",
 ) -> None:
     """Raise ConfigError if `value` is below `least`."""
-    if value is not None and not value >= least:
+    if value is not None and not _holds(value, operator.ge, least):
         problem = f"must be at least {least}"
         raise _error(
             where,
@@ -45,7 +47,7 @@ def above(
     advice: str = "",
 ) -> None:
     """Raise ConfigError if `value` is not above `bound`."""
-    if value is not None and not value > bound:
+    if value is not None and not _holds(value, operator.gt, bound):
         problem = f"must be above {bound}"
         raise _error(
             where,
@@ -63,7 +65,9 @@ def between(
     advice: str = "",
 ) -> None:
     """Raise ConfigError if `value` is not in [least, most]."""
-    if value is not None and not least <= value <= most:
+    if value is None:
+        return
+    if not (_holds(value, operator.ge, least) and _holds(value, operator.le, most)):
         problem = f"must be from {least} to {most}"
         raise _error(
             where,
@@ -143,6 +147,16 @@ def one_of(
             value,
             advice or f"Give one of {names}.",
         )
+
+
+def _holds(value: Any, compare: Callable[[Any, Any], Any], bound: float) -> bool:
+    """Return whether a comparison holds; False for what is not a number, such as a text."""
+    if isinstance(value, bool):
+        return False
+    try:
+        return bool(compare(value, bound))
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _error(

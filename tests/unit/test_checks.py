@@ -26,6 +26,22 @@ from hotbed.errors import ConfigError
             "AUC.bins: must be at least 2, got nan. Give 8192.",
         ),
         (
+            lambda: checks.at_least("max_steps", "5", 0),  # type: ignore[arg-type]
+            "max_steps: must be at least 0, got '5'. Give a number from 0 on.",
+        ),
+        (
+            lambda: checks.at_least("max_steps", True, 0),
+            "max_steps: must be at least 0, got True. Give a number from 0 on.",
+        ),
+        (
+            lambda: checks.above("speed", [], 0),  # type: ignore[arg-type]
+            "speed: must be above 0, got []. Give a number above 0.",
+        ),
+        (
+            lambda: checks.between("serve.port", "a", 0, 65_535),  # type: ignore[arg-type]
+            "serve.port: must be from 0 to 65535, got 'a'. Give a number from 0 to 65535.",
+        ),
+        (
             lambda: checks.above("speed", 0, 0),
             "speed: must be above 0, got 0. Give a number above 0.",
         ),

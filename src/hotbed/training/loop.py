@@ -246,7 +246,7 @@ def count_epochs(epochs: int | range) -> int:
         if epochs.step != 1 or epochs.start < 0 or not epochs:
             raise ConfigError(f"epochs: expected consecutive numbers, got {epochs}. {advice}")
         return len(epochs)
-    checks.at_least("epochs", epochs, 1, advice)
+    checks.whole_number("epochs", epochs, 1, advice=advice)
     return epochs
 
 

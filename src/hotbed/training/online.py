@@ -50,8 +50,10 @@ class StreamLimits:
     """
 
     def __init__(self, max_steps: int | None, max_seconds: float | None) -> None:
-        for name, value in (("max_steps", max_steps), ("max_seconds", max_seconds)):
-            checks.at_least(name, value, 0, "Give a number, or None for no limit.")
+        advice = "Give a number, or None for no limit."
+        if max_steps is not None:
+            checks.whole_number("max_steps", max_steps, 0, advice=advice)
+        checks.at_least("max_seconds", max_seconds, 0, advice)
         self._steps = max_steps
         self._seconds = max_seconds
         self._until = 0.0
