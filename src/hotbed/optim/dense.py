@@ -70,7 +70,7 @@ def dense_optimizer(
         keywords = {key: value for key, value in spec.keywords.items() if key in accepted}
     elif isinstance(spec, rules.Rule):
         cls, keywords = _from_rule(spec)
-    elif spec in NAMES:
+    elif isinstance(spec, str) and spec in NAMES:
         cls = NAMES[spec]
         keywords = {}
     else:

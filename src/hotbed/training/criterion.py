@@ -163,19 +163,42 @@ class Criterion:
         weight: Tensor | None,
     ) -> Tensor:
         if weight is None:
-            value: Tensor = loss(outputs, labels)
-            return value
+            return _scalar(loss, loss(outputs, labels))
         key = id(loss)
         if key not in self._weighted:
             self._weighted[key] = _with_weight(loss)
         weighted = self._weighted[key]
-        return weighted(outputs, labels, weight)
+        return _scalar(loss, weighted(outputs, labels, weight))
 
 
 def _loss_of(loss: Any) -> Any:
     if isinstance(loss, str):
         return get_loss(loss)
+    if isinstance(loss, type) or not (loss is None or callable(loss)):
+        name = f"{loss.__name__}, a class" if isinstance(loss, type) else f"{loss!r:.60}"
+        raise ConfigError(
+            f"loss_fn: must be a name, a loss or a function of (prediction, label), got {name}. "
+            "Give such as 'bce', hb.losses.BCE() or torch.nn.MSELoss()."
+        )
     return loss
+
+
+def _scalar(loss: Any, value: Any) -> Tensor:
+    """Return what a loss has returned; raise ConfigError unless it is a tensor of one number."""
+    if torch.is_tensor(value) and value.numel() == 1:
+        return value
+    kind = type(value).__name__
+    if torch.is_tensor(value):
+        kind = f"a tensor of shape {list(value.shape)}"
+    raise ConfigError(
+        f"loss_fn: {_name_of(loss)} must return a tensor of one number, got {kind}. Return the "
+        "mean over the samples."
+    )
+
+
+def _name_of(loss: Any) -> str:
+    name: str = getattr(loss, "__name__", type(loss).__name__)
+    return name
 
 
 def _by_output(labels: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -214,10 +237,9 @@ def _with_weight(loss: Any) -> WeightedLoss:
     parameters = inspect.signature(_function_of(loss)).parameters
     if "weight" in parameters:
         return lambda outputs, labels, weight: loss(outputs, labels, weight=weight)
-    name = getattr(loss, "__name__", type(loss).__name__)
     raise ConfigError(
-        f"loss_fn: {name} takes no weight, got data with a Weight column. Use a loss of hb.losses "
-        "or torch.nn, or give the function a third parameter named weight."
+        f"loss_fn: {_name_of(loss)} takes no weight, got data with a Weight column. Use a "
+        "loss of hb.losses or torch.nn, or give the function a third parameter named weight."
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
+from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.training.ahead.mapper import Mapper, mapper_of
 from hotbed.training.auto.network import converted
 from hotbed.training.criterion import Criterion
@@ -98,6 +99,7 @@ class Learner:
             self.planner = mapper_of(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
+        self._left_out = LeftOut(network, self._dense_parameters)
         self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._scaler: torch.amp.GradScaler | None = None
@@ -107,6 +109,15 @@ class Learner:
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
         return [*self._dense_parameters, *self._row_parameters]
+
+    def begin(self) -> None:
+        """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
+        # what an interrupted training, or a loop of the user's own, left behind
+        self.forget()
+        self._left_out.look()
+
+    def end(self) -> None:
+        """End a training."""
 
     def map(self, example: Example) -> Example:
         if self.planner is None:
@@ -223,6 +234,18 @@ class SelfUpdating:
         self.planner: Mapper | None = None
         self.skipped = 0
         self.outputs: Any = None
+        self._unchanged = Unchanged(network)
+
+    def begin(self) -> None:
+        """Begin a training."""
+        self._unchanged.begin()
+
+    def end(self) -> None:
+        """End a training, and log if the network never changes."""
+        self._unchanged.look()
+
+    def forget(self) -> None:
+        """Do nothing: the network drops its gradients itself."""
 
     def parameters(self) -> list[nn.Parameter]:
         return []
@@ -247,7 +270,8 @@ class SelfUpdating:
     def gradients_are_finite(self) -> bool:
         return True
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        self._unchanged.count()
 
 
 def _looks_up_every_id_once(network: nn.Module) -> bool:

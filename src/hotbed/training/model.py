@@ -83,7 +83,9 @@ class RecModel:
         optimizer: of the dense parameters: a torch optimizer over `hb.dense_parameters(network)`, a
             rule such as `hb.Adam(lr=1e-3)`, or a name. Rows of tables are updated by their tables'
             own rules. Of a network and its rows: the optimizer that `hb.auto` returned, or the list
-            of them. None: the network does backward and updates itself.
+            of them. None: the network does backward and updates itself. A dense
+            parameter that requires a gradient and is in no optimizer is logged, and so is a network
+            that never changes.
         metrics: names or objects of `hb.metrics`: a set, or a mapping of name to metric or of label
             to a set.
         eval_network: what evaluation runs instead of `network` with `loss_fn`.
@@ -122,11 +124,7 @@ class RecModel:
                 f"eval_indexes: positions in the outputs of eval_network, got {eval_indexes!r} "
                 "without eval_network. Give eval_network as well, or leave eval_indexes out."
             )
-        if eval_indexes is not None and len(eval_indexes) != 3:
-            raise ConfigError(
-                f"eval_indexes: three positions needed, got {eval_indexes!r}. "
-                "Give those of loss, prediction and label in eval_network's outputs."
-            )
+        _check_evaluation(eval_network, eval_indexes)
         self.network = network
         self.eval_network = eval_network
         self.tables = _tables(network)
@@ -155,6 +153,7 @@ class RecModel:
             )
         self._precision = precision(amp_level, device_of(network))
         self._boost = boost(boost_level)
+        self._has_begun = False  # whether step() was called
         self.learner: Learner | SelfUpdating = self._make_learner(optimizer)
 
     def fit(
@@ -203,6 +202,7 @@ class RecModel:
         given = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, given, progress=progress)
         fit_epochs(self._begin(goal, called, observer), history)
+        self.learner.end()
         return history
 
     def online_train(
@@ -256,6 +256,7 @@ class RecModel:
         given = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, given, progress=progress)
         follow(self._begin(goal, called, observer), history)
+        self.learner.end()
         return history
 
     def step(self, batch: Any) -> float:
@@ -286,8 +287,11 @@ class RecModel:
         check_single_rank("RecModel.step")
         if isinstance(batch, Batch) and batch.encoder is not None:
             self._learn_schema(batch.encoder.schema, batch.encoder)
-        if isinstance(self.learner, Learner):
-            self.learner.forget()  # gradients of a step that failed, or of a loop of the user's own
+        if self._has_begun:
+            self.learner.forget()  # gradients of a step that failed, or of the user's own loop
+        else:
+            self._has_begun = True
+            self.learner.begin()
         losses: list[float] = []
         last_loss = SimpleNamespace(on_step_end=lambda run: losses.append(run.loss.item()))
         run = Run(self, Goal([batch]), Callbacks([last_loss]))
@@ -414,8 +418,7 @@ class RecModel:
             return read_newest(path, lambda newest: self.restore(newest, allow))
         reader = path
         checkpoint.restore(reader, self.state(), allow)
-        if isinstance(self.learner, Learner):
-            self.learner.forget()
+        self.learner.forget()
         self.counters = {**self.counters, **reader.manifest.counters}
         self.parent = reader.manifest.digest
         return self
@@ -543,9 +546,7 @@ class RecModel:
         check_single_rank("RecModel")
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
-        if isinstance(self.learner, Learner):
-            # what an interrupted fit, or a loop of the user's own, left behind
-            self.learner.forget()
+        self.learner.begin()
         _log_frozen_lookups(self.network)
         run = Run(self, goal, callbacks, observer)
         run.counts.epoch = goal.first_epoch
@@ -730,6 +731,24 @@ def _check_network(network: Any) -> None:
     if not isinstance(network, nn.Module):
         kind = type(network).__name__
         raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
+
+
+def _check_evaluation(network: Any, indexes: Any) -> None:
+    """Raise ConfigError unless these can be eval_network and eval_indexes, or are None."""
+    if isinstance(network, type) or not (network is None or callable(network)):
+        kind = f"the class {network.__name__}" if isinstance(network, type) else repr(network)
+        raise ConfigError(
+            f"eval_network: must be an nn.Module or a function of the items of a batch, got "
+            f"{kind:.60}. Give such, or None."
+        )
+    if indexes is None:
+        return
+    is_three = isinstance(indexes, Sequence) and len(indexes) == 3
+    if not is_three or not all(isinstance(index, int) for index in indexes):
+        raise ConfigError(
+            f"eval_indexes: three positions needed, got {indexes!r:.60}. "
+            "Give those of loss, prediction and label in eval_network's outputs."
+        )
 
 
 def _tables(network: nn.Module) -> dict[str, Table]:

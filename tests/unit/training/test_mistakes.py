@@ -61,6 +61,42 @@ def empty(world: Any) -> hb.Dataset:
             "eval_network",
         ),
         (
+            lambda net, world: hb.RecModel(net, 3, "adam"),
+            "loss_fn: must be a name, a loss or a function of (prediction, label), got 3. Give",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, {"y": ["bce"]}, "adam"),
+            "loss_fn: must be a name, a loss or a function of (prediction, label), got ['bce']",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, nn.MSELoss, "adam"),
+            "loss_fn: must be a name, a loss or a function of (prediction, label), got MSELoss, a",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", []),
+            "optimizer: unknown optimizer, got []. Give a torch optimizer",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_network=3),
+            "eval_network: must be an nn.Module or a function of the items of a batch, got 3. Give",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam", {"auc"}, eval_network=type(net)),
+            "eval_network: must be an nn.Module or a function of the items of a batch, got the cl",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam").fit([], epochs=1.5),
+            "epochs: must be an integer >= 1, got 1.5. Give the number of passes",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam").fit([], max_steps=1.5),
+            "max_steps: must be an integer >= 0, got 1.5. Give a number, or None",
+        ),
+        (
+            lambda net, world: hb.RecModel(net, "bce", "adam").online_train([], max_seconds="9"),
+            "max_seconds: must be at least 0, got '9'. Give a number, or None",
+        ),
+        (
             lambda net, world: hb.Dataset("a/b.csv", world.schema),
             "dataset.source: not a source, got 'a/b.csv'. Give hb.sources.Csv('a/b.csv').",
         ),
@@ -83,6 +119,24 @@ def test_wrong_argument_is_named_with_the_right_one(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         wrong(network(), world)
+
+
+@pytest.mark.parametrize(
+    ("loss", "received"),
+    [
+        (lambda prediction, label: None, "NoneType"),
+        (lambda prediction, label: 1.0, "float"),
+        (lambda prediction, label: prediction - label, "a tensor of shape [64]"),
+    ],
+)
+def test_loss_that_is_not_one_number_is_an_error_that_says_so(
+    loss: Callable[..., Any], received: str, dataset: Any, network: Any
+) -> None:
+    model = hb.RecModel(network(), loss, "adam")
+    message = f"loss_fn: <lambda> must return a tensor of one number, got {received}. Return"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        model.fit(dataset(64), progress=False)
+    assert model.counters["steps"] == 0
 
 
 def test_two_labels_for_a_network_of_one_output_are_an_error_before_anything_is_learned(

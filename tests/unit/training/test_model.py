@@ -47,7 +47,7 @@ def quiet(model: hb.RecModel, data: Any, **keywords: Any) -> Any:
     return model.fit(data, progress=False, **keywords)
 
 
-@pytest.mark.parametrize("indexes", [[], [0, 1], [0, 1, 2, 3], (0,)])
+@pytest.mark.parametrize("indexes", [[], [0, 1], [0, 1, 2, 3], (0,), 3, [0, 1.5, 2], "012"])
 def test_eval_indexes_other_than_three_are_a_value_error(indexes: Any) -> None:
     with pytest.raises(ValueError, match="eval_indexes: three positions"):
         hb.RecModel(Line(), "bce", "adam", {"auc"}, eval_network=Line(), eval_indexes=indexes)
@@ -130,6 +130,57 @@ def test_without_an_optimizer_the_network_updates_itself() -> None:
     model = hb.RecModel(Own())
     history = quiet(model, pairs(), epochs=5)
     assert history.epochs[-1]["loss"] < history.epochs[0]["loss"]
+
+
+def warnings_of(caplog: Any) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("way", ["fit", "online_train", "step"])
+def test_without_an_optimizer_a_network_that_never_changes_is_logged_once(
+    way: str, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("hotbed.optim.unchanged.PATIENCE", 2)
+    model = hb.RecModel(Line(), "bce")
+    for _ in range(2):
+        if way == "step":
+            for pair in pairs():
+                model.step(pair)
+        else:
+            getattr(model, way)(pairs(), progress=False)
+    (message,) = warnings_of(caplog)
+    assert message.startswith("network: layer.weight, layer.bias did not change in ")
+    assert "give RecModel an optimizer such as 'adam'" in message
+
+
+def test_tables_that_never_change_are_named_too(dataset: Any, network: Any, caplog: Any) -> None:
+    quiet(hb.RecModel(network(), "bce"), dataset(64))
+    (message,) = warnings_of(caplog)
+    assert "table 'user', table 'item'" in message
+
+
+def test_parameters_that_the_optimizer_does_not_hold_are_logged_once_by_name(caplog: Any) -> None:
+    line = Line()
+    model = hb.RecModel(line, "bce", torch.optim.SGD([line.layer.weight], lr=0.1))
+    for _ in range(2):
+        quiet(model, pairs())
+    (message,) = warnings_of(caplog)
+    assert "optimizer: it does not hold the parameters layer.bias, which stay" in message
+    caplog.clear()
+    line.layer.bias.requires_grad_(False)
+    quiet(hb.RecModel(line, "bce", "sgd"), pairs())
+    assert not warnings_of(caplog)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_logged(caplog: Any) -> None:
+    line = Line()
+    line.layer.bias.requires_grad_(False)
+    model = hb.RecModel(line, "bce", "sgd")
+    quiet(model, pairs())
+    assert not warnings_of(caplog)
+    line.layer.bias.requires_grad_(True)
+    quiet(model, pairs())
+    assert "does not hold the parameters layer.bias" in caplog.text
 
 
 def test_three_items_with_a_loss_function_are_an_error() -> None:
