@@ -267,7 +267,7 @@ def copies(model: nn.Module, optimizers: Optimizers, make: Make) -> tuple[nn.Mod
 def weights_by_path(model: nn.Module) -> dict[str, np.ndarray]:
     weights = {}
     for path, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and "weight" in module._parameters:
             weights[path] = module.weight.detach().numpy()
     state = converted(model)
     if state is not None:

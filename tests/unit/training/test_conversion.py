@@ -90,6 +90,9 @@ class OwnInit(nn.Embedding):
         super().__init__(num, DIM, padding_idx=0)
         self.colour = "red"
 
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 0.5)
+
 
 def half() -> nn.Embedding:
     return nn.Embedding(NUM_IDS, DIM, dtype=torch.bfloat16)
@@ -141,13 +144,52 @@ def test_modules_that_share_a_kept_weight_are_all_kept() -> None:
     assert [entry.path for entry in report.kept] == ["user", "item"]
 
 
-def test_a_subclass_with_a_constructor_alone_moves_with_its_attributes() -> None:
+def test_a_subclass_that_initializes_alone_moves_with_its_attributes() -> None:
     model = Towers()
     model.user = OwnInit(NUM_IDS)
     hb.auto(model, adam(model))
     assert model.user.colour == "red"
     assert model.user.padding_idx == 0
-    assert len(table_of(model, "user")) == NUM_IDS
+    assert (table_of(model, "user").lookup(np.arange(NUM_IDS)) == 0.5).all()
+
+
+class Asking(nn.Module):
+    """Calls its embeddings by their class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(
+            {"user": nn.Embedding(NUM_IDS, DIM), "tags": nn.EmbeddingBag(NUM_IDS, DIM)}
+        )
+        self.head = nn.LazyLinear(1)
+
+    def forward(self, user: Tensor, tags: Tensor) -> Tensor:
+        rows = []
+        for ids, part in zip((user, tags), self.parts.values(), strict=True):
+            if isinstance(part, nn.Embedding):
+                rows.append(part(ids))
+            elif isinstance(part, nn.EmbeddingBag):
+                rows.append(part(ids) * 2)
+        return self.head(torch.cat(rows, 1)).squeeze(1)
+
+
+def test_code_that_asks_for_the_class_of_an_embedding_runs_as_before() -> None:
+    torch.manual_seed(0)
+    model = Asking()
+    batch = (IDS, IDS[:, None].repeat(1, 2))
+    expected = model(*batch)
+    hb.auto(model, adam(model))
+    torch.testing.assert_close(model(*batch), expected)
+    again = copy.deepcopy(model)
+    assert isinstance(again.parts["tags"], nn.EmbeddingBag)
+    torch.testing.assert_close(again(*batch), expected)
+
+
+def test_a_layer_without_a_size_gets_it_from_the_first_batch() -> None:
+    model = Asking()
+    model, optimizer, _ = hb.auto(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    learn(model, optimizer, IDS, IDS[:, None])
+    assert model.head.weight.shape == (1, 2 * DIM)
 
 
 # --- what is refused

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hotbed import config
 from hotbed.embedding.init import Normal
@@ -428,12 +429,15 @@ def _report(
             "a trace, which the first batch may give."
         )
     moved = {id(move.weight.parameter) for move in moves}
-    dense = [own for own in model.parameters() if id(own) not in moved]
+    num_dense = 0
+    for own in model.parameters():
+        if id(own) not in moved and not is_lazy(own):
+            num_dense += own.numel()
     return Report(
         tuple(entries),
         tuple(notes),
         type(model).__name__,
-        sum(own.numel() for own in dense),
+        num_dense,
         findings.inputs,
     )
 

@@ -28,7 +28,11 @@ class WeightMoved(ConfigError, AttributeError):
     """The weight of an embedding was read, but a table holds its rows."""
 
 
-ASKED = ("device", "dim", "dtype", "is_cuda", "layout", "ndim", "numel", "shape", "size")
+ASKED = (
+    *("device", "dim", "dtype", "element_size", "is_cuda", "is_floating_point"),
+    *("layout", "ndim", "nelement", "numel", "requires_grad", "shape", "size"),
+    *("new_empty", "new_full", "new_ones", "new_zeros"),
+)
 """Attributes of a weight that has moved which can still be read: none depends on its values."""
 
 
@@ -101,6 +105,8 @@ class Foreseen:
 class MovedLookup(TableModule):
     """Base of what nn.Embedding and nn.EmbeddingBag become.
 
+    Each is also of torch's class, since code of a model may ask for it with isinstance.
+
     Attributes:
         path: where it lies in the model.
         num_embeddings: rows of the weight that it was made from; its table may hold more.
@@ -127,7 +133,7 @@ class MovedLookup(TableModule):
         self.embedding_dim = source.embedding_dim
         self.padding_idx = source.padding_idx
         self.sparse = source.sparse
-        self.max_norm = None
+        self.max_norm: float | None = None
         self.norm_type = source.norm_type
         self.scale_grad_by_freq = False
         self.unbounded = False
@@ -272,7 +278,14 @@ class MovedLookup(TableModule):
         super().__setattr__(name, value)
 
 
-class MovedEmbedding(MovedLookup):
+class Weightless(nn.Module):
+    """Ends the chain of constructors before that of nn.Embedding, which would make a weight."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+class MovedEmbedding(MovedLookup, Weightless, nn.Embedding):
     """nn.Embedding over a table: ids of any shape [...] -> rows [..., dim]."""
 
     def __init__(
@@ -302,7 +315,7 @@ class MovedEmbedding(MovedLookup):
         return Ids(input.reshape(-1))
 
 
-class MovedEmbeddingBag(MovedLookup):
+class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
     """nn.EmbeddingBag over a table: bags of ids -> pooled rows [n, dim]."""
 
     def __init__(

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hotbed.embedding.modules import TableModule
 from hotbed.errors import ConfigError
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
 SCRIPTED = tuple(kind.__name__ for kind in KINDS)
+HARMLESS = ("_abc_impl", "_fill_padding_idx_with_zero", "extra_repr", "reset_parameters")
+"""What a derived class may define: no lookup calls it."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,10 @@ class Weight:
 
 
 def is_embedding(module: nn.Module) -> bool:
-    """Return whether a module is an nn.Embedding or nn.EmbeddingBag, scripted or not."""
+    """Return whether a module is an nn.Embedding or nn.EmbeddingBag that no table replaced."""
     if isinstance(module, torch.jit.ScriptModule):
         return module.original_name in SCRIPTED
-    return isinstance(module, KINDS)
+    return isinstance(module, KINDS) and not isinstance(module, TableModule)
 
 
 def weights_of(model: nn.Module) -> list[Weight]:
@@ -161,7 +164,10 @@ def _other_place(model: nn.Module, parameter: Tensor) -> str:
 
 
 def _overridden(kind: type[nn.Module]) -> list[str]:
-    """Return what a class that is derived from an embedding defines, except its constructor."""
+    """Return what a class that is derived from an embedding defines for its lookups.
+
+    A constructor and what it calls, such as `reset_parameters`, have done their work.
+    """
     names: Sequence[str] = []
     for cls in kind.__mro__:
         if cls in KINDS:
@@ -169,7 +175,7 @@ def _overridden(kind: type[nn.Module]) -> list[str]:
         names = [*names, *(name for name in vars(cls) if not name.startswith("__"))]
         if "__call__" in vars(cls) or "__getattr__" in vars(cls):
             names = [*names, "__call__"]
-    return [name for name in dict.fromkeys(names) if name not in ("_abc_impl",)]
+    return [name for name in dict.fromkeys(names) if name not in HARMLESS]
 
 
 def _check_plain(model: nn.Module) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from hotbed.training.auto.lookups import ASKED
+
 from .recording import Lookup, symbolic_len, takes_bags
 from .sources import name_of
 from .subgraph import ancestors
@@ -235,7 +237,7 @@ def _reads(graph: fx.Graph, tracer: Tracer) -> dict[str, str]:
         if node.op == "get_attr" and id(parameters.get(target)) in weights:
             path = weights[id(parameters[target])]
             for user in node.users:
-                if not asks_shape(user):
+                if not asks_shape(user) and name_of(user) not in ASKED:
                     where = f"by {name_of(user)}() {tracer.sites[user]}"
                     reads.setdefault(path, where.strip())
         if node.op != "call_module" or id(tracer.root.get_submodule(target)) in tracer.paths:

@@ -25,15 +25,7 @@ from hotbed.training.auto.lookups import ASKED, name_of
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 # Properties of a weight that are not its numbers.
-_ASKED = {
-    *ASKED,
-    "element_size",
-    "grad",
-    "is_floating_point",
-    "is_leaf",
-    "nelement",
-    "requires_grad",
-}
+_ASKED = {*ASKED, "grad", "is_leaf"}
 
 
 @dataclass(frozen=True)
