@@ -96,6 +96,20 @@ def test_a_loaded_state_dict_goes_on_to_the_same_bits(
         assert everything(one) == everything(other)
 
 
+def test_the_best_state_of_a_loop_is_kept_value_by_value(tmp_path: Path) -> None:
+    net = Net()
+    train(net, range(3))
+    before = [everything(table) for table in net.tables()]
+    best = {key: value.detach().cpu().clone() for key, value in net.state_dict().items()}
+    other = {key: value.to("cpu") for key, value in copy.deepcopy(net.state_dict()).items()}
+    for state in (best, other):
+        train(net, range(3, 6))
+        torch.save(state, tmp_path / "best.pt")
+        for kept in (state, torch.load(tmp_path / "best.pt", weights_only=True)):
+            net.load_state_dict(kept)
+            assert [everything(table) for table in net.tables()] == before
+
+
 def test_a_table_of_two_modules_is_carried_once() -> None:
     net = Net()
     train(net, range(3))

@@ -37,6 +37,33 @@ class DenseState(OrderedDict[str, Any]):
     """A destination for `module.state_dict(destination=…)` that leaves out the rows of tables."""
 
 
+class CarriedTables(dict[str, Any]):
+    """The tables of a module in a `state_dict`: copied and moved as the tensors beside them.
+
+    Loops that keep their best weights call `value.cpu().clone()` for each value of a `state_dict`.
+    It is pickled as a plain mapping, which `torch.load` reads with weights_only=True.
+    """
+
+    def clone(self) -> CarriedTables:
+        return copy.deepcopy(self)
+
+    def detach(self) -> CarriedTables:
+        return self
+
+    def cpu(self) -> CarriedTables:
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> CarriedTables:
+        """Return this state: rows of a `state_dict` lie in the memory of the CPU."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CarriedTables:
+        return CarriedTables(copy.deepcopy(dict(self), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self.items())
+
+
 class Carrier(nn.Module, ABC):
     """A module over `tables`: how torch saves, loads, moves and copies it.
 
@@ -68,7 +95,7 @@ class Carrier(nn.Module, ABC):
                 f"{self.state_dict_limit:,} bytes, got about {size:,}. Save with RecModel.save, "
                 "which streams rows to files, or raise the module's state_dict_limit."
             )
-        return {"tables": {table.name: table_state(table) for table in self.tables}}
+        return CarriedTables(tables={table.name: table_state(table) for table in self.tables})
 
     def set_extra_state(self, state: Any) -> None:
         """Replace the contents of the tables by a state from `get_extra_state`.
@@ -113,7 +140,7 @@ class Carrier(nn.Module, ABC):
         for name, own in tables.items():
             others = [tables_of[name] for tables_of in carried if name in tables_of]
             tables[name] = shared(own, others)
-        destination[prefix + EXTRA] = {"tables": tables}
+        destination[prefix + EXTRA] = CarriedTables(tables=tables)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         with self.rows_aside():

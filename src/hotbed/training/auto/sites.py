@@ -18,7 +18,7 @@ Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
 SCRIPTED = tuple(kind.__name__ for kind in KINDS)
 HARMLESS = ("_abc_impl", "_fill_padding_idx_with_zero", "extra_repr", "reset_parameters")
-"""What a derived class may define: no lookup calls it."""
+"""Names that a derived class may define, since no lookup calls them."""
 
 
 @dataclass(frozen=True)
