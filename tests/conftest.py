@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests" / "soak"))  # for `import driver`
 
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")
@@ -86,6 +88,16 @@ def shared_data() -> Path:
 def shipped_data() -> Path:
     """The data sets that the repository ships."""
     return ROOT / "data"
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Any]:
+    """Trains in a forked process: `lives(root, kill={…})`, see tests/soak/driver.py."""
+    import driver
+
+    server = driver.Lives()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)

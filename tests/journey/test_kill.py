@@ -5,10 +5,8 @@ more.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +14,15 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import driver
+
 pytestmark = pytest.mark.slow
 
-DRIVER = Path(__file__).resolve().parents[1] / "soak" / "driver.py"
 SEED = 20260601
 
 
 @pytest.fixture(scope="module")
-def driver() -> Any:
-    """The module tests/soak/driver.py."""
-    spec = importlib.util.spec_from_file_location("kill_driver", DRIVER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def lives(driver: Any) -> Iterator[Any]:
-    """Trains in a forked process: `lives(root, kill={…})`."""
-    server = driver.Lives()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run ends with that nobody kills."""
     root = tmp_path_factory.mktemp("unbroken")
     driver.write_events(root / "events", SEED)
@@ -52,9 +32,7 @@ def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def unbroken_auto(
-    driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def unbroken_auto(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """As `unbroken`, of a plain torch model that `hb.auto` converted."""
     root = tmp_path_factory.mktemp("unbroken_auto")
     driver.write_events(root / "events", SEED)
@@ -85,7 +63,6 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     after: bool,
     unbroken: dict[str, Any],
     lives: Any,
-    driver: Any,
     tmp_path: Path,
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
@@ -109,7 +86,6 @@ def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_no
     after: bool,
     unbroken_auto: dict[str, Any],
     lives: Any,
-    driver: Any,
     tmp_path: Path,
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
@@ -121,7 +97,7 @@ def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_no
 
 
 def test_two_kills_in_a_row_change_nothing(
-    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+    unbroken: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
     for number in (50, 15):
@@ -132,7 +108,7 @@ def test_two_kills_in_a_row_change_nothing(
 
 
 def test_other_threads_and_a_stop_on_the_way_change_nothing(
-    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+    unbroken: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
     assert lives(tmp_path, max_steps=37)["steps"] == 37
@@ -140,9 +116,7 @@ def test_other_threads_and_a_stop_on_the_way_change_nothing(
     assert lives(tmp_path, threads=3)["digest"] == unbroken["digest"]
 
 
-def test_sources_one_after_another_resume_at_their_border(
-    lives: Any, driver: Any, tmp_path: Path
-) -> None:
+def test_sources_one_after_another_resume_at_their_border(lives: Any, tmp_path: Path) -> None:
     """A csv file of 800 rows, then 1,600 rows of Parquet; killed in each of them."""
     answers = []
     for name, kills in (("whole", ()), ("killed", (22, 25))):
@@ -161,13 +135,13 @@ def test_sources_one_after_another_resume_at_their_border(
 
 
 def test_what_is_compared_is_everything_that_was_learned(
-    unbroken: dict[str, Any], lives: Any, driver: Any, tmp_path: Path
+    unbroken: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     driver.write_events(tmp_path / "events", SEED + 1)
     assert lives(tmp_path)["digest"] != unbroken["digest"]
 
 
-def test_a_stream_that_is_over_is_over(lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_a_stream_that_is_over_is_over(lives: Any, tmp_path: Path) -> None:
     driver.write_events(tmp_path / "events", SEED, rows=200)
     first = lives(tmp_path)
     again = lives(tmp_path)
@@ -176,7 +150,7 @@ def test_a_stream_that_is_over_is_over(lives: Any, driver: Any, tmp_path: Path) 
 
 
 def test_a_followed_directory_goes_on_with_what_the_clock_decided(
-    lives: Any, driver: Any, tmp_path: Path
+    lives: Any, tmp_path: Path
 ) -> None:
     """Files arrive while it trains, idle times end batches, the wall clock evicts, two kills;
     against an unbroken run that finds the same decisions on record.
@@ -198,7 +172,7 @@ def test_a_followed_directory_goes_on_with_what_the_clock_decided(
 
 
 def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(
-    lives: Any, driver: Any, tmp_path: Path
+    lives: Any, tmp_path: Path
 ) -> None:
     """Which lines are whole is decided once, also by a run that is killed around the decision."""
     root, whole = tmp_path / "killed", tmp_path / "whole"
@@ -229,7 +203,7 @@ def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(
     ids=lambda kill: kill["at"],
 )
 def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
-    lives: Any, driver: Any, tmp_path: Path, kill: dict[str, Any]
+    lives: Any, tmp_path: Path, kill: dict[str, Any]
 ) -> None:
     config = {"source": "follow", "follow": {"pattern": "*.parquet", "replaced": "read"}}
     answers = []
@@ -245,7 +219,7 @@ def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
 
 
 def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(
-    lives: Any, driver: Any, tmp_path: Path
+    lives: Any, tmp_path: Path
 ) -> None:
     from hotbed.testing import Broker
 
@@ -278,9 +252,7 @@ FIT = {"epochs": 4, "dataset": {"shuffle": 500}}
 
 
 @pytest.fixture(scope="module")
-def unbroken_fit(
-    driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def unbroken_fit(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A fit of four epochs that nobody kills."""
     root = tmp_path_factory.mktemp("unbroken_fit")
     driver.write_events(root / "events", SEED, rows=1000)
@@ -304,7 +276,6 @@ def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
     after: bool,
     unbroken_fit: dict[str, Any],
     lives: Any,
-    driver: Any,
     tmp_path: Path,
 ) -> None:
     """The order of the shuffle, validations, plateaus, patience, the best weights and the history

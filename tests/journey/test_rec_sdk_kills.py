@@ -6,9 +6,6 @@ has more kills.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +13,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import driver
+import rec_sdk_loops as loops
+
 pytestmark = pytest.mark.slow
 
-SOAK = Path(__file__).resolve().parents[1] / "soak"
 SEED = 20261123
 ROWS = 640
 KILLS = [
@@ -31,29 +30,6 @@ KILLS = [
     {"at": "rename", "number": 4, "after": False},  # complete, but not visible
     {"at": "replace", "number": 5, "after": False},  # visible, but not current
 ]
-
-
-def module(name: str) -> Any:
-    """A module of tests/soak."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SOAK / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-driver = module("driver")
-loops = module("rec_sdk_loops")
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Any]:
-    """Trains in a forked process: `lives(root, switches=…, kill={…})`."""
-    server = driver.Lives()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ followed directory and of a topic of three skewed partitions. Everything random 
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
 import threading
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
+
+import driver
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -39,27 +40,7 @@ KILLS: list[str] = []
 
 
 @pytest.fixture(scope="module")
-def driver() -> Any:
-    """The module driver.py."""
-    spec = importlib.util.spec_from_file_location(
-        "kill_driver", Path(__file__).with_name("driver.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def lives(driver: Any) -> Iterator[Any]:
-    server = driver.Lives()
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def unbroken(driver: Any, lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     root = tmp_path_factory.mktemp("unbroken")
     driver.write_events(root / "events", SEED)
     return str(lives(root)["digest"])
@@ -97,7 +78,7 @@ def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[st
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_files(seed: int, unbroken: str, lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_files(seed: int, unbroken: str, lives: Any, tmp_path: Path) -> None:
     driver.write_events(tmp_path / "events", SEED)
     config = {
         "checkpoint": {
@@ -110,9 +91,7 @@ def test_files(seed: int, unbroken: str, lives: Any, driver: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("at", POINTS)
-def test_files_at_each_point_twice(
-    at: str, unbroken: str, lives: Any, driver: Any, tmp_path: Path
-) -> None:
+def test_files_at_each_point_twice(at: str, unbroken: str, lives: Any, tmp_path: Path) -> None:
     driver.write_events(tmp_path / "events", SEED)
     for number in (min(5, POINTS[at]), 1):
         KILLS.extend([at] if lives(tmp_path, kill={"at": at, "number": number})["killed"] else [])
@@ -120,7 +99,7 @@ def test_files_at_each_point_twice(
 
 
 @pytest.mark.parametrize("seed", range(100, 110))
-def test_a_followed_directory(seed: int, lives: Any, driver: Any, tmp_path: Path) -> None:
+def test_a_followed_directory(seed: int, lives: Any, tmp_path: Path) -> None:
     """Files arrive while it trains; idle times end batches and the wall clock evicts. The unbroken
     run that it is compared with finds the same decisions on record.
     """
@@ -145,7 +124,7 @@ def test_a_followed_directory(seed: int, lives: Any, driver: Any, tmp_path: Path
 
 @pytest.mark.parametrize("seed", range(200, 212))
 def test_a_topic_of_three_skewed_partitions(
-    seed: int, lives: Any, driver: Any, broker: Any, tmp_path: Path
+    seed: int, lives: Any, broker: Any, tmp_path: Path
 ) -> None:
     topic = f"events-{seed}"
     broker.create(topic, 3)

@@ -5,17 +5,17 @@ of evictions by the wall clock. Everything random follows from SEED.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
+
+import driver
+import rec_sdk_loops as loops
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -36,29 +36,6 @@ POINTS = {
     "reading": 3,
 }
 KILLS: list[str] = []
-
-
-def module(name: str) -> Any:
-    """A module beside this one."""
-    if name not in sys.modules:
-        place = Path(__file__).with_name(f"{name}.py")
-        spec = importlib.util.spec_from_file_location(name, place)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-driver = module("driver")
-loops = module("rec_sdk_loops")
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Any]:
-    server = driver.Lives()
-    yield server
-    server.close()
 
 
 def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[str, Any]:
