@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hotbed.embedding.modules import TableModule, TableRows, table_modules
 from hotbed.embedding.modules.parameter import StepsTables
 from hotbed.errors import ConfigError
+from hotbed.optim.closure import loss_of
 from hotbed.optim.sparse import SparseOptimizer
 
 _LISTS = ("params", "param_names")
@@ -122,10 +123,7 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
                 train; a learning rate is not a number >= 0.
             NonFiniteGradient: a gradient of a row is not finite; nothing has changed.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._give_settings()
         self.sparse.check()
         with self._in_step():

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.optim.closure import loss_of
+
 
 class FtrlOptimizer(torch.optim.Optimizer):
     """`hb.Ftrl` for dense parameters: the same formula, and the state `n` and `z`.
@@ -45,10 +47,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             if group["lr"] == 0:
                 continue

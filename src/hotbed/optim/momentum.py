@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.optim.closure import loss_of
+
 
 class MomentumOptimizer(torch.optim.Optimizer):
     """`hb.Momentum` and `hb.Nesterov` with `lr_inside`, for dense parameters.
@@ -41,10 +43,7 @@ class MomentumOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:

@@ -15,6 +15,7 @@ from hotbed.embedding.modules import TableModule, table_modules, update_tables
 from hotbed.embedding.modules.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.optim.closure import loss_of
 from hotbed.optim.ranks import check_single_rank
 
 
@@ -152,10 +153,7 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             ConfigError: several ranks train, or a learning rate is not a number >= 0.
             NonFiniteGradient: a gradient is not finite; no row has changed.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self.check()
         for own in self.param_groups:
             for table in own["params"][0].tables:
