@@ -25,7 +25,7 @@ from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
 from hotbed.job.schema import json_schema
 from hotbed.job.states import has_state, newest, own_states, trained
-from hotbed.persist.store import new_file
+from hotbed.persist.store import new_file, write_text
 
 if TYPE_CHECKING:
     from hotbed.persist.manifest import Manifest
@@ -229,8 +229,8 @@ class _Learning:
 
         job = self._job
         set_seed(job.seed)
-        with new_file(job.output_path("job.json")) as file:
-            file.write(json.dumps(job.to_json(), indent=1, ensure_ascii=False).encode())
+        text = json.dumps(job.to_json(), indent=1, ensure_ascii=False)
+        write_text(job.output_path("job.json"), text)
         kind = config.kind_of(type(model.network))
         self._report(Began(part, kind, len(model.schema.ids), len(model.schema.dense)))
 
@@ -503,7 +503,7 @@ def init(
     """
     _refuse_existing(out)
     text = draft(data_file, label, columns)
-    _write_draft(out, text)
+    write_text(out, text)
     Job.read(out)
 
 
@@ -544,8 +544,8 @@ def init_preparation(
         user=user,
         item=item,
     )
-    _write_draft(preparation, drafts.preparation)
-    _write_draft(out, drafts.job)
+    write_text(preparation, drafts.preparation)
+    write_text(out, drafts.job)
     Job.read(out)
     return preparation
 
@@ -555,11 +555,6 @@ def _refuse_existing(out: Path) -> None:
         raise ConfigError(
             f"{out}: the file exists and is not overwritten, got --out {out}. Give another name."
         )
-
-
-def _write_draft(path: Path, text: str) -> None:
-    with new_file(path) as file:
-        file.write(text.encode())
 
 
 def schema() -> dict[str, Any]:

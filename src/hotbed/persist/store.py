@@ -154,6 +154,12 @@ def new_file(where: Where) -> Iterator[IO[bytes]]:
         yield file
 
 
+def write_text(where: Where, text: str) -> None:
+    """Write a file or an object as `new_file` does, in UTF-8."""
+    with new_file(where) as file:
+        file.write(text.encode())
+
+
 def number_of(folder: str) -> int:
     """Return the number in a checkpoint's name."""
     match = _NAME.fullmatch(folder)

@@ -34,7 +34,7 @@ from hotbed.persist.format import Reader, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
-from hotbed.persist.store import new_file, open_store
+from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
 from hotbed.training.ahead import depth_for, unwrap
 from hotbed.training.auto.network import converted
@@ -382,8 +382,7 @@ class RecModel:
                     "summary.picture: only networks of hb.models.Graph can be drawn, got "
                     f"{type(self.network).__name__}. Leave it out."
                 )
-            with new_file(picture) as file:
-                file.write(text.picture.encode())
+            write_text(picture, text.picture)
         print(text)
         return text
 

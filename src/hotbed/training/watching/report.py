@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.files import Where
-from hotbed.persist.store import new_file
+from hotbed.persist.store import write_text
 from hotbed.training.watching import report_charts
 from hotbed.training.watching.history import History
 from hotbed.training.watching.page.chart import Chart, figure, number_text
@@ -141,8 +141,7 @@ def add_serving(
     additions = {_MORE_CARDS: cards_of({**numbers, **(facts or {})}), _MORE_SECTIONS: addition}
     for mark, part in additions.items():
         page = page.replace(mark, part + mark)
-    with new_file(path) as file:
-        file.write(page.encode())
+    write_text(path, page)
     return numbers
 
 

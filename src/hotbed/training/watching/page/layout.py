@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from hotbed.files import Where, resolve
-from hotbed.persist.store import new_file
+from hotbed.persist.store import write_text
 from hotbed.training.watching.page.chart import number_text
 
 
@@ -38,8 +38,7 @@ def write_page(
         cards=cards_of(cards),
         sections="\n".join(sections),
     )
-    with new_file(path) as file:
-        file.write(page.encode())
+    write_text(path, page)
     return resolve(path)
 
 
