@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,11 @@ def _as_table(columns: Any) -> pa.Table:
                 f"memory source: column {name!r} holds whole numbers beyond 64 bits. Hash them, "
                 "or give them as text."
             ) from error
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"memory source: column {name!r} holds a text that UTF-8 cannot hold, got "
+                f"{error.object!r:.60}. Give such values as bytes."
+            ) from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             raise DataError(
                 f"memory source: column {name!r} is not one Arrow type, got {error}. Give each "
@@ -102,6 +107,8 @@ def _as_table(columns: Any) -> pa.Table:
 def _as_array(values: Any) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise pa.ArrowTypeError(f"{values!r:.60}, not a list or an array")
     if isinstance(values, np.ndarray) and values.ndim == 2:
         _, width = values.shape
         if not width:

@@ -210,12 +210,12 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
             return plain
     if pa.types.is_dictionary(kind):
         return numeric(name, values.dictionary_decode(), lengths)
-    if is_list(kind) or pa.types.is_temporal(kind):
+    if pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         raise SchemaError(
             f"column {name!r}: expected numbers, got {kind}. Transform it or give it another role."
         )
     if is_bytes(kind):
-        text = pl.Series(values.cast(pa.string()))
+        text = pl.Series(_as_text(values))
         numbers = text.cast(pl.Float64, strict=False).to_arrow()
     else:
         numbers = values.cast(pa.float64(), safe=False)
@@ -234,6 +234,18 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
         num_wrong = np.bincount(owner[wrong], minlength=len(lengths))
         wrong = num_wrong > 0
     raise BadRows(name, wrong, f"column {name!r}: expected finite float32 numbers, {fault}")
+
+
+def _as_text(values: pa.Array) -> pa.Array:
+    """Return bytes as text; those that are not UTF-8 become a text that is not a number."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = []
+        for value in values.to_pylist():
+            is_bytes_value = isinstance(value, bytes)
+            texts.append(value.decode("utf-8", "replace") if is_bytes_value else value)
+        return pa.array(texts, pa.string())
 
 
 def _first(values: pa.Array, mask: np.ndarray) -> Any:
@@ -267,7 +279,7 @@ class Positives:
         self.rows += len(encoded)
         self.matched = self.matched or bool(encoded.any())
         if not self.matched and len(self.others) < NAMED_VALUES:
-            texts = pc.unique(values.cast(pa.string())).to_pylist()
+            texts = pc.unique(_as_text(values)).to_pylist()
             self.others.update(dict.fromkeys(texts))
 
     def message(self) -> str:

@@ -115,6 +115,11 @@ def test_memory_refuses_ragged_and_mixed_columns() -> None:
         Memory({"a": [1], "b": [1, 2]})
     with pytest.raises(DataError, match="column 'a' is not one Arrow type"):
         Memory({"a": [1, "x"]})
+    for values in (None, 3, "text"):
+        with pytest.raises(DataError, match=r"column 'a' is not one Arrow type, got .* not a list"):
+            Memory({"a": values})
+    with pytest.raises(DataError, match=r"column 'a' holds a text that UTF-8 cannot hold"):
+        Memory({"a": ["fine", "\udcff"]})
 
 
 def test_positions_are_small_json_objects() -> None:
