@@ -576,25 +576,40 @@ def refuse_states(link: Link | None) -> None:
 def refuse_others(store: CheckpointStore) -> None:
     """Raise PersistError if a model is to be saved over a stream's states or published versions.
 
-    A newest checkpoint whose manifest is damaged may be replaced. Raises FormatError if CURRENT is
-    torn or lost.
+    Checkpoints whose manifest is damaged may be replaced if no other one says what the folder
+    holds. Raises FormatError if CURRENT is torn or lost.
     """
     newest = store.newest_state()
     if newest is None:
         return
-    try:
-        manifest = open_link(store, newest.folder, newest.sha256).manifest
-    except FormatError:
-        return
     kind = None
-    if manifest.contents == "values":
-        kind = "published versions"
-    elif manifest.positions:
-        kind = "states of a stream"
+    try:
+        kind = _others(open_link(store, newest.folder, newest.sha256))
+    except FormatError:
+        kind = _others_beside(store)
     if kind is not None:
         raise PersistError(
             f"{store.place('')}: it holds {kind}, got a model to save. Save to another place."
         )
+
+
+def _others_beside(store: CheckpointStore) -> str | None:
+    """Return what the checkpoints hold beside a damaged one, as `_others` does."""
+    for folder in reversed(store.folders()):
+        try:
+            return _others(open_link(store, folder))
+        except FormatError:
+            continue
+    return None
+
+
+def _others(link: Link) -> str | None:
+    """Return what a checkpoint is in words, None if it is a model that was saved."""
+    if link.manifest.contents == "values":
+        return "published versions"
+    if link.manifest.positions:
+        return "states of a stream"
+    return None
 
 
 # --- rows in order ------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.ahead import cores
 from hotbed.training.auto.network import converted
 from hotbed.training.evict import TOPIC, sweeping
+from hotbed.training.learner import SelfUpdating
 from hotbed.training.loop import passed
 from hotbed.training.run import Counts, Run, WallClock
 from hotbed.training.scorer import Progressive
@@ -101,9 +102,16 @@ class Checkpoint:
             ("full_every", full_every),
             ("keep", keep),
         ):
-            checks.at_least(f"Checkpoint.{name}", value, 1, "Give a positive integer.")
+            if value is not None or name != "every_steps":
+                where = f"Checkpoint.{name}"
+                checks.whole_number(where, value, 1, advice="Give a positive integer.")
         checks.above("Checkpoint.every_seconds", every_seconds, 0, "Give a number of seconds.")
-        if isinstance(allow, str) or not all(isinstance(name, str) for name in allow):
+        if publish is not None and not isinstance(publish, Publisher):
+            raise ConfigError(
+                f"Checkpoint.publish: must be a Publisher, got {publish!r:.60}. Give "
+                "hb.PublishDirectory(path) or hb.PublishTopic(…)."
+            )
+        if not isinstance(allow, (list, tuple)) or not all(isinstance(name, str) for name in allow):
             raise ConfigError(
                 f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
             )
@@ -496,6 +504,12 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         )
     progress: Mapping[str, Any] = reader.progress
     compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
+    dense = reader.manifest.dense
+    if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
+        raise PersistError(
+            f"{reader.folder}: it holds the state of an optimizer, got a model without one, which "
+            "would lose it. Give RecModel the optimizer, or Checkpoint a folder of its own."
+        )
     run.model.restore(reader, allow)
     run.counts = Counts(**progress["run"])
     run.callbacks.load_state(progress["callbacks"])

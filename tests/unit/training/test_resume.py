@@ -226,6 +226,27 @@ def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path
     assert open_checkpoint(tmp_path).manifest.version == 20
 
 
+def test_a_model_without_an_optimizer_does_not_resume_where_it_would_lose_one(
+    tmp_path: Path,
+) -> None:
+    stream(tmp_path, 10, build())
+    before = open_checkpoint(tmp_path).manifest.digest
+    with pytest.raises(PersistError, match="it holds the state of an optimizer, got a model witho"):
+        stream(tmp_path, 10, build(model={"optimizer": None}))
+    assert open_checkpoint(tmp_path).manifest.digest == before
+    build(model={"optimizer": None}).restore(tmp_path)  # to evaluate
+
+
 def test_allow_takes_a_list_of_names() -> None:
-    with pytest.raises(ConfigError, match=r"Checkpoint.allow: must be names"):
-        hb.callbacks.Checkpoint("x", allow="tables.user.rule")
+    for allow in ("tables.user.rule", None, 3):
+        with pytest.raises(ConfigError, match=r"Checkpoint.allow: must be names"):
+            hb.callbacks.Checkpoint("x", allow=allow)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("every_steps", 1.5), ("full_every", None), ("keep", None), ("keep", True), ("publish", "x")],
+)
+def test_arguments_of_a_checkpoint_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"Checkpoint.{name}: must be"):
+        hb.callbacks.Checkpoint("x", **{name: value})
