@@ -32,8 +32,14 @@ def resolve(where: Where) -> Path | str:
     `file://` and `local://` URLs are local paths; what follows is taken literally, as in fsspec.
 
     Raises:
-        ConfigError: `where` is a URL that was made into a Path, which loses a slash.
+        ConfigError: `where` is not a path, or it is a URL that was made into a Path, which loses a
+            slash.
     """
+    if not isinstance(where, (str, os.PathLike)) or not str(where) or "\0" in str(where):
+        raise ConfigError(
+            f"path: must be a text or a Path, not empty, got {where!r:.60}. Give a folder or a "
+            "URL; '.' is the working directory."
+        )
     text = str(where)
     local = _LOCAL_URL.fullmatch(text)
     if local is not None:

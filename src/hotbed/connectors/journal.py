@@ -182,9 +182,7 @@ class Journal:
     def _open(self, path: Path) -> None:
         for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
             partial.unlink()  # a kill interrupted the replacement of the file
-        data = b""
-        if path.exists():
-            data = path.read_bytes()
+        data = _bytes_of(path)
         *lines, rest = data.split(b"\n")
         valid = 0
         for line_number, line in enumerate(lines, 1):
@@ -239,6 +237,19 @@ def _line(topic: str, number: int, value: Mapping[str, Any]) -> bytes:
     text = json.dumps([topic, number, value], separators=(",", ":"))
     data = text.encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Return the bytes of a journal; none if it does not exist."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise FormatError(
+            f"{path}: the journal cannot be read, got {error}. Correct its rights, or restore the "
+            "file."
+        ) from error
 
 
 def _parse(line: bytes) -> tuple[str, int, dict[str, Any]] | None:

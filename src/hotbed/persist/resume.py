@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, PersistError
-from hotbed.files import Where, append_bytes, sync_folder, truncate_file
+from hotbed.files import Where, append_bytes, sync_folder, truncate_file, writing
 from hotbed.persist.format import Reader, open_folder
 from hotbed.persist.inspect import verify
 from hotbed.persist.store import JOURNAL, LETTERS, MANIFEST_FILE, LocalStore, number_of, open_store
@@ -354,7 +354,8 @@ def _chosen(store: LocalStore, number: int | None) -> str:
 
 def _point(store: LocalStore, folder: str) -> None:
     manifest = bytes(store.read(f"{folder}/{MANIFEST_FILE}"))
-    store.point(folder, hashlib.sha256(manifest).hexdigest())
+    with writing(store.place("")):
+        store.point(folder, hashlib.sha256(manifest).hexdigest())
 
 
 def _set_aside(store: LocalStore, folder: str) -> None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple
 
 from hotbed import files
-from hotbed.errors import FormatError, MissingExtra, PersistError, StoreAway
+from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError, StoreAway
 from hotbed.files import HeldFolder, Where, map_file, new_partial, partial_path, resolve
 from hotbed.persist.sink import HashedFile, LocalFile, SaveThreads
 
@@ -343,6 +343,11 @@ class ObjectStore(CheckpointStore):
             raise MissingExtra(
                 f"{url}: needs a package that is not installed, got: {error}. "
                 "Install it: pip install hotbed[object], and fsspec's package for this store."
+            ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"{url}: fsspec cannot read this URL, got: {error}. Give a local path, or a URL "
+                "such as s3://bucket/folder."
             ) from error
         self._fs: Any = _Client(client, self.url)
 

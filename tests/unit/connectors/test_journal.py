@@ -162,6 +162,15 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(path: Path) -> None:
     assert Journal(path).get("block", 3) == {}
 
 
+def test_journal_that_cannot_be_read_is_an_error_and_gives_the_lock_back(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.mkdir()
+    with pytest.raises(FormatError, match=r"journal: the journal cannot be read, got .* Correct"):
+        Journal(path)
+    path.rmdir()
+    Journal(path).close()
+
+
 def test_two_threads_may_append_at_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     topics = ("block", "cut", "evict")

@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="torch absent")
 from torch import nn
 
 import hotbed as hb
-from hotbed.errors import FormatError, MissingExtra, PersistError
+from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError
 from hotbed.persist import store
 from hotbed.persist.chain import compact
 from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
@@ -212,6 +212,19 @@ def test_paths_and_urls_are_told_apart(tmp_path: Path) -> None:
         "checkpoint-00000001",
     )
     assert split(tmp_path / "checkpoint-00000001") == (tmp_path, "checkpoint-00000001")
+
+
+@pytest.mark.parametrize("where", [None, 3, "", b"model", [], "a\0b"])
+def test_path_that_is_none_is_an_error_that_says_so(where: Any) -> None:
+    with pytest.raises(ConfigError, match="path: must be a text or a Path, not empty, got"):
+        open_store(where)
+
+
+def test_url_of_an_unknown_kind_is_an_error_that_names_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"nosuch://x: fsspec cannot read this URL, got: .*nosuch"
+    ):
+        open_store("nosuch://x")
 
 
 def test_a_missing_package_is_named(monkeypatch: Any) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.connectors import Journal
-from hotbed.errors import ConfigError, FormatError, PersistError
+from hotbed.errors import ConfigError, FormatError, NotWritten, PersistError
 from hotbed.files import Lock
 from hotbed.persist.chain import Replica
 from hotbed.persist.digest import content_digest
@@ -86,6 +86,10 @@ def test_first_checkpoint_whose_writer_was_killed_is_verified_and_resumed(
         learn()
     assert not (path / "CURRENT").exists()
     dense.write_bytes(content)
+    (path / "CURRENT").mkdir()
+    with pytest.raises(NotWritten, match="state: cannot be written"):
+        learn()
+    (path / "CURRENT").rmdir()
     learn()
     assert "verified and made current" in caplog.text
     assert digest(path) == digest(tmp_path / "whole")
@@ -190,6 +194,11 @@ def test_nothing_else_is_written_over_the_states_of_a_stream(learn: Any, tmp_pat
         model.save(path)
     with pytest.raises(PersistError, match="it holds checkpoints, not published versions"):
         model.export(path)
+    newest = max(path.glob("checkpoint-*")) / "MANIFEST.json"
+    newest.write_bytes(before[newest][:-1])  # those before it can still be restored
+    with pytest.raises(PersistError, match="it holds states of a stream"):
+        model.save(path)
+    newest.write_bytes(before[newest])
     exported = tmp_path / "exported"
     model.export(exported)
     with pytest.raises(PersistError, match="it holds published versions"):
