@@ -341,3 +341,19 @@ def test_offsets_and_weights_belong_to_the_ids_beside_them():
     signature = Signature.of(Text(), (torch.arange(7), torch.tensor([0, 1, 4])), {})
     assert [leaf.axis for leaf in signature.tensors] == ["values", "samples"]
     assert signature["offsets"].bag == "text"
+
+
+def test_offsets_of_any_name_belong_to_the_ids_before_them():
+    class Bags(nn.Module):
+        def forward(self, user, words, offsets, tags, tag_offsets, hours):
+            return user
+
+    arguments = (torch.arange(3), torch.arange(5), torch.tensor([0, 2, 2]))
+    arguments += (torch.arange(4), torch.tensor([0, 1, 4]), torch.arange(3))
+    signature = Signature.of(Bags(), arguments, {})
+    bags = {leaf.name: leaf.bag for leaf in signature.tensors if leaf.bag}
+    assert bags == {"offsets": "words", "tag_offsets": "tags"}
+    assert signature.num_samples == 3
+    unsorted = (*arguments[:2], torch.tensor([0, 2, 1]), *arguments[3:])
+    bags = {leaf.name: leaf.bag for leaf in Signature.of(Bags(), unsorted, {}).tensors if leaf.bag}
+    assert bags == {"tag_offsets": "tags"}

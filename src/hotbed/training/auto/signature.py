@@ -360,8 +360,8 @@ def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
 def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return, of each tensor of offsets or weights of bags, the name of the ids.
 
-    Offsets are `<name>_offsets` beside `<name>`, or `offsets` beside the only other integers [m];
-    weights are `<name>_weights`, or `weights` and the like beside them.
+    Offsets are `<name>_offsets` beside `<name>`, or `offsets` beside the only other integers [m], or
+    right behind ids whose bags they can be; weights are `<name>_weights`, or `weights` and the like beside them.
     """
     bags = {}
     for name, path in paths.items():
@@ -374,11 +374,11 @@ def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str,
             if is_beside and tensors[other].dim() == 1:
                 beside[str(place[-1])] = other
         own = key.removesuffix(OFFSETS)
-        if own == key:
-            integers = [item for item, other in beside.items() if _is_integer(tensors[other])]
-            if len(integers) != 1:
-                continue
+        integers = [item for item, other in beside.items() if _is_integer(tensors[other])]
+        if own == key and len(integers) == 1:
             own = integers[0]
+        elif own not in beside:
+            own = _before(name, paths, tensors)
         if own not in beside:
             continue
         values = beside[own]
@@ -388,6 +388,22 @@ def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str,
             if other != name and len(tensors[other]) == len(tensors[values]):
                 bags[other] = values
     return bags
+
+
+def _before(name: str, paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> str:
+    """Return the key of the ids that come right before these offsets; "" if there are none."""
+    names = list(paths)
+    number = names.index(name)
+    if not number:
+        return ""
+    other = names[number - 1]
+    ids, offsets = tensors[other], tensors[name]
+    if ids.dim() != 1 or not _is_integer(ids) or not len(offsets):
+        return ""
+    is_sorted = bool((offsets[1:] >= offsets[:-1]).all())
+    if offsets[0] != 0 or offsets[-1] > len(ids) or not is_sorted:
+        return ""
+    return str(paths[other][-1])
 
 
 def _is_integer(tensor: Tensor) -> bool:
