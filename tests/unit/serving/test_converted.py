@@ -339,6 +339,48 @@ def test_unbounded_ids_are_served_whole(tmp_path: Path) -> None:
     assert relative(hb.InferenceSession(tmp_path).predict({"item": ids.numpy()}), expected) < 1e-6
 
 
+class Session(nn.Module):
+    """Offsets behind their ids, a softmax over no items, and a loss beside the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(9, 4)
+        self.item = nn.Embedding(9, 4)
+
+    def forward(
+        self,
+        words: Tensor,
+        offsets: Tensor,
+        items: Tensor,
+        lengths: Tensor,
+        labels: Tensor | None = None,
+    ) -> dict[str, Tensor | None]:
+        rows = self.item(items)
+        is_padding = torch.arange(3) >= lengths[:, None]
+        shares = rows.sum(2).masked_fill(is_padding, -torch.inf).softmax(1)
+        scores = self.words(words, offsets).sum(1) + (shares[:, :, None] * rows).sum((1, 2))
+        loss = None
+        if labels is not None:
+            loss = nn.functional.binary_cross_entropy_with_logits(scores, labels)
+        return {"loss": loss, "scores": scores, "hidden": None}
+
+
+@pytest.mark.parametrize("labels", [None, torch.tensor([0.0, 1.0])])
+def test_scores_beside_a_loss_are_served_with_offsets_and_lengths(
+    tmp_path: Path, labels: Tensor | None
+) -> None:
+    words, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 1])
+    items, lengths = torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([2, 3])
+    model = moved(Session(), words, offsets, items, lengths, labels)
+    hb.RecModel(model).export(tmp_path)
+    expected = model.eval()(words, offsets, items, lengths)["scores"].detach().numpy()
+    columns = {"words": [[1], [2, 3, 4]], "items": items.numpy(), "lengths": lengths.numpy()}
+    found = hb.InferenceSession(tmp_path).predict(columns)
+    if isinstance(found, dict):
+        (found,) = found.values()
+    assert relative(found, expected) < 1e-6
+
+
 # --- what cannot be served --------------------------------------------------------------------
 
 
@@ -379,4 +421,19 @@ def test_models_that_cannot_be_served_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="must not depend on how many samples a request has"):
         hb.RecModel(moved(InBatch(), ids)).export(tmp_path)
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.Embedding(8, 2)
+            self.rnn = nn.GRU(2, 2, batch_first=True)
+
+        def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(
+                self.item(items), lengths, batch_first=True, enforce_sorted=False
+            )
+            return self.rnn(packed)[1][0].sum(1)
+
+    with pytest.raises(ConfigError, match="packed sequences"):
+        hb.RecModel(moved(Packed(), ids.view(2, 2), torch.tensor([1, 2]))).export(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -79,6 +79,8 @@ def _reason_of(error: Exception) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
     if "[ONNXRuntimeError]" in text:  # the graph was checked with fewer rows than it was made with
         return "a size that Python counted, which the graph keeps for every request"
+    if "Length of all samples" in text:
+        return "packed sequences (pack_padded_sequence), whose sizes depend on values"
     if "data-dependent" in text:
         return "sizes or branches that depend on the values of a tensor"
     lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]

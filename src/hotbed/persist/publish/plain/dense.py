@@ -201,7 +201,14 @@ def _activated(outputs: Any, activate: Callable[[Any], Any]) -> dict[str, Tensor
         outputs = {f"prediction_{number}": output for number, output in enumerate(outputs)}
     elif not isinstance(outputs, Mapping):
         raise _not_served(outputs)
-    named: dict[str, Tensor] = activate({name: _column(part) for name, part in outputs.items()})
+    columns = {}
+    for name, part in outputs.items():
+        is_loss = torch.is_tensor(part) and not part.dim()
+        if part is not None and not is_loss:  # of the whole batch: it scores no sample
+            columns[name] = _column(part)
+    if not columns:
+        raise _not_served(next(iter(outputs.values()), None))
+    named: dict[str, Tensor] = activate(columns)
     return named
 
 
