@@ -360,8 +360,9 @@ def _mapped(value: Any, path: Path, change: Callable[[Path, Any], Any]) -> Any:
 def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return, of each tensor of offsets or weights of bags, the name of the ids.
 
-    Offsets are `<name>_offsets` beside `<name>`, or `offsets` beside the only other integers [m], or
-    right behind ids whose bags they can be; weights are `<name>_weights`, or `weights` and the like beside them.
+    Offsets are `<name>_offsets` beside `<name>`, or `offsets` beside the only other integers [m],
+    or right behind ids whose bags they can be; weights are `<name>_weights`, or `weights` and the
+    like beside them.
     """
     bags = {}
     for name, path in paths.items():
