@@ -296,6 +296,24 @@ def test_wrong_keywords_are_named(keywords: dict[str, Any], message: str) -> Non
     assert converted(model) is None
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model": Towers}, "model: expected an nn.Module, got the class Towers"),
+        ({"optimizer": None}, "optimizer: expected a torch optimizer .*, got NoneType"),
+        ({"tables": ["user"]}, "tables: expected a dict .*, got list"),
+        ({"tables": {"user": hb.Ttl(days=1)}}, r"tables\['user'\]: expected a dict .*, got Ttl"),
+        ({"times": 5}, "times: expected the name of an argument, got 5"),
+        ({"unbounded": "user"}, r"unbounded: expected a list .*Write \['user'\]"),
+    ],
+)
+def test_arguments_of_another_type_are_named(change: dict[str, Any], message: str) -> None:
+    model = Towers()
+    with pytest.raises(ConfigError, match=rf"^hb\.auto\.{message}"):
+        hb.auto(**{"model": model, "optimizer": adam(model), **change})
+    assert_unchanged(model, adam(model))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_model_is_converted_once_and_unwrapped() -> None:
     model = Towers()

@@ -86,11 +86,12 @@ def auto(
         ... )
         >>> print(report)
     """
+    _check_types(model, tables, times, unbounded)
     optimizers = _optimizers(model, optimizer)
     combined, report = _converted(
         model,
         optimizers,
-        dict(tables or {}),
+        tables or {},
         times,
         unbounded,
         batch,
@@ -209,13 +210,44 @@ class Move:
         return changed
 
 
+def _check_types(model: Any, tables: Any, times: Any, unbounded: Any) -> None:
+    """Raise ConfigError unless the arguments of `auto` have their types."""
+    if not isinstance(model, nn.Module):
+        received = (
+            f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        )
+        raise ConfigError(f"hb.auto.model: expected an nn.Module, got {received}. Make a model.")
+    if tables is not None and not isinstance(tables, Mapping):
+        raise ConfigError(
+            "hb.auto.tables: expected a dict of keywords of hb.Table by module path, got "
+            f"{type(tables).__name__}. Write {{'path': {{'evict': hb.Ttl(days=30)}}}}."
+        )
+    for path, keywords in (tables or {}).items():
+        if keywords is not None and not isinstance(keywords, Mapping):
+            raise ConfigError(
+                f"hb.auto.tables[{path!r}]: expected a dict of keywords of hb.Table or None, got "
+                f"{keywords!r}. Write {{'evict': …}}, or the keyword that you mean."
+            )
+    if times is not None and not isinstance(times, str):
+        raise ConfigError(
+            f"hb.auto.times: expected the name of an argument, got {times!r}. Give its name."
+        )
+    if isinstance(unbounded, str):
+        raise ConfigError(
+            f"hb.auto.unbounded: expected a list of module paths, got {unbounded!r}. Write "
+            f"[{unbounded!r}]."
+        )
+
+
 def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
     if converted(model) is not None:
         raise ConfigError(
             f"hb.auto: a model is converted once, got {type(model).__name__}, which hb.auto has "
             "converted. Use the model and the optimizer that it returned."
         )
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    optimizers = [optimizer]
+    if isinstance(optimizer, (list, tuple)):
+        optimizers = list(optimizer)
     for own in optimizers:
         if not isinstance(own, Optimizer):
             raise ConfigError(
