@@ -90,6 +90,17 @@ def shipped_data() -> Path:
     return ROOT / "data"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: small networks are slower on two."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def lives() -> Iterator[Any]:
     """Trains in a forked process: `lives(root, kill={…})`, see tests/soak/driver.py."""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ import pytest
 import torch
 
 import hotbed as hb
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SCHEMA = hb.Schema(
     [
@@ -26,15 +27,6 @@ SCHEMA = hb.Schema(
         ),
     ]
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

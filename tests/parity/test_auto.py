@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.embedding.modules import TableModule, table_modules
 
-pytestmark = pytest.mark.torch_core
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 
 MODELS = Path(__file__).parent / "models"
 NAMES = sorted(path.stem for path in MODELS.glob("*.py"))
@@ -53,14 +52,6 @@ class Run:
             usual = expected.norm(dim=1).square().mean().sqrt()
             found[path] = (distances.max() / usual).item()
         return found
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,19 +23,11 @@ import hotbed as hb
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError
 
-pytestmark = pytest.mark.torch_core
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 
 NUM_ROWS, BATCH = 640, 64
 SECOND = 1_000_000
 POLICIES = {"admit": hb.MinCount(2), "evict": hb.Ttl(seconds=150)}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

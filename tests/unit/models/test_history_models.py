@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hotbed.embedding.modules.planner import Planner  # noqa: E402
 from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError, RowShapeError  # noqa: E402
 
-pytestmark = pytest.mark.torch_core
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 DIM = 4
 LENGTH = 3
 SCHEMA = hb.Schema(
@@ -46,15 +46,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "BST": {"num_layers": 2, "dropout": 0.0},
     "BST mean": {"pooling": "mean"},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(name: str, length: int = LENGTH, **changes: Any) -> nn.Module:

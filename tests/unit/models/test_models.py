@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 
 import numpy as np
@@ -17,7 +17,7 @@ from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import losses  # noqa: E402
 
-pytestmark = pytest.mark.torch_core
+pytestmark = [pytest.mark.torch_core, pytest.mark.usefixtures("one_thread")]
 SCHEMA = hb.Schema(
     [
         hb.Label("y"),
@@ -50,15 +50,6 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "DLRM cat": ("DLRM", {**SMALL, "interaction": "cat", "bottom": ()}),
     "MMoE": ("MMoE", {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(name: str, schema: hb.Schema = SCHEMA, dim: int = 4, seed: int = 0) -> torch.nn.Module:

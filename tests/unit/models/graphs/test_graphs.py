@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import planted  # noqa: E402
 
 import hotbed as hb  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 FILES = Path(__file__).resolve().parents[4] / "examples" / "graphs"
 MARK = 0.95
@@ -63,15 +63,6 @@ CUTS: Mapping[str, list[dict[str, Any]]] = {
         {"layer": "linear", "name": "logit", "inputs": ["deep2_dropout"], "out_features": 1}
     ],
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks this small are slower on two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def description(name: str) -> dict[str, Any]:
