@@ -363,6 +363,37 @@ class Lives:
         self._server.stdout.close()
 
 
+def killed(
+    lives: Lives,
+    root: Path,
+    seed: int,
+    points: dict[str, int],
+    config: dict[str, Any],
+    seconds: float = 1.0,
+) -> tuple[dict[str, Any], list[str]]:
+    """One to three kills, half of them at a named point, then a life to the end.
+
+    `points`: where a life is killed, and how often at most it has passed there by then. `seconds`:
+    after which it is killed elsewhere, at most. Returns what the last life answers, and the kills.
+    """
+    choose = random.Random(seed)
+    kills = []
+    for _ in range(choose.randint(1, 3)):
+        if choose.random() < 0.5:
+            at = choose.choice(list(points))
+            number = choose.randint(1, points[at])
+            point = {"at": at, "number": number, "after": choose.random() < 0.5}
+            how, answer = str(point), lives(root, kill=point, **config)
+        else:
+            after = choose.uniform(0.1, seconds)
+            how, answer = f"after {after:.2f} s", lives(root, kill_after=after, **config)
+        print(f"seed {seed}: {how}: killed {answer['killed']}")
+        kills += [how] if answer["killed"] else []
+    answer = lives(root, **config)
+    print(f"seed {seed}: resumed at step {answer['resumed']} of {answer['steps']}")
+    return answer, kills
+
+
 # The wall clock evicts, idle time ends batches, and nothing of it is forgotten.
 CLOCK = {
     "evict": {"seconds_interval": 0.3, "clock": "wall"},

@@ -5,7 +5,6 @@ followed directory and of a topic of three skewed partitions. Everything random 
 
 from __future__ import annotations
 
-import random
 import shutil
 import threading
 from collections.abc import Iterator
@@ -55,25 +54,10 @@ def broker() -> Iterator[Any]:
 
 
 def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[str, Any]:
-    """One to three kills, half of them at a named point, then a life to the end."""
-    choose = random.Random(SEED * 1000 + seed)
+    """What a life answers after one to three kills."""
     points = POINTS | ({"journal": 8} if "source" in config else {})
-    for _ in range(choose.randint(1, 3)):
-        if choose.random() < 0.5:
-            at = choose.choice(list(points))
-            point = {
-                "at": at,
-                "number": choose.randint(1, points[at]),
-                "after": choose.random() < 0.5,
-            }
-            how, answer = str(point), lives(root, kill=point, **config)
-        else:
-            seconds = choose.uniform(0.1, 1.0)
-            how, answer = f"after {seconds:.2f} s", lives(root, kill_after=seconds, **config)
-        print(f"seed {seed}: {how}: killed {answer['killed']}")
-        KILLS.extend([how] if answer["killed"] else [])
-    answer = lives(root, **config)
-    print(f"seed {seed}: resumed at step {answer['resumed']} of {answer['steps']}")
+    answer, kills = driver.killed(lives, root, SEED * 1000 + seed, points, config)
+    KILLS.extend(kills)
     return answer
 
 

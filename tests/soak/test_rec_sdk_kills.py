@@ -5,7 +5,6 @@ of evictions by the wall clock. Everything random follows from SEED.
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,21 +38,9 @@ KILLS: list[str] = []
 
 
 def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[str, Any]:
-    """One to three kills, half of them at a named point, then a life to the end."""
-    choose = random.Random(SEED * 1000 + seed)
-    for _ in range(choose.randint(1, 3)):
-        if choose.random() < 0.5:
-            at = choose.choice(list(POINTS))
-            number = choose.randint(1, POINTS[at])
-            point = {"at": at, "number": number, "after": choose.random() < 0.5}
-            how, answer = str(point), lives(root, kill=point, **config)
-        else:
-            seconds = choose.uniform(0.1, 1.5)
-            how, answer = f"after {seconds:.2f} s", lives(root, kill_after=seconds, **config)
-        print(f"seed {seed}: {how}: killed {answer['killed']}")
-        KILLS.extend([how] if answer["killed"] else [])
-    answer = lives(root, **config)
-    print(f"seed {seed}: resumed at step {answer['resumed']} of {answer['steps']}")
+    """What a life answers after one to three kills."""
+    answer, kills = driver.killed(lives, root, SEED * 1000 + seed, POINTS, config, seconds=1.5)
+    KILLS.extend(kills)
     return answer
 
 
