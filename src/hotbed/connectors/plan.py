@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from hotbed.connectors.live import Live
-from hotbed.errors import printable
+from hotbed.errors import SchemaError, printable
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -81,10 +81,21 @@ class ReadPlan:
     aside: Callable[[Sequence[BadRow]], None] | None = None
 
     def wanted(self, names: Iterable[str]) -> list[str]:
-        """Return those of the columns `names` that are to be read."""
-        if self.columns is None:
-            return list(names)
-        return [name for name in names if name in self.columns]
+        """Return those of the columns `names` that are to be read.
+
+        Raises:
+            SchemaError: One of them appears twice.
+        """
+        present = list(names)
+        wanted = present
+        if self.columns is not None:
+            wanted = [name for name in present if name in self.columns]
+        if len(set(wanted)) < len(wanted):
+            twice = sorted({name for name in wanted if wanted.count(name) > 1})
+            raise SchemaError(
+                f"data: the columns {twice} appear twice, got {present}. Rename one of each."
+            )
+        return wanted
 
     def leave_out(
         self,

@@ -73,17 +73,12 @@ class Dataset:
         check_source(source)
         check_schema(schema)
         checks.whole_number("dataset.batch_size", batch_size, 1)
-        checks.whole_number("dataset.shuffle", shuffle, 0)
-        checks.whole_number("dataset.prefetch", prefetch, 0)
+        for name, number in (("shuffle", shuffle), ("seed", seed), ("prefetch", prefetch)):
+            checks.whole_number(f"dataset.{name}", number, 0)
+        _check_switches(drop_last=drop_last, cache=cache)
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
-        _check_stream_arguments(
-            source,
-            schema,
-            shuffle,
-            cache,
-            flush_seconds,
-            max_ahead_seconds,
-        )
+        ahead = max_ahead_seconds
+        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, ahead)
         self.source = source
         self.schema = schema
         self.batch_size = int(batch_size)
@@ -652,6 +647,11 @@ class Dataset:
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
     with closing(items):
         yield from (batch for batch in items if batch is not None)
+
+
+def _check_switches(**switches: bool) -> None:
+    for name, switch in switches.items():
+        checks.one_of(f"dataset.{name}", switch, (True, False))
 
 
 def _check_stream_arguments(

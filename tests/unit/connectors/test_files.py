@@ -110,6 +110,15 @@ def test_memory_takes_lists_arrays_and_arrow(tmp_path: Path) -> None:
     )
 
 
+def test_column_that_appears_twice_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    rows = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "b", "a"])
+    pq.write_table(rows, tmp_path / "twice.parquet")
+    for source in (Memory(rows), Parquet(tmp_path / "twice.parquet")):
+        assert next(iter(source.read(plan=ReadPlan(("b",)))))[0].to_pydict() == {"b": [2]}
+        with pytest.raises(SchemaError, match=r"the columns \['a'\] appear twice, got \['a', 'b'"):
+            list(source.read(plan=ReadPlan(("a",))))
+
+
 def test_memory_refuses_ragged_and_mixed_columns() -> None:
     with pytest.raises(DataError, match=r"columns differ in length.*'a': 1, 'b': 2"):
         Memory({"a": [1], "b": [1, 2]})

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, SchemaError
 
 TWO = hb.Schema([hb.Label("y"), hb.Label("z"), hb.Id("user"), hb.Id("item")])
 
@@ -107,6 +107,14 @@ def empty(world: Any) -> hb.Dataset:
         (
             lambda net, world: hb.Dataset({"y": [1]}, world.schema),
             "dataset.source: not a source, got dict. Give a value of hb.sources",
+        ),
+        (
+            lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), world.schema, seed=-1),
+            "dataset.seed: must be an integer >= 0, got -1",
+        ),
+        (
+            lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), world.schema, cache="no"),
+            "dataset.cache: unknown value, got 'no'. Give one of True, False.",
         ),
         (
             lambda net, world: hb.Dataset(hb.sources.Memory({"y": [1]}), [hb.Label("y")]),
@@ -205,6 +213,16 @@ def test_evaluation_before_training_is_logged(dataset: Any, network: Any, caplog
     caplog.clear()
     model.fit(dataset(64), dataset(64), progress=False)
     assert "learned nothing" not in caplog.text
+
+
+def test_predict_of_a_dataset_without_a_dense_column_names_it(
+    dataset: Any, network: Any, world: Any
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam")
+    model.fit(dataset(64), progress=False)
+    ids = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+    with pytest.raises(SchemaError, match=r"the batch lacks the dense columns \['x'\], got \[\]"):
+        model.predict(hb.Dataset(hb.sources.Memory(world.columns(64)), ids, 64))
 
 
 def test_predict_of_none_says_what_to_give(network: Any) -> None:

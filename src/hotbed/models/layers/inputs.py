@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Id, Schema
 from hotbed.embedding.modules import EmbeddingCollection, Feature
-from hotbed.errors import ConfigError, RowShapeError
+from hotbed.errors import ConfigError, RowShapeError, SchemaError
 from hotbed.models.layers.sequence import PadSequence
 
 if TYPE_CHECKING:
@@ -232,6 +232,12 @@ def dense_matrix(batch: Batch, names: list[str]) -> Tensor:
         matrix: Tensor = batch.dense.matrix
         return matrix
     columns = []
+    missing = [name for name in names if name not in batch.dense]
+    if missing:
+        raise SchemaError(
+            f"network: the batch lacks the dense columns {missing}, got {sorted(batch.dense)}. "
+            "Encode it with the same schema."
+        )
     for name in names:
         column = torch.as_tensor(batch.dense[name], dtype=torch.float32)
         columns.append(column if column.dim() == 2 else column.unsqueeze(1))
