@@ -16,10 +16,35 @@ from hotbed.errors import ConfigError, RowShapeError
 
 _NO_WRITES = {"detach_", "share_memory_"}
 """Functions with the name of a write that change no value."""
+_WRITES = {"__iadd__", "__imul__", "__isub__", "__itruediv__", "__setitem__"}
+"""Operators that write."""
 
 
 class StepsTables:
     """Base of the optimizers that may hold `TableRows`."""
+
+
+class RowsData(Tensor):
+    """The `data` of a TableRows: empty, so that a write, such as an average, would change nothing.
+
+    `rows`: the parameter.
+    """
+
+    rows: TableRows
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        target = next(iter([*args, *(kwargs or {}).values()]), None)
+        if _writes(func) and isinstance(target, RowsData):
+            raise _written(func, target.rows)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 class TableRows(nn.Parameter):
@@ -60,6 +85,18 @@ class TableRows(nn.Parameter):
         self._sums = None
 
     @property
+    def data(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            data = self.detach().as_subclass(RowsData)
+        data.rows = self
+        return data
+
+    @data.setter
+    def data(self, values: Tensor) -> None:
+        if not isinstance(values, RowsData):  # what was read here may be put back
+            raise _written("data", self)
+
+    @property
     def requires_grad(self) -> bool:
         return not all(table.frozen for table in self.tables)
 
@@ -86,13 +123,8 @@ class TableRows(nn.Parameter):
         This parameter is empty: a penalty over all parameters would leave the rows out, and so
         would an initialization or an average of all parameters.
         """
-        name = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES:
-            raise ConfigError(
-                f"{name}: rows of a table cannot be written through their parameter, got "
-                f"{args[0]!r}. Write them with Table.load, or leave them out with "
-                "hb.dense_parameters(model)."
-            )
+        if _writes(func):
+            raise _written(func, next(iter([*args, *(kwargs or {}).values()]), None))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         is_read = isinstance(result, Tensor) and result.grad_fn is not None
@@ -122,6 +154,22 @@ class TableRows(nn.Parameter):
         tables = ", ".join(sizes)
         dim = self.tables[0].dim
         return f"TableRows({tables}, dim={dim}, requires_grad={self.requires_grad})"
+
+
+def _writes(func: Any) -> bool:
+    """Return whether a function of torch writes to its first argument."""
+    name = getattr(func, "__name__", "")
+    if name in _WRITES:
+        return True
+    return name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+
+
+def _written(func: Any, rows: Any) -> ConfigError:
+    name = getattr(func, "__name__", func)
+    return ConfigError(
+        f"{name}: rows of a table cannot be written through their parameter, got {rows!r}. Write "
+        "them with Table.load, or leave them out with hb.dense_parameters(model)."
+    )
 
 
 def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
