@@ -422,6 +422,21 @@ def test_models_that_cannot_be_served_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must not depend on how many samples a request has"):
         hb.RecModel(moved(InBatch(), ids)).export(tmp_path)
 
+    class Stacked(nn.Module):
+        """Takes the offsets of all bags as one tensor, one row for each bag."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.EmbeddingBag(8, 2)
+
+        def forward(self, price: Tensor, offsets: Tensor, items: list[Tensor]) -> Tensor:
+            bags = [self.item(ids, offsets[number]) for number, ids in enumerate(items)]
+            return torch.cat([price, *bags], 1)
+
+    stacked = moved(Stacked(), torch.rand(4, 1), torch.stack([ids, ids]), [ids, ids])
+    with pytest.raises(ConfigError, match="the first axis of tensor 'offsets' must be the samples"):
+        hb.RecModel(stacked).export(tmp_path)
+
     class Packed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -233,7 +233,8 @@ class MovedLookup(TableModule):
         if time is None and table.needs_times:
             raise ConfigError(
                 f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
-                "times='name of an argument', or count steps: hb.Ttl(steps=…)."
+                "times='name of an argument' and call the model, not model.forward, or count "
+                "steps: hb.Ttl(steps=…)."
             )
         times = super()._times(time, num_samples)
         if times is not None and len(times) and not self._dated:

@@ -50,6 +50,7 @@ def export_plain(model: PlainModel, activate: Callable[[Any], Any] | None = None
     except HotbedError:
         raise
     except Exception as error:
+        model.schema([spec.name for spec in model.tensors])  # names a tensor without samples
         names = [argument(spec.name) for spec in model.tensors]
         raise rejection(error, network, Schema([]), names) from error
 
