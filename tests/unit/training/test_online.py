@@ -86,7 +86,7 @@ def test_max_steps_and_max_seconds_end_it(model: Any, dataset: Any) -> None:
     assert model.counters["steps"] == 5
     model.online_train(Endless(dataset(192)), max_steps=0, progress=False)
     assert model.counters["steps"] == 5
-    with pytest.raises(ConfigError, match="max_steps: must be at least 0"):
+    with pytest.raises(ConfigError, match="max_steps: must be an integer >= 0"):
         model.online_train(Endless(dataset(192)), max_steps=-1)
 
 
