@@ -47,6 +47,7 @@ class Current:
         batch: its ids by column, with their plans if they were mapped ahead.
         shapes: of each column's ids.
         reader: read the ids.
+        is_of_data_set: whether a loop over a data set got it, not the insert function alone.
         by_table: whether each table is looked up by itself, as in the first batch of static shape:
             the sizes come with its lookups. None = not known yet.
         rows: of each column, by (columns, training, gradients enabled), once they were looked up.
@@ -56,6 +57,7 @@ class Current:
     batch: Batch
     shapes: Mapping[str, tuple[int, ...]]
     reader: Reader
+    is_of_data_set: bool = False
     by_table: bool | None = None
     rows: dict[tuple[tuple[Column, ...], bool, bool], dict[str, Tensor]] = field(
         default_factory=dict
@@ -141,6 +143,7 @@ class Pipeline:
             for batch in source:
                 own = waiting.popleft()
                 own.batch = batch
+                own.is_of_data_set = True
                 yield self._begin(own)
         finally:
             self._open.remove(source)
@@ -183,6 +186,11 @@ class Pipeline:
     def is_training(self) -> bool:
         """Whether the current batch is one of training."""
         return self.current is not None and self.current.reader.is_training
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether the loop is one over the data of an evaluation."""
+        return self.current is not None and self.current.is_of_data_set and not self.is_training
 
     @property
     def has_trained(self) -> bool:

@@ -95,8 +95,9 @@ class EvictHook:
         if self.schedule is None:
             return
         progress = pipeline.progress
-        # an evaluation between the training step and this call does not take the step away
-        if not pipeline.has_trained or progress.step == self._step:
+        # a batch of evaluation between the training step and this call does not take the step away
+        is_of_step = pipeline.has_trained and not pipeline.is_evaluating
+        if not is_of_step or progress.step == self._step:
             if not pipeline.is_training and not self._was_told:
                 log.info("EvictHook: rows are removed in training only, not in evaluation")
                 self._was_told = True
