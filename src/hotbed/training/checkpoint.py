@@ -106,7 +106,7 @@ class Checkpoint:
                 where = f"Checkpoint.{name}"
                 checks.whole_number(where, value, 1, advice="Give a positive integer.")
         checks.above("Checkpoint.every_seconds", every_seconds, 0, "Give a number of seconds.")
-        if publish is not None and not isinstance(publish, Publisher):
+        if publish is not None and not callable(getattr(publish, "publish", None)):
             raise ConfigError(
                 f"Checkpoint.publish: must be a Publisher, got {publish!r:.60}. Give "
                 "hb.PublishDirectory(path) or hb.PublishTopic(…)."
