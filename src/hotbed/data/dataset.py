@@ -75,7 +75,7 @@ class Dataset:
         checks.whole_number("dataset.batch_size", batch_size, 1)
         for name, number in (("shuffle", shuffle), ("seed", seed), ("prefetch", prefetch)):
             checks.whole_number(f"dataset.{name}", number, 0)
-        _check_switches(drop_last=drop_last, cache=cache)
+        _check_switches({"drop_last": drop_last, "cache": cache})
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
         ahead = max_ahead_seconds
         _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, ahead)
@@ -649,7 +649,7 @@ def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch
         yield from (batch for batch in items if batch is not None)
 
 
-def _check_switches(**switches: bool) -> None:
+def _check_switches(switches: Mapping[str, bool]) -> None:
     for name, switch in switches.items():
         checks.one_of(f"dataset.{name}", switch, (True, False))
 

@@ -53,7 +53,15 @@ class CarriedTables(dict[str, Any]):
     def cpu(self) -> CarriedTables:
         return self
 
-    def to(self, *args: Any, **kwargs: Any) -> CarriedTables:
+    def to(
+        self,
+        *args: Any,
+        device: Any = None,
+        dtype: Any = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+        memory_format: Any = None,
+    ) -> CarriedTables:
         """Return this state: rows of a `state_dict` lie in the memory of the CPU."""
         return self
 

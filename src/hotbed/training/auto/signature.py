@@ -398,7 +398,8 @@ def _before(name: str, paths: Mapping[str, Path], tensors: Mapping[str, Tensor])
     if not number:
         return ""
     other = names[number - 1]
-    ids, offsets = tensors[other], tensors[name]
+    ids = tensors[other]
+    offsets = tensors[name]
     if ids.dim() != 1 or not _is_integer(ids) or not len(offsets):
         return ""
     is_sorted = bool((offsets[1:] >= offsets[:-1]).all())
