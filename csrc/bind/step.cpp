@@ -13,8 +13,10 @@
 #include <stdexcept>
 
 #include "arrays.h"
+#include "core/map_queue.h"
 #include "features.h"
 #include "names.h"
+#include "statistics.h"
 
 using namespace hotbed;
 
@@ -24,6 +26,21 @@ void map(Step& step, const std::vector<IdsTuple>& ids, Address times, bool train
   const std::vector<FeatureIds> features = checked_features(ids);
   nb::gil_scoped_release release;
   step.map(features, pointer<const int64_t>(times), training);
+}
+
+std::shared_ptr<MapTask> map_later(Step& step, MapQueue& queue, const std::vector<IdsTuple>& ids, Address times,
+                                   const nb::object&, bool training) {
+  return queue.add(step, checked_features(ids), pointer<const int64_t>(times), training);
+}
+
+nb::list statistics(MapTask& task) {
+  {
+    nb::gil_scoped_release release;
+    task.wait();
+  }
+  nb::list out;
+  for (const TableStats& table : task.statistics()) out.append(statistics_of(table));
+  return out;
 }
 
 void pool(Step& step, const std::vector<RowsTuple>& out) {
@@ -86,6 +103,12 @@ std::optional<int64_t> find_nonfinite(const Step& step, int table, Address sums)
 }  // namespace
 
 void init_step(nb::module_& m) {
+  nb::class_<MapTask>(m, "MapTask")
+      .def("wait", &MapTask::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def("statistics", &statistics);
+  nb::class_<MapQueue>(m, "MapQueue")
+      .def(nb::init<>())
+      .def("close", &MapQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Step>(m, "Step")
       .def(
           "__init__",
@@ -98,6 +121,8 @@ void init_step(nb::module_& m) {
           },
           nb::arg("tables"), nb::arg("features"))
       .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
+      .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
+           nb::arg("training"), nb::keep_alive<1, 5>())
       .def("pool", &pool, nb::arg("out"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
            nb::arg("keeps"))

@@ -14,6 +14,7 @@
 #include "core/step.h"
 #include "core/thread_pool.h"
 #include "names.h"
+#include "statistics.h"
 
 using namespace hotbed;
 
@@ -165,11 +166,7 @@ uint64_t size(Table& table) {
 
 nb::dict stats(Table& table) {
   std::lock_guard lock(table.mutex());
-  const TableStats s = table.stats();
-  nb::dict out;
-  out["rows"] = s.rows, out["admitted"] = s.admitted, out["refused"] = s.refused, out["evicted"] = s.evicted;
-  out["index_bytes"] = s.index_bytes, out["row_bytes"] = s.row_bytes, out["candidate_bytes"] = s.candidate_bytes;
-  return out;
+  return statistics_of(table.stats());
 }
 
 nb::dict to_dict(const std::vector<Candidate>& candidates) {

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <unordered_map>
 
+#include "map_queue.h"
 #include "thread_pool.h"
 
 namespace hotbed {
@@ -30,7 +31,13 @@ Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> feat
     parts_[static_cast<size_t>(features_[f].table)].features.push_back(static_cast<int>(f));
 }
 
-Step::~Step() { release(); }
+Step::~Step() {
+  try {
+    if (task_) task_->wait();
+  } catch (...) {  // whoever waited for the map got the error
+  }
+  release();
+}
 
 void Step::release() noexcept {
   if (retained_)
@@ -239,6 +246,11 @@ void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool tr
 
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
+  pool_parts(out);
+  if (task_) task_->open();
+}
+
+void Step::pool_parts(const std::vector<OutputRows>& out) {
   const Locked locked(*this);
   std::vector<Part*> small;
   for (Part& part : parts_) {

@@ -22,6 +22,8 @@ struct GradientRows {
 // Of each table of a step the summed gradients of its distinct ids, [num_unique, dim]; a table without is left alone.
 using Sums = std::vector<std::optional<const float*>>;
 
+class MapTask;
+
 class Step {
  public:
   Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features);
@@ -32,6 +34,8 @@ class Step {
   // Maps ids to slots. In training, ids are counted and timed, and those that are admitted get a row. `times`:
   // microseconds a sample, or null. The plan lives as long as this: its slots are given to no other id.
   void map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training);
+  // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
+  void mapped_by(std::shared_ptr<MapTask> task) { task_ = std::move(task); }
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
   void pool(const std::vector<OutputRows>& out);
   // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
@@ -88,6 +92,7 @@ class Step {
   void find_distinct(Part& part, Uniques& range, const int64_t* times) const;
   void observe(const Part& part, Uniques& range, const int64_t* times) const;
   void read(Part& part) const;
+  void pool_parts(const std::vector<OutputRows>& out);
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;
   Bags bags(const Part& part, size_t k) const;
   void keep();
@@ -98,6 +103,7 @@ class Step {
   std::vector<Feature> features_;
   std::vector<Part> parts_;
   bool retained_ = false;
+  std::shared_ptr<MapTask> task_;
 };
 
 // The work of every table cut into `pieces` ranges of partitions, on all threads.

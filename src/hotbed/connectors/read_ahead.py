@@ -6,62 +6,76 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-def run_ahead(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yield `items`, of which a thread makes at most `depth` ahead.
+class ReadAhead(Iterator[T], Generic[T]):
+    """Yields `items`, of which a thread makes at most `depth` ahead.
 
-    Closing the generator stops the thread and waits for it. `None` items are ticks: one is passed
-    on only if nothing else waits.
+    `None` items are ticks: one is passed on only if nothing else waits. An error among the items is
+    raised at its turn. Call `close` in the end: it stops the thread and waits for it.
     """
-    ready: queue.Queue[T | _End] = queue.Queue(depth)
-    stop = threading.Event()
 
-    def put(item: T | _End) -> bool:
-        if item is None and not ready.empty():
-            return not stop.is_set()
-        while not stop.is_set():
+    def __init__(self, items: Iterator[T], depth: int) -> None:
+        self._items = items
+        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
+        self._stop = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, name="hotbed-read-ahead", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the next item, the end or an error can be had without waiting."""
+        return not self._ready.empty()
+
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        item = self._ready.get()
+        if not isinstance(item, _End):
+            return item
+        self._ended = True
+        if item.error is not None:
+            raise item.error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop the thread, which closes the items if they are a generator."""
+        self._ended = True
+        self._stop.set()
+        while not self._ready.empty():  # so that a producer that waits for room stops at once
+            self._ready.get_nowait()
+        self._thread.join()
+
+    def _put(self, item: T | _End) -> bool:
+        if item is None and not self._ready.empty():
+            return not self._stop.is_set()
+        while not self._stop.is_set():
             try:
-                ready.put(item, timeout=0.1)
+                self._ready.put(item, timeout=0.1)
                 return True
             except queue.Full:
                 continue
         return False
 
-    def work() -> None:
+    def _work(self) -> None:
         try:
-            for item in items:
-                if not put(item):
+            for item in self._items:
+                if not self._put(item):
                     break
-            put(_End())
+            self._put(_End())
         except BaseException as error:  # handed to the consumer, which raises it
-            put(_End(error))
+            self._put(_End(error))
         finally:
-            if isinstance(items, Generator):
-                items.close()
-
-    thread = threading.Thread(target=work, name="hotbed-read-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = ready.get()
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            yield item
-    finally:
-        stop.set()
-        while not ready.empty():  # so that a producer that waits for room stops at once
-            ready.get_nowait()
-        thread.join()
+            if isinstance(self._items, Generator):
+                self._items.close()
 
 
 class _End:
-    """The last item of the queue: the iterator ended, with `error` if it raised."""
+    """The last item of the queue: the items ended, with `error` if one was raised."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error

@@ -18,7 +18,7 @@ from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position
-from hotbed.connectors.read_ahead import run_ahead
+from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch
@@ -109,6 +109,7 @@ class Dataset:
                 "cache": cache,
             }
         self._position = self._at(0, place_at(None, 0))
+        self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
         self._cached: Batch | None = None
         self._num_rows: int | None = None
 
@@ -151,6 +152,14 @@ class Dataset:
     def lag(self) -> int | None:
         """Rows that wait at an endless source; None if the source does not report it."""
         return self.live.lag
+
+    @property
+    def has_next(self) -> bool:
+        """Whether the newest iteration yields its next batch, or ends, without waiting.
+
+        It is False without `prefetch`.
+        """
+        return self._reading is not None and self._reading.has_next
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
@@ -345,9 +354,10 @@ class Dataset:
             batches = self._live_batches(self._position)
         else:
             batches = self._batches(epoch, start)
+        items: Any = batches
         if self.prefetch:
-            batches = run_ahead(batches, self.prefetch)
-        with closing(batches) as items:
+            items = self._reading = ReadAhead(batches, self.prefetch)
+        with closing(items):
             for batch in items:
                 if batch is not None:
                     assert batch.position is not None

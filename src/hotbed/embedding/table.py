@@ -12,6 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed import _core, checks
+from hotbed._core import MapQueue as MapQueue
+from hotbed._core import MapTask as MapTask
 from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
@@ -298,7 +300,10 @@ class Table:
         counts once a batch), `evicted`; bytes of index, rows and candidates; `capacity` if the
         table has one.
         """
-        stats = dict(self.native.stats())
+        return self.completed(self.native.stats())
+
+    def completed(self, stats: dict[str, int]) -> dict[str, int]:
+        """Return the native counters of a moment as `stats` returns them."""
         if self.capacity is not None:
             stats["capacity"] = self.capacity
             self._watch_capacity(stats["rows"], self.capacity)

@@ -9,7 +9,7 @@
   it is learned
 
 With `hb.Ahead`, the ids of a batch may be mapped on another thread while the batches before it
-train, as far as the next barrier; the stage is then passed over. See `hotbed.training.ahead`.
+train, as far as the next barrier; the stage then only waits. See `hotbed.training.ahead`.
 
 The parts are objects: an `Observer` predicts, an `Update` learns, callbacks watch. A stream without
 end yields None now and then, a tick: there is nothing new, but callbacks may act or stop.
@@ -67,7 +67,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                     if update is not None:
                         planned = update.map(example)
                         if run.stage is not None:
-                            run.stage.advance()
+                            run.stage.advance(planned)
                         run.loss = loss = update.forward(planned)
                         update.backward(loss)
                         if update.gradients_are_finite():
@@ -92,6 +92,7 @@ def _calls(
     planner = None if update is None else update.planner
     run.stage = stage = MapStage(
         _examples(data, run),
+        run.dataset,
         planner,
         0 if update is None else run.goal.depth,
         run.barrier,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from hotbed.connectors import Journal
 from hotbed.embedding.modules.base import table_modules
 from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.format import open_checkpoint
-from hotbed.training.ahead import Ahead, stage, worth
+from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
 from hotbed.training.evict import EvictionSchedule
 from hotbed.training.learner import Learner
@@ -137,47 +138,6 @@ def learned(many: Any, network: Any) -> Callable[..., Any]:
         return everything(model), watch
 
     return learn
-
-
-class Changing(worth.Worth):
-    """Maps three steps ahead, then three in their own step, and so on."""
-
-    steps = 0
-
-    def count(self) -> None:
-        self.steps += 1
-        self.maps_ahead = self.steps // 3 % 2 == 0
-
-
-@pytest.mark.parametrize("name", ["age, admission", "recency", "Adam, caught up"])
-def test_steps_that_map_their_own_ids_in_between_keep_all_bits(
-    learned: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, _ = learned(0, POLICIES[name])
-    monkeypatch.setattr(stage, "Worth", Changing)
-    state, watch = learned(3, POLICIES[name])
-    assert state == expected
-    assert set(watch.ahead.values()) >= {0, 1, 2}
-
-
-@pytest.mark.parametrize(("ahead", "without"), [(2.0, 1.0), (1.0, 2.0), (1.0, 1.0)])
-def test_the_faster_way_to_map_stays_to_the_end(
-    ahead: float, without: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(worth.time, "perf_counter", lambda: now)
-    compared = worth.Worth()
-    ways = []
-    for step in range(worth.FIRST_STEP + 200):
-        if step == worth.FIRST_STEP + 9:
-            compared.wait()
-            now += 1000.0  # the source yields nothing for a while
-        now += ahead if compared.maps_ahead else without
-        ways.append(compared.maps_ahead)
-        compared.count()
-    assert all(ways[: worth.FIRST_STEP])
-    assert set(ways[worth.FIRST_STEP : -50]) == {True, False}
-    assert set(ways[-50:]) == {ahead <= without}
 
 
 @pytest.mark.parametrize("policies", POLICIES.values(), ids=POLICIES)
@@ -451,12 +411,14 @@ def test_an_error_comes_at_the_turn_of_its_batch(many: Any, network: Any, fault:
 
 def test_ticks_are_barriers(many: Any, network: Any) -> None:
     class Ticking:
-        """Data whose source has nothing new after every fifth batch."""
+        """Data whose source has nothing new for a while after every fifth batch."""
 
         def stream(self) -> Iterator[hb.Batch | None]:
             for number, batch in enumerate(many()):
                 yield batch
                 if number % 5 == 4:
+                    while number + 1 not in idle.ahead:
+                        time.sleep(0.001)
                     yield None
 
         def __iter__(self) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Ids
 from hotbed.data.schema import POOLINGS
-from hotbed.embedding.table import Step, Table
+from hotbed.embedding.table import MapQueue, Step, Table
 from hotbed.errors import ConfigError
 
 from .compiled import Tickets, alive
@@ -158,6 +158,7 @@ class TableModule(Carrier, ABC):
         time: Any = None,
         *,
         training: bool | None = None,
+        queue: MapQueue | None = None,
     ) -> Plan:
         """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
 
@@ -168,18 +169,34 @@ class TableModule(Carrier, ABC):
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
             training: whether tables may change; None = if the module is in train mode.
+            queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
         """
         if training is None:
             training = self.training
         host = HostIds(self.features, inputs)
         times = self._times(time, host.num_samples) if training else None
         step = Step(self._natives(), self._layout)
+        task = None
         try:
-            step.map(host.addresses, _address(times), training=training)
+            if queue is None:
+                step.map(host.addresses, _address(times), training=training)
+            else:
+                task = step.map_later(
+                    queue,
+                    host.addresses,
+                    _address(times),
+                    (host, times),
+                    training=training,
+                )
         except ValueError:
             host.check_offsets(self.features)
             raise
-        return Plan(tuple(inputs), host, step)
+        return Plan(
+            tuple(inputs),
+            host,
+            step,
+            task,
+        )
 
     def map_and_pool(
         self,

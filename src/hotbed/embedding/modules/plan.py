@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import Step
+from hotbed.embedding.table import MapTask, Step, Table
 
 from .inputs import Feature, HostIds
 
@@ -26,11 +26,22 @@ class Plan:
         inputs: the ids of each feature, as the caller gave them.
         host: the same ids, as the native code reads them.
         step: the native plan.
+        task: of the queue that maps the ids; None = they are mapped.
     """
 
     inputs: tuple[Ids, ...]
     host: HostIds
     step: Step
+    task: MapTask | None = None
+
+    def wait(self) -> None:
+        """Wait until the ids are mapped.
+
+        Raises:
+            HotbedError: they cannot be mapped.
+        """
+        if self.task is not None:
+            self.task.wait()
 
     def fits(self, inputs: Sequence[Ids]) -> bool:
         """Return True if `inputs` are the ids that were mapped."""
@@ -53,9 +64,23 @@ class Plans:
         self._plans: dict[TableModule, Plan] = {}
         self._seen: set[TableModule] = set()
         self._strayed: set[TableModule] = set()
+        self._tasks: list[tuple[Sequence[Table], MapTask]] = []
 
     def add(self, module: TableModule, plan: Plan) -> None:
         self._plans[module] = plan
+        if plan.task is not None:
+            self._tasks.append((module.tables, plan.task))
+
+    def wait(self) -> None:
+        """Wait until the ids are mapped; raise why they could not be."""
+        if self.error is not None:
+            raise self.error
+        for plan in self._plans.values():
+            plan.wait()
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return those of the tables by name, after the map of this batch by a queue."""
+        return statistics_after(self._tasks)
 
     def take(self, module: TableModule, inputs: Sequence[Ids]) -> Plan | None:
         """Return the plan of `module` for these inputs, or None; a plan is taken once."""
@@ -80,3 +105,14 @@ class Plans:
             self._ids.get(feature.name) is ids
             for feature, ids in zip(features, inputs, strict=True)
         )
+
+
+def statistics_after(
+    tasks: Iterable[tuple[Sequence[Table], MapTask]],
+) -> dict[str, dict[str, int]]:
+    """Return the statistics of tables by name, as they are after the last of their maps."""
+    statistics = {}
+    for tables, task in tasks:
+        for table, own in zip(tables, task.statistics(), strict=True):
+            statistics[table.name] = table.completed(own)
+    return statistics

@@ -12,11 +12,11 @@ from torch import nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.policy import Lfu, Lru
-from hotbed.embedding.table import Table
+from hotbed.embedding.table import MapQueue, Table
 
 from .base import table_modules
 from .collection import EmbeddingCollection
-from .plan import Plans
+from .plan import Plan, Plans
 
 log = logging.getLogger("hotbed")
 
@@ -46,6 +46,11 @@ class Planner:
         ]
         self._last = Plans({})
         self._foresees = False
+        self._queue: MapQueue | None = None
+
+    def begin(self, queue: MapQueue | None) -> None:
+        """Map ids by `queue` from now on; None = at once."""
+        self._queue = queue
 
     def map(self, batch: Batch) -> Batch:
         """Map the ids of `batch`, and return the batch with the plans that its lookups take.
@@ -63,11 +68,10 @@ class Planner:
         if batch.plans is None:
             plans = Plans(batch.ids)
             for collection in followed:
-                plans.add(collection, collection.map(collection.inputs_of(batch), batch.time))
+                plans.add(collection, self._plan_of(collection, batch))
             batch = replace(batch, plans=plans)
         self._last = batch.plans
-        if self._last.error is not None:
-            raise self._last.error
+        self._last.wait()
         return batch
 
     def obstacle(self) -> str:
@@ -85,24 +89,26 @@ class Planner:
         """
         return self._foresees
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Return the statistics of the tables of the collections that are mapped here, by name."""
-        tables = (table for collection in self._collections for table in collection.tables)
-        return {table.name: table.stats for table in tables}
-
     def plan(self, batch: Batch) -> Batch:
-        """Map the ids of a later batch, on any thread, in the order of the batches.
+        """Map the ids of a later batch, in the order of the batches.
 
         An error is raised by `map` when the turn of this batch comes.
         """
         plans = Plans(batch.ids)
         try:
             for collection in self._collections:
-                inputs = collection.inputs_of(batch)
-                plans.add(collection, collection.map(inputs, batch.time, training=True))
+                plans.add(collection, self._plan_of(collection, batch))
         except Exception as error:
             plans.error = error
         return replace(batch, plans=plans)
+
+    def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
+        return collection.map(
+            collection.inputs_of(batch),
+            batch.time,
+            training=True,
+            queue=self._queue,
+        )
 
     def _followed(self, collection: EmbeddingCollection) -> bool:
         return collection.training and self._last.followed(collection)

@@ -45,9 +45,6 @@ class Ahead:
     from the times of the first steps, and the choice is logged. A `Checkpoint` stores it with the
     run. After the data the threads from before are back.
 
-    Some networks are so small that a second thread of Python costs more than it saves. So from step
-    128 on, steps with and without mapping ahead are compared, and the faster way stays.
-
     Args:
         batches: a Dataset, or Batches to iterate over.
         network: the network that looks them up.
@@ -101,6 +98,7 @@ class Ahead:
         mapper = mapper_of(self.network)
         stage = MapStage(
             _examples(self.batches, self.network),
+            self.batches,
             mapper,
             depth_for(mapper, self.depth),
             self.barrier or _never,
@@ -113,7 +111,7 @@ class Ahead:
             for step, example in enumerate(stage, self._step + 1):
                 assert example is not None
                 mapped = mapper.map(example)
-                stage.advance()
+                stage.advance(mapped)
                 yield mapped.arguments[0]
                 cores.step(step)
 

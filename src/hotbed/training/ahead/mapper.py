@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import Planner, table_modules
+from hotbed.embedding.modules.plan import Plan, statistics_after
 from hotbed.embedding.modules.planner import obstacle_of
+from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.auto import Converted, bind, converted
 from hotbed.training.example import Example
@@ -32,8 +34,13 @@ class Mapper(Protocol):
     Results have the same bits whether ids are mapped by `plan`, by `map` or in the forward pass.
     """
 
-    def begin(self, *, ahead: bool) -> None:
-        """Prepare a pass over data; `ahead`: whether later batches are to be mapped."""
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
+        """Prepare a pass over data.
+
+        Args:
+            ahead: whether batches are to be mapped before their forward pass.
+            queue: maps them, while earlier batches train; None = they are mapped at once.
+        """
 
     @property
     def foresees(self) -> bool:
@@ -52,14 +59,14 @@ class Mapper(Protocol):
         """
 
     def plan(self, example: Example) -> Example:
-        """Map the ids of a later example, on any thread.
+        """Map the ids of a later example, or let the queue map them.
 
         An error is kept, and raised by `map` when the turn of this example comes. An example that
         is returned as it is cannot be mapped before its forward pass.
         """
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Return the statistics of the tables whose ids are mapped ahead, by name."""
+    def statistics(self, example: Example) -> dict[str, dict[str, int]]:
+        """Return those of the tables by name, after the queue mapped this example."""
 
     def latest(self, example: Example) -> int | None:
         """Return the newest event time of an example in microseconds; None without times."""
@@ -79,7 +86,8 @@ class BatchMapper:
     def __init__(self, network: nn.Module) -> None:
         self._planner = Planner(network)
 
-    def begin(self, *, ahead: bool) -> None: ...
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
+        self._planner.begin(queue)
 
     @property
     def foresees(self) -> bool:
@@ -105,8 +113,11 @@ class BatchMapper:
             error=batch.plans.error,
         )
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        return self._planner.statistics()
+    def statistics(self, example: Example) -> dict[str, dict[str, int]]:
+        if example.batch is None or example.batch.plans is None:
+            return {}
+        statistics: dict[str, dict[str, int]] = example.batch.plans.statistics()
+        return statistics
 
     def latest(self, example: Example) -> int | None:
         return example.latest
@@ -126,6 +137,7 @@ class ModelMapper:
     def __init__(self, state: Converted) -> None:
         self._state = state
         self._is_ahead = False
+        self._queue: MapQueue | None = None
         self._foresees = False
         self._first: _FirstCall | None = None
         self._ready = False
@@ -136,8 +148,9 @@ class ModelMapper:
         self._calls: Counter[str] = Counter()  # of these, in one forward pass
         self._performed: dict[str, int] | None = None  # lookups before the example under way
 
-    def begin(self, *, ahead: bool) -> None:
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._is_ahead = ahead
+        self._queue = queue
         self._foresees = False
         self._performed = None
         if self._first is not None:
@@ -164,6 +177,8 @@ class ModelMapper:
         self._state.expect(example.foreseen)
         if example.error is not None:
             raise example.error
+        for plan in _plans(example):
+            plan.wait()
         if example.foreseen is not None:
             self._performed = self._num_performed()
         return example
@@ -176,14 +191,22 @@ class ModelMapper:
                     return example
                 batch = example.batch
                 times = None if batch is None or not self._binds else batch.time
-                foreseen = self._state.foresee(leaves, self._maps, times)
+                foreseen = self._state.foresee(
+                    leaves,
+                    self._maps,
+                    times,
+                    self._queue,
+                )
         except Exception as error:
             return replace(example, error=error)
         return replace(example, foreseen=foreseen)
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        tables = (self._state.lookups[path].tables[0] for path in self._maps)
-        return {table.name: table.stats for table in tables}
+    def statistics(self, example: Example) -> dict[str, dict[str, int]]:
+        tasks = []
+        for path, foreseen in example.foreseen or ():
+            if foreseen.plan is not None and foreseen.plan.task is not None:
+                tasks.append((self._state.lookups[path].tables, foreseen.plan.task))
+        return statistics_after(tasks)
 
     def latest(self, example: Example) -> int | None:
         name = self._state.times
@@ -377,6 +400,12 @@ class _FirstCall:
         if model.training and not self.is_over:
             self.arguments = (args, kwargs)
             self.is_over = True
+
+
+def _plans(example: Example) -> Iterator[Plan]:
+    for _, foreseen in example.foreseen or ():
+        if foreseen.plan is not None:
+            yield foreseen.plan
 
 
 def _tensors(value: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:

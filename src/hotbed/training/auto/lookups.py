@@ -18,7 +18,7 @@ from hotbed.embedding.modules import Feature, TableModule
 from hotbed.embedding.modules.compiled import alive
 from hotbed.embedding.modules.plan import Plan
 from hotbed.embedding.modules.state import EXTRA
-from hotbed.embedding.table import Table
+from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError, RowShapeError
 
 from .rows import date_rows, load_weight
@@ -157,15 +157,16 @@ class MovedLookup(TableModule):
             RowShapeError: their shapes do not fit.
         """
 
-    def map_ids(self, ids: Ids, times: Any = None) -> Plan:
+    def map_ids(self, ids: Ids, times: Any = None, queue: MapQueue | None = None) -> Plan:
         """Map the ids of a coming lookup to rows, in train mode; see `TableModule.map`.
 
         Args:
             ids: the arguments of the lookup.
             times: int64 microseconds of the samples of the batch, or None.
+            queue: maps them later; None = now.
         """
         own = self.as_ids(ids.values, ids.offsets, ids.weights)
-        return self.map([own], self._times_of(own, times), training=True)
+        return self.map([own], self._times_of(own, times), training=True, queue=queue)
 
     def _look_up(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 
 from .binding import bind
@@ -93,20 +94,23 @@ class Converted:
         leaves: Sequence[Tensor],
         maps: Container[str] = (),
         times: Any = None,
+        queue: MapQueue | None = None,
     ) -> list[tuple[str, Foreseen]]:
         """Return the ids of lookups of a batch, in their order: of `unbounded` and of `maps`.
 
         Args:
             leaves: of the arguments, in the order of the signature.
-            maps: paths of the lookups whose ids are mapped to rows now, as in train mode.
+            maps: paths of the lookups whose ids are mapped to rows, as in train mode.
             times: int64 microseconds of the samples, where no argument holds them.
+            queue: maps them later; None = now.
         """
         if self.times is not None and self.signature is not None and self._takes_times():
             times = leaves[self.signature.names.index(self.times)]
         foreseen = []
         for path, ids in self.id_graph()(leaves):
             if path in maps:
-                foreseen.append((path, Foreseen(ids, self.lookups[path].map_ids(ids, times))))
+                plan = self.lookups[path].map_ids(ids, times, queue)
+                foreseen.append((path, Foreseen(ids, plan)))
             elif path in self.unbounded:
                 foreseen.append((path, Foreseen(ids)))
         return foreseen

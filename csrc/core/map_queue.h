@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Maps the ids of coming batches on a thread of its own, one batch after the other, while their owner trains.
+#pragma once
+
+#include <exception>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "step.h"
+
+namespace hotbed {
+
+// One map that a queue was asked for.
+class MapTask {
+ public:
+  // Waits until the ids are mapped. Rethrows the error of this map, or of one before it: nothing is mapped behind it.
+  void wait();
+  // Of the tables of the step, after this map and before the next one. Waits as `wait` does.
+  const std::vector<TableStats>& statistics();
+  // Lets the queue map what was added. The step calls it after its lookup.
+  void open() noexcept;
+
+ private:
+  friend class MapQueue;
+  struct Shared;  // by a queue, its thread and its tasks
+  void run() noexcept;
+
+  std::shared_ptr<Shared> shared_;
+  Step* step_ = nullptr;
+  std::vector<FeatureIds> ids_;
+  const int64_t* times_ = nullptr;
+  bool training_ = false;
+  bool done_ = false;
+  std::exception_ptr error_;
+  std::vector<TableStats> statistics_;
+};
+
+// Maps and lookups of the same tables exclude each other. So a map that is added waits until the lookup of the batch
+// under way is over, or until somebody waits for a map.
+class MapQueue {
+ public:
+  MapQueue();
+  ~MapQueue();
+  MapQueue(const MapQueue&) = delete;
+  MapQueue& operator=(const MapQueue&) = delete;
+
+  // Maps the ids later, as Step::map. The arrays must live until then; the end of the step waits for its map.
+  std::shared_ptr<MapTask> add(Step& step, std::vector<FeatureIds> ids, const int64_t* times, bool training);
+  // Maps what was added, and ends the thread.
+  void close() noexcept;
+
+ private:
+  static void work(MapTask::Shared& shared);
+
+  std::shared_ptr<MapTask::Shared> shared_;
+  std::thread thread_;
+};
+
+}  // namespace hotbed

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Maps by a queue: in order, none before the lookup under way is over, none behind an error.
+#include "core/map_queue.h"
+
+#include <doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace hotbed;
+
+namespace {
+
+struct World {
+  explicit World(uint64_t max_rows = 0) {
+    TableConfig config;
+    config.name = std::string("table"), config.dim = 2;
+    config.rule = Rule("Adagrad").with("eps", 1e-10);
+    config.eviction.max_rows = max_rows;
+    table = std::make_shared<Table>(config);
+  }
+
+  std::unique_ptr<Step> make_step() const {
+    return std::make_unique<Step>(std::vector<std::shared_ptr<Table>>{table}, std::vector<Feature>{{0, Pooling::kSum}});
+  }
+
+  std::shared_ptr<Table> table;
+};
+
+struct Batch {  // `n` ids from `first` on, one a sample
+  explicit Batch(int64_t first, int64_t n = 100) : ids(static_cast<size_t>(n)), rows(static_cast<size_t>(2 * n)) {
+    for (size_t i = 0; i < ids.size(); i++) ids[i] = first + static_cast<int64_t>(i);
+  }
+
+  std::vector<FeatureIds> features() const {
+    const int64_t n = static_cast<int64_t>(ids.size());
+    return {{ids.data(), n, nullptr, nullptr, n}};
+  }
+
+  void look_up(Step& step) { step.pool({{rows.data(), 2}}); }
+
+  std::vector<int64_t> ids;
+  std::vector<float> rows;
+};
+
+void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
+}  // namespace
+
+TEST_CASE("a queue maps in order, and keeps the statistics after each map") {
+  World world;
+  MapQueue queue;
+  std::vector<Batch> batches;
+  std::vector<std::unique_ptr<Step>> steps;
+  std::vector<std::shared_ptr<MapTask>> tasks;
+  for (int64_t b = 0; b < 20; b++) batches.emplace_back(100 * b);
+  for (const Batch& batch : batches) {
+    steps.push_back(world.make_step());
+    tasks.push_back(queue.add(*steps.back(), batch.features(), nullptr, true));
+  }
+  tasks.back()->wait();
+  for (size_t b = 0; b < batches.size(); b++) {
+    CHECK(tasks[b]->statistics().at(0).rows == 100 * (b + 1));
+    CHECK(steps[b]->unique_ids(0) == batches[b].ids);
+  }
+}
+
+TEST_CASE("a map that was added begins when the lookup before it is over") {
+  World world;
+  MapQueue queue;
+  Batch first(0), second(100);
+  const auto now = world.make_step(), later = world.make_step();
+  queue.add(*now, first.features(), nullptr, true)->wait();
+  const auto task = queue.add(*later, second.features(), nullptr, true);
+  wait_a_little();
+  CHECK(world.table->stats().rows == 100);
+  first.look_up(*now);
+  for (int i = 0; i < 500 && world.table->stats().rows == 100; i++) wait_a_little();
+  CHECK(world.table->stats().rows == 200);
+  task->wait();
+}
+
+TEST_CASE("nothing is mapped behind an error, which every later map gets") {
+  World world(64);
+  MapQueue queue;
+  Batch small(0, 10), large(100, 5000), behind(10000, 10);
+  const auto a = world.make_step(), b = world.make_step(), c = world.make_step();
+  const auto fits = queue.add(*a, small.features(), nullptr, true);
+  const auto fails = queue.add(*b, large.features(), nullptr, true);
+  const auto late = queue.add(*c, behind.features(), nullptr, true);
+  CHECK_NOTHROW(fits->wait());
+  CHECK_THROWS_AS(fails->wait(), TableFull);
+  CHECK_THROWS_AS(late->wait(), TableFull);
+  CHECK(world.table->stats().rows == 10);
+}
+
+TEST_CASE("the end of a step waits for its map, and the end of a queue maps what was added") {
+  World world;
+  Batch first(0), second(100);
+  const auto kept = world.make_step();
+  {
+    MapQueue queue;
+    {
+      const auto dropped = world.make_step();
+      queue.add(*dropped, first.features(), nullptr, true);
+    }
+    CHECK(world.table->stats().rows == 100);
+    queue.add(*kept, second.features(), nullptr, true);
+    queue.close();
+    CHECK(world.table->stats().rows == 200);
+    CHECK_THROWS_AS(queue.add(*kept, second.features(), nullptr, true), std::logic_error);
+  }
+  CHECK_NOTHROW(second.look_up(*kept));
+}
