@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +26,11 @@ struct World {
 
   std::unique_ptr<Step> make_step() const {
     return std::make_unique<Step>(std::vector<std::shared_ptr<Table>>{table}, std::vector<Feature>{{0, Pooling::kSum}});
+  }
+
+  uint64_t num_rows() const {
+    const std::lock_guard lock(table->mutex());
+    return table->stats().rows;
   }
 
   std::shared_ptr<Table> table;
@@ -76,11 +82,26 @@ TEST_CASE("a map that was added begins when the lookup before it is over") {
   queue.add(*now, first.features(), nullptr, true)->wait();
   const auto task = queue.add(*later, second.features(), nullptr, true);
   wait_a_little();
-  CHECK(world.table->stats().rows == 100);
+  CHECK(world.num_rows() == 100);
   first.look_up(*now);
-  for (int i = 0; i < 500 && world.table->stats().rows == 100; i++) wait_a_little();
-  CHECK(world.table->stats().rows == 200);
+  for (int i = 0; i < 500 && world.num_rows() == 100; i++) wait_a_little();
+  CHECK(world.num_rows() == 200);
   task->wait();
+}
+
+TEST_CASE("a map that is added while another one is under way waits, too") {
+  World world;
+  MapQueue queue;
+  Batch first(0), second(100);
+  const auto now = world.make_step(), later = world.make_step();
+  const auto task = queue.add(*now, first.features(), nullptr, true);
+  world.table->mutex().lock();  // the first map begins, and waits
+  task->open();
+  wait_a_little();
+  queue.add(*later, second.features(), nullptr, true);
+  world.table->mutex().unlock();
+  wait_a_little();
+  CHECK(world.num_rows() <= 100);  // 0 if the thread was too slow to begin
 }
 
 TEST_CASE("nothing is mapped behind an error, which every later map gets") {
@@ -94,7 +115,7 @@ TEST_CASE("nothing is mapped behind an error, which every later map gets") {
   CHECK_NOTHROW(fits->wait());
   CHECK_THROWS_AS(fails->wait(), TableFull);
   CHECK_THROWS_AS(late->wait(), TableFull);
-  CHECK(world.table->stats().rows == 10);
+  CHECK(world.num_rows() == 10);
 }
 
 TEST_CASE("the end of a step waits for its map, and the end of a queue maps what was added") {
@@ -107,10 +128,10 @@ TEST_CASE("the end of a step waits for its map, and the end of a queue maps what
       const auto dropped = world.make_step();
       queue.add(*dropped, first.features(), nullptr, true);
     }
-    CHECK(world.table->stats().rows == 100);
+    CHECK(world.num_rows() == 100);
     queue.add(*kept, second.features(), nullptr, true);
     queue.close();
-    CHECK(world.table->stats().rows == 200);
+    CHECK(world.num_rows() == 200);
     CHECK_THROWS_AS(queue.add(*kept, second.features(), nullptr, true), std::logic_error);
   }
   CHECK_NOTHROW(second.look_up(*kept));
