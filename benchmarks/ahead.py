@@ -8,6 +8,9 @@ core, and with it; the median of the ratios of the pairs, with the least and the
 last column is the ratio to one thread of torch, the best that a user can choose by hand for small
 networks. Each figure is end to end: encoding, learning, and choosing the threads. The events come
 `--passes` times, as one stream from memory, so that the choice of threads is a small part.
+
+`--bound` prints instead how much faster the steps are if all ids were mapped before the clock
+starts, with a thread of torch a core and with one: more than that, no mapping ahead can win.
 """
 
 from __future__ import annotations
@@ -25,13 +28,34 @@ from stream import avazu, movielens
 
 import hotbed as hb
 from hotbed.connectors.source import Source
+from hotbed.embedding.modules import Planner
+
+Given = Callable[[hb.Dataset, hb.RecModel], Any]
+"""What is learned of a Dataset."""
+
+
+def alone(dataset: hb.Dataset, model: hb.RecModel) -> Any:
+    return dataset
+
+
+def ahead(dataset: hb.Dataset, model: hb.RecModel) -> Any:
+    return hb.Ahead(dataset)
+
+
+def encoded(dataset: hb.Dataset, model: hb.RecModel) -> Any:
+    return list(dataset)
+
+
+def mapped(dataset: hb.Dataset, model: hb.RecModel) -> Any:
+    planner = Planner(model.network)
+    return [planner.plan(batch.map_arrays(torch.from_numpy)) for batch in dataset]
 
 
 def events_a_second(
     source: Source,
     schema: hb.Schema,
     a: argparse.Namespace,
-    given: Callable[[hb.Dataset], Any],
+    given: Given,
     torch_threads: int,
 ) -> float:
     """Learn the events once."""
@@ -41,9 +65,9 @@ def events_a_second(
     tables = hb.make_tables(schema, dim=8, rule=hb.Adagrad(lr=0.02))
     network = hb.models.DCNv2(schema, tables, hidden=(64, 32))
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), {"auc"})
-    dataset = hb.Dataset(source, schema, a.batch)
+    data = given(hb.Dataset(source, schema, a.batch), model)
     begin = time.perf_counter()
-    model.online_train(given(dataset), progressive=a.progressive, progress=False)
+    model.online_train(data, progressive=a.progressive, progress=False)
     return model.counters["samples"] / (time.perf_counter() - begin)
 
 
@@ -62,17 +86,19 @@ def measure(
 ) -> str:
     """Return a row of the table."""
     source = repeated(source, passes)
-    ahead = []
-    plain = []
-    one_thread = []
+    ways: list[tuple[Given, int]] = [(ahead, a.cores), (alone, a.cores), (alone, 1)]
+    pairs = [(0, 1), (0, 2)]
+    if a.bound:
+        ways = [(encoded, a.cores), (mapped, a.cores), (encoded, 1), (mapped, 1)]
+        pairs = [(1, 0), (3, 2)]
+    rounds = []
     for _ in range(a.pairs + 1):
-        plain.append(events_a_second(source, schema, a, lambda data: data, a.cores))
-        ahead.append(events_a_second(source, schema, a, hb.Ahead, a.cores))
-        one_thread.append(events_a_second(source, schema, a, lambda data: data, 1))
-    cells = [name]  # the first round loads code
-    cells += [f"{statistics.median(speeds[1:]):,.0f}" for speeds in (plain, ahead, one_thread)]
-    for others in (plain, one_thread):
-        ratios = [mine / other for mine, other in zip(ahead[1:], others[1:], strict=True)]
+        rounds.append([events_a_second(source, schema, a, *way) for way in ways])
+    del rounds[0]  # it loads code
+    cells = [name]
+    cells += [f"{statistics.median(speeds):,.0f}" for speeds in zip(*rounds, strict=True)]
+    for mine, other in pairs:
+        ratios = [speeds[mine] / speeds[other] for speeds in rounds]
         cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     return "| " + " | ".join(cells) + " |"
 
@@ -84,13 +110,18 @@ def main() -> None:
     p.add_argument("--pairs", type=int, default=7)
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--cores", type=int, default=2)
+    p.add_argument("--bound", action="store_true", help="steps whose ids are mapped before")
     p.add_argument("--progressive", action="store_true", help="predict each batch before learning")
     a = p.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: a.cores])
-    speeds = "events/s alone | with Ahead | alone, one torch thread"
-    print(f"| stream | {speeds} | Ahead / alone | Ahead / one thread |")
-    print("|---|---|---|---|---|---|", flush=True)
+    columns = "events/s with Ahead | alone | alone, one torch thread | Ahead / alone | Ahead / one"
+    if a.bound:
+        columns = (
+            "events/s | mapped | one torch thread | mapped, one | mapped / not | the same, one"
+        )
+    print(f"| stream | {columns} |")
+    print("|---" * (columns.count("|") + 2) + "|", flush=True)
     print(measure("MovieLens", *movielens(), a.passes, a), flush=True)
     if a.avazu:
         print(measure("Avazu", *avazu(a.avazu), 4 * a.passes, a), flush=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,29 @@ def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> 
     assert [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
     batches.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+
+
+def test_has_next_says_whether_the_next_batch_waits(source: Source) -> None:
+    gate = threading.Semaphore(1)
+    dataset = make(source, batch_size=ROWS // 2).map(lambda batch: gate.acquire() and batch)
+    assert not dataset.has_next
+    batches = iter(dataset)
+    for _ in range(2):
+        next(batches)
+        assert not dataset.has_next, "the next batch is still being made"
+        gate.release()
+        _wait_until(lambda: dataset.has_next)
+    next(batches)
+    _wait_until(lambda: dataset.has_next)
+    assert next(batches, None) is None
+    assert not make(source, prefetch=0).has_next
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert is_true()
 
 
 def test_leaving_the_loop_early_ends_the_thread(source: Source) -> None:
