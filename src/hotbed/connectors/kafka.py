@@ -116,7 +116,11 @@ class Kafka(Source):
 
     def client_options(self) -> dict[str, Any]:
         """Return the options for librdkafka, with the values of environment variables."""
-        options: dict[str, Any] = {"reconnect.backoff.max.ms": 2000, "log_level": 0}
+        options: dict[str, Any] = {
+            "reconnect.backoff.max.ms": 2000,
+            "fetch.queue.backoff.ms": 10,  # how long a full queue ends fetching; 1 s by default
+            "log_level": 0,
+        }
         for key, value in self.options.items():
             options[key] = _expanded(key, value)
         own = {

@@ -311,16 +311,16 @@ def test_collections_are_in_the_order_of_the_first_lookup() -> None:
     assert len(addresses) == 6
 
 
-def test_the_end_of_a_program_ends_the_thread_that_maps_ahead() -> None:
+def test_the_end_of_a_program_ends_reading_and_mapping_ahead() -> None:
     program = Program()
     data = program.insert.over([{USER: torch.tensor([1]), "time": 0}] * 9)
     batches = iter(data)
     next(batches)
     names = [thread.name for thread in threading.enumerate()]
-    assert "hotbed-map" in names
+    assert "hotbed-read-ahead" in names
     mx.terminate_config_initializer()
     names = [thread.name for thread in threading.enumerate()]
-    assert "hotbed-map" not in names
+    assert "hotbed-read-ahead" not in names
     assert list(batches) == []
 
 

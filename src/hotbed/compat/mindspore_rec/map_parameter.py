@@ -196,7 +196,7 @@ class MapParameter(nn.Module):
 
         Raises:
             RowShapeError: (a ValueError) keys are not integers of shape [n], or values are not
-                finite numbers of the shape [n, *value_shape].
+                finite numbers of the shape `[n, *value_shape]`.
         """
         keys = as_ids(key_tensor, "MapParameter.put: keys")
         values = _values("MapParameter.put: value_tensor", value_tensor)
