@@ -18,6 +18,7 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
 from hotbed.frozen import RowArray
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
 from hotbed.persist.store import MANIFEST_FILE, split
 from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
@@ -89,7 +90,7 @@ class InferenceSession:
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
-        self._session = _onnx_session(
+        self._session = _open_graph(
             model,
             model.graph_bytes(),
             model.weights(),
@@ -97,7 +98,7 @@ class InferenceSession:
         )
         self._plain: PlainInputs | None = None
         if "ids" in graph:
-            ids_session = _onnx_session(
+            ids_session = _open_graph(
                 model,
                 model.ids_bytes(),
                 (),
@@ -354,35 +355,26 @@ def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> R
     return matrix
 
 
-def _onnx_session(
+def _open_graph(
     model: ModelVersion,
     graph: bytes,
     weights: Iterable[Weight],
     num_threads: int,
 ) -> Any:
-    """Open a graph of a version with weights, which ONNX Runtime may then fold."""
+    """Open a graph of a version with weights."""
     try:
-        import onnxruntime
+        onnx_runtime()
     except ImportError as error:
         raise MissingExtra(
             f"InferenceSession: {error.name} is not installed. Run pip install hotbed[serve]."
         ) from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    names = list[str]()
-    values = list[Any]()
-    for name, value in weights:
-        names.append(name)
-        values.append(onnxruntime.OrtValue.ortvalue_from_numpy(value))
-    options.add_external_initializers(names, values)
+    values = list(weights)
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        return open_graph(graph, values, num_threads)
     except Exception as error:  # ONNX Runtime has error types of its own
         reason = str(error).splitlines()[0][:300]
         raise FormatError(
             f"model {model.name!r}: the graph of version {model.version} cannot be opened, got "
-            f"{reason!r} from onnxruntime {onnxruntime.__version__}. Export the model that is "
+            f"{reason!r} from onnxruntime {onnx_runtime().__version__}. Export the model that is "
             "trained now, or upgrade onnxruntime."
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,6 +45,17 @@ def forged(exported: Path, to: Path, change: Callable[[dict[str, Any]], None]) -
 
 def test_the_forgery_itself_loads(exported: Path, tmp_path: Path) -> None:
     hb.ParameterServer().load("m", forged(exported, tmp_path / "copy", lambda manifest: None))
+
+
+def test_onnx_runtime_keeps_and_sends_no_report_of_served_models(
+    exported: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for name in ("CI", "ORT_DISABLE_TELEMETRY"):  # with them it reports to nobody
+        environment.pop(name, None)
+    code = f"import hotbed as hb; hb.InferenceSession({str(exported)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

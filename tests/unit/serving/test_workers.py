@@ -80,6 +80,7 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
             wrong.append(error)
 
     with again_and_again(*[ask] * 4):
+        wait_for(lambda: answers, "the first version is served")
         for seed in range(3):
             version = trainer.publish(seed, full=seed == 2)
             wait_for(

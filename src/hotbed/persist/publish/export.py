@@ -31,6 +31,7 @@ from hotbed.persist.format import (
     read_newest,
     refuse_states,
 )
+from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import OnnxGraph, write_published
 from hotbed.persist.store import open_store
@@ -422,7 +423,8 @@ def check_outputs(
     expected: Sequence[Tensor],
 ) -> None:
     """Raise PersistError unless the graph's outputs are those of the network."""
-    session = onnx_session(graph.onnx, weights)
+    values = [(name, weight.detach().numpy()) for name, weight in weights.items()]
+    session = open_graph(graph.onnx, values)
     arguments = {}
     for argument in session.get_inputs():
         arguments[argument.name] = inputs[argument.name].numpy()
@@ -453,27 +455,14 @@ def _largest_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float((np.abs(ours - theirs) / scale)[~is_same].max())
 
 
-def onnx_session(onnx: bytes, weights: Mapping[str, Tensor] | None = None) -> Any:
-    """Open a graph with these weights in ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    make = onnxruntime.OrtValue.ortvalue_from_numpy
-    by_name = weights or {}
-    values = [make(value.detach().numpy()) for value in by_name.values()]
-    options.add_external_initializers(list(by_name), values)
-    return onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-
-
 def check_installed() -> None:
     """Raise MissingExtra unless what an export needs is installed."""
     try:
+        onnx_runtime()
         import onnx
-        import onnxruntime
         import onnxscript
 
-        del onnx, onnxruntime, onnxscript
+        del onnx, onnxscript
     except ImportError as error:
         raise MissingExtra(
             f"export: {error.name} is not installed. Run pip install hotbed[export]."

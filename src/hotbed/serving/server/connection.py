@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from http import HTTPStatus
-from socket import socket
+from socket import SO_LINGER, SOL_SOCKET, socket
 from ssl import SSLContext
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ _HEAD_BYTES = 64 << 10
 _WATCH_SECONDS = 1.0
 _LINGER_SECONDS = 2.0  # for a client to read the last answer
 _LAST_SECONDS = 30  # for requests under way at the end
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: drop what has not been sent
 
 
 class HttpServer(uvicorn.Server):
@@ -317,12 +319,23 @@ class Connection(HttpToolsProtocol):
             self._state = state
             self._state_began = now
         elif now - self._state_began > limit:
-            if is_full or is_ending:
+            if is_full:
+                self._reset()
+            elif is_ending:
                 self.transport.abort()
             elif is_arriving:
                 self._end(refusal(408, f"the request did not come within {seconds:g} seconds"))
             else:
                 self.transport.close()
+
+    def _reset(self) -> None:
+        """Close the connection and drop what has not been sent.
+
+        Otherwise the system would keep megabytes of answers, and the connection, for minutes: it
+        waits for the client to read them.
+        """
+        self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+        self.transport.abort()
 
     def _end(self, response: HttpResponse) -> None:
         """Send a last answer, unless another one is under way, and take no more requests.

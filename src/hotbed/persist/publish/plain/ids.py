@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
-from hotbed.persist.publish.export import finish_graph, onnx_session
+from hotbed.persist.publish.export import finish_graph
+from hotbed.persist.publish.onnx_session import open_graph
 
 from .integers import check_exact, exact
 from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
@@ -98,7 +99,7 @@ class IdStage(nn.Module):
         arguments = {}
         for spec, tensor in zip(self.tensors, tensors, strict=True):
             arguments[argument(spec.name)] = tensor.numpy()
-        session = onnx_session(onnx)
+        session = open_graph(onnx)
         own = {name: arguments[name] for name in inputs_of(onnx)}
         outputs = session.run(self.names, own)
         for name, ours, theirs in zip(self.names, expected, outputs, strict=True):
