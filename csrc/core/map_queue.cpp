@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "map_queue.h"
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -9,6 +11,9 @@
 namespace hotbed {
 
 struct MapTask::Shared {
+  bool has_thread() const noexcept { return process == getpid(); }
+
+  const pid_t process = getpid();
   std::mutex mutex;
   std::condition_variable changed;  // for the thread
   std::condition_variable mapped;   // for those who wait for a map
@@ -29,6 +34,7 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
   task->ids_ = std::move(ids);
   task->times_ = times;
   task->training_ = training;
+  if (!shared_->has_thread()) throw std::logic_error("map queue: it belongs to another process. Make another one.");
   const std::lock_guard lock(shared_->mutex);
   if (shared_->is_closed) throw std::logic_error("map queue: it is closed, got ids to map. Make another one.");
   step.mapped_by(task);
@@ -38,6 +44,10 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
 }
 
 void MapQueue::close() noexcept {
+  if (!shared_->has_thread()) {
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->is_closed = true;
@@ -74,6 +84,7 @@ void MapTask::run() noexcept {
 }
 
 void MapTask::open() noexcept {
+  if (!shared_->has_thread()) return;
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->is_open = true;
@@ -82,13 +93,20 @@ void MapTask::open() noexcept {
 }
 
 void MapTask::wait() {
-  std::unique_lock lock(shared_->mutex);
-  if (!done_) {
-    shared_->is_open = true;
-    shared_->changed.notify_one();
-    shared_->mapped.wait(lock, [this] { return done_; });
-  }
+  if (shared_->has_thread()) wait_for_thread();
+  else if (!done_)
+    throw std::runtime_error(
+        "the ids of a batch are mapped by a thread of another process, from which this one was forked. Make a new "
+        "hb.Ahead here.");
   if (error_) std::rethrow_exception(error_);
+}
+
+void MapTask::wait_for_thread() {
+  std::unique_lock lock(shared_->mutex);
+  if (done_) return;
+  shared_->is_open = true;
+  shared_->changed.notify_one();
+  shared_->mapped.wait(lock, [this] { return done_; });
 }
 
 const std::vector<TableStats>& MapTask::statistics() {

@@ -25,6 +25,7 @@ class MapTask {
   friend class MapQueue;
   struct Shared;  // by a queue, its thread and its tasks
   void run() noexcept;
+  void wait_for_thread();
 
   std::shared_ptr<Shared> shared_;
   Step* step_ = nullptr;
@@ -37,7 +38,8 @@ class MapTask {
 };
 
 // Maps and lookups of the same tables exclude each other. So a map that is added waits until the lookup of the batch
-// under way is over, or until somebody waits for a map.
+// under way is over, or until somebody waits for a map. The child of a fork has no thread that maps: there a wait is an
+// error, and nothing is mapped.
 class MapQueue {
  public:
   MapQueue();

@@ -3,6 +3,9 @@
 #include "core/map_queue.h"
 
 #include <doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -136,3 +139,33 @@ TEST_CASE("the end of a step waits for its map, and the end of a queue maps what
   }
   CHECK_NOTHROW(second.look_up(*kept));
 }
+
+#if !defined(__SANITIZE_THREAD__)  // the thread sanitizer cannot follow a threaded process through fork()
+
+TEST_CASE("the child of a fork waits for no map, and ends its steps and its queue at once") {
+  World world;
+  Batch first(0);
+  auto queue = std::make_unique<MapQueue>();
+  auto step = world.make_step();
+  const auto task = queue->add(*step, first.features(), nullptr, true);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // ends the child if it waits for a thread that it does not have
+    bool is_refused = false;
+    try {
+      task->wait();
+    } catch (const std::runtime_error&) { is_refused = true; }
+    task->open();
+    step.reset();
+    queue.reset();
+    _exit(is_refused ? 7 : 8);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 7);
+  task->wait();
+  CHECK(world.num_rows() == 100);
+}
+
+#endif
