@@ -118,7 +118,7 @@ class Kafka(Source):
         """Return the options for librdkafka, with the values of environment variables."""
         options: dict[str, Any] = {
             "reconnect.backoff.max.ms": 2000,
-            "fetch.queue.backoff.ms": 10,  # how long a full queue ends fetching; 1 s by default
+            "fetch.queue.backoff.ms": 10,  # the pause when its queue is full; its default is 1 s
             "log_level": 0,
         }
         for key, value in self.options.items():

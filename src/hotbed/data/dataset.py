@@ -75,10 +75,17 @@ class Dataset:
         checks.whole_number("dataset.batch_size", batch_size, 1)
         for name, number in (("shuffle", shuffle), ("seed", seed), ("prefetch", prefetch)):
             checks.whole_number(f"dataset.{name}", number, 0)
-        _check_switches({"drop_last": drop_last, "cache": cache})
+        for name, switch in (("drop_last", drop_last), ("cache", cache)):
+            checks.one_of(f"dataset.{name}", switch, (True, False))
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
-        ahead = max_ahead_seconds
-        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, ahead)
+        _check_stream_arguments(
+            source,
+            schema,
+            shuffle,
+            cache,
+            flush_seconds,
+            max_ahead_seconds,
+        )
         self.source = source
         self.schema = schema
         self.batch_size = int(batch_size)
@@ -100,14 +107,7 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        # Part of every position: resuming with another order would repeat and lose rows.
-        self._order = {}
-        if shuffle > source.endless:
-            self._order = {
-                "shuffle": shuffle,
-                "seed": seed,
-                "cache": cache,
-            }
+        self._order = _order_of(source, shuffle, seed, cache)
         self._position = self._at(0, place_at(None, 0))
         self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
         self._cached: Batch | None = None
@@ -659,9 +659,20 @@ def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch
         yield from (batch for batch in items if batch is not None)
 
 
-def _check_switches(switches: Mapping[str, bool]) -> None:
-    for name, switch in switches.items():
-        checks.one_of(f"dataset.{name}", switch, (True, False))
+def _order_of(
+    source: Source,
+    shuffle: int,
+    seed: int,
+    cache: bool,
+) -> dict[str, Any]:
+    """Return what orders the rows; resuming with another order would repeat and lose rows."""
+    if shuffle <= source.endless:  # a stream keeps its order with shuffle=1
+        return {}
+    return {
+        "shuffle": shuffle,
+        "seed": seed,
+        "cache": cache,
+    }
 
 
 def _check_stream_arguments(
@@ -677,11 +688,11 @@ def _check_stream_arguments(
         ("flush_seconds", flush_seconds),
         ("max_ahead_seconds", max_ahead_seconds),
     ):
-        if seconds is not None and (not source.endless or not seconds >= 0):
+        if seconds is not None and not source.endless:
             raise ConfigError(
-                f"dataset.{name}: expected seconds >= 0 and an endless source, got {seconds!r}. "
-                "Leave it out."
+                f"dataset.{name}: the source has an end, got {seconds!r}. Leave it out."
             )
+        checks.at_least(f"dataset.{name}", seconds, 0)
     if source.endless and (shuffle > 1 or cache):
         name = "shuffle"
         if cache:

@@ -282,7 +282,8 @@ def test_an_error_of_the_stream_reaches_who_reads_after_the_rows_before_it(prefe
     [
         ({"shuffle": 10}, r"dataset.shuffle: the source is endless"),
         ({"cache": True}, r"dataset.cache: the source is endless"),
-        ({"flush_seconds": -1}, r"dataset.flush_seconds: expected seconds >= 0"),
+        ({"flush_seconds": -1}, r"dataset.flush_seconds: must be at least 0, got -1"),
+        ({"flush_seconds": "soon"}, r"dataset.flush_seconds: must be at least 0, got 'soon'"),
         ({"max_ahead_seconds": 5}, r"dataset.max_ahead_seconds: events need a time"),
     ],
 )
@@ -291,7 +292,7 @@ def test_what_makes_no_sense_for_a_stream_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make(FakeStream(log(4)), **arguments)
-    with pytest.raises(ConfigError, match="expected seconds >= 0 and an endless source"):
+    with pytest.raises(ConfigError, match="flush_seconds: the source has an end, got 1"):
         Dataset(Memory(log(4)), SCHEMA, flush_seconds=1)
 
 

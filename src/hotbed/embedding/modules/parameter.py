@@ -40,7 +40,7 @@ class RowsData(Tensor):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        target = next(iter([*args, *(kwargs or {}).values()]), None)
+        target = _target(args, kwargs)
         if _writes(func) and isinstance(target, RowsData):
             raise _written(func, target.rows)
         with torch._C.DisableTorchFunctionSubclass():
@@ -124,7 +124,7 @@ class TableRows(nn.Parameter):
         would an initialization or an average of all parameters.
         """
         if _writes(func):
-            raise _written(func, next(iter([*args, *(kwargs or {}).values()]), None))
+            raise _written(func, _target(args, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         is_read = isinstance(result, Tensor) and result.grad_fn is not None
@@ -162,6 +162,11 @@ def _writes(func: Any) -> bool:
     if name in _WRITES:
         return True
     return name.endswith("_") and not name.endswith("__") and name not in _NO_WRITES
+
+
+def _target(args: Any, kwargs: Any) -> Any:
+    """Return the first argument of a function, by place or by name."""
+    return next(iter([*args, *(kwargs or {}).values()]), None)
 
 
 def _written(func: Any, rows: Any) -> ConfigError:

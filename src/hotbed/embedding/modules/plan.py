@@ -79,7 +79,7 @@ class Plans:
             plan.wait()
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return those of the tables by name, after the map of this batch by a queue."""
+        """Return the statistics of the tables by name, after a queue mapped this batch."""
         return statistics_after(self._tasks)
 
     def take(self, module: TableModule, inputs: Sequence[Ids]) -> Plan | None:

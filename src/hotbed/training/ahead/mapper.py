@@ -66,7 +66,7 @@ class Mapper(Protocol):
         """
 
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
-        """Return those of the tables by name, after the queue mapped this example."""
+        """Return the statistics of the tables by name, as they are after the map of an example."""
 
     def latest(self, example: Example) -> int | None:
         """Return the newest event time of an example in microseconds; None without times."""

@@ -29,9 +29,23 @@ class WeightMoved(ConfigError, AttributeError):
 
 
 ASKED = (
-    *("device", "dim", "dtype", "element_size", "is_cuda", "is_floating_point"),
-    *("layout", "ndim", "nelement", "numel", "requires_grad", "shape", "size"),
-    *("new_empty", "new_full", "new_ones", "new_zeros"),
+    "device",
+    "dim",
+    "dtype",
+    "element_size",
+    "is_cuda",
+    "is_floating_point",
+    "layout",
+    "ndim",
+    "nelement",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "numel",
+    "requires_grad",
+    "shape",
+    "size",
 )
 """Attributes of a weight that has moved which can still be read: none depends on its values."""
 
