@@ -128,7 +128,7 @@ class TableFull(TableError):
 
 
 class RowShapeError(TableError, ValueError):
-    """Ids, slots, rows or gradients have the wrong shape or dtype."""
+    """Ids, slots, rows or gradients have the wrong shape or dtype, or rows are not finite."""
 
 
 class NonFiniteGradient(TableError):

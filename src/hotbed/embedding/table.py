@@ -613,7 +613,7 @@ class Table:
         """Load rows from `export` of any table of this dim, without admission.
 
         Ids that have a row are overwritten, others are inserted. Raises RowShapeError for columns
-        that do not fit dim and rule.
+        that do not fit dim and rule, and for numbers that are not finite.
         """
         for batch in batches:
             rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
@@ -627,6 +627,7 @@ class Table:
                         f"got {kind}. Give rows of a table with the same dim and rule."
                     )
                 rows[name] = batch.column(name).flatten().to_numpy()
+                self._check_finite(name, rows["id"], rows[name].reshape(-1, width))
             if "value" not in rows:
                 raise RowShapeError(
                     f"table {self.name!r}: rows need a column 'value', got "
@@ -638,6 +639,21 @@ class Table:
                 if name in batch.schema.names
             }
             self.native.load_rows(rows)
+
+    def _check_finite(
+        self,
+        column: str,
+        ids: NDArray[Any],
+        numbers: NDArray[np.float32],
+    ) -> None:
+        is_finite = np.isfinite(numbers)
+        if is_finite.all():
+            return
+        row, lane = np.argwhere(~is_finite)[0]
+        raise RowShapeError(
+            f"table {self.name!r}: column {column!r} must hold finite numbers, got "
+            f"{numbers[row, lane]} for id {ids[row]}. Leave the row out."
+        )
 
     def scalars(self) -> dict[str, Any]:
         """Return the table's own state as JSON values: step, watermark, rates and counters.

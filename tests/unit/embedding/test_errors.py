@@ -356,6 +356,23 @@ def test_rows_of_another_table_do_not_load() -> None:
     assert len(narrow) == 0
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("column", ["value", "state"])
+def test_rows_that_are_not_finite_do_not_load(column: str, wrong: float) -> None:
+    table = hb.Table("user", dim=2, rule=hb.Adagrad(lr=0.1))
+    table.find_or_insert(np.array([7, 8, 9]))
+    (rows,) = pa.Table.from_batches(table.export()).combine_chunks().to_batches()
+    numbers = rows.column(column).flatten().to_numpy().copy()
+    numbers[3] = wrong  # of the second row
+    place = rows.schema.names.index(column)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 2)
+    other = hb.Table("user", dim=2, rule=hb.Adagrad(lr=0.1))
+    id = rows.column("id")[1]
+    with pytest.raises(RowShapeError, match=f"{column}.*{wrong} for id {id}"):
+        other.load([rows.set_column(place, column, lists)])
+    assert len(other) == 0
+
+
 OFFSETS = {
     "short": [0, 1],
     "falls": [0, 2, 1, 3],
