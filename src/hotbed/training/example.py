@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Example:
     foreseen: Any = None  # what the lookups of a converted model take, if ids were mapped ahead
     error: Exception | None = None  # why the ids could not be mapped ahead
 
-    @property
+    @cached_property
     def latest(self) -> int | None:
         """Return the newest event time in microseconds; None without times."""
         if self.time is None or not len(self.time):
