@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four switches of Rec SDK's chapter in all 16 combinations, on one stream: each equals the
-engine's own loop bit for bit, with base and delta checkpoints and a kill -9 on its way. `make soak`
-has more kills.
+engine's own loop bit for bit, with base and delta checkpoints and a kill -9 on its way. Those of two
+and three switches are in `make soak`, which has more kills, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,13 @@ def engine(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("number", range(16), ids=lambda n: "-".join(loops.EVERY[n]) or "none")
+def combination(number: int) -> Any:
+    switches = loops.EVERY[number]
+    marks = [pytest.mark.soak] if len(switches) in (2, 3) else []
+    return pytest.param(number, marks=marks, id="-".join(switches) or "none")
+
+
+@pytest.mark.parametrize("number", [combination(n) for n in range(16)])
 def test_a_killed_combination_ends_with_the_bits_of_the_engines_own_loop(
     number: int, engine: Any, lives: Any, tmp_path: Path
 ) -> None:

@@ -312,15 +312,15 @@ def test_collections_are_in_the_order_of_the_first_lookup() -> None:
 
 
 def test_the_end_of_a_program_ends_reading_and_mapping_ahead() -> None:
+    before = set(threading.enumerate())
     program = Program()
     data = program.insert.over([{USER: torch.tensor([1]), "time": 0}] * 9)
     batches = iter(data)
     next(batches)
-    names = [thread.name for thread in threading.enumerate()]
-    assert "hotbed-read-ahead" in names
+    (reader,) = set(threading.enumerate()) - before
+    assert reader.name == "hotbed-read-ahead"
     mx.terminate_config_initializer()
-    names = [thread.name for thread in threading.enumerate()]
-    assert "hotbed-read-ahead" not in names
+    assert not reader.is_alive()
     assert list(batches) == []
 
 

@@ -219,6 +219,7 @@ def test_an_exception_of_the_reader_reaches_the_consumer(prefetch: int) -> None:
 
 def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> None:
     made: list[int] = []
+    before = set(threading.enumerate())
     dataset = make(source, batch_size=1, prefetch=3).map(lambda batch: made.append(1) or batch)
     batches = iter(dataset)
     next(batches)
@@ -227,9 +228,9 @@ def test_reading_ahead_is_bounded_and_ends_with_its_consumer(source: Source) -> 
         time.sleep(0.01)
     time.sleep(0.05)
     assert len(made) == 5  # one handed out, three in the queue, one waiting for room
-    assert [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+    (reader,) = set(threading.enumerate()) - before
     batches.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+    assert not reader.is_alive()
 
 
 def test_has_next_says_whether_the_next_batch_waits(source: Source) -> None:
@@ -256,9 +257,10 @@ def _wait_until(is_true: Callable[[], bool]) -> None:
 
 
 def test_leaving_the_loop_early_ends_the_thread(source: Source) -> None:
+    before = set(threading.enumerate())
     for _ in make(source):
         break
-    assert not [thread for thread in threading.enumerate() if thread.name == "hotbed-read-ahead"]
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path) -> None:
