@@ -10,6 +10,7 @@ import json
 import resource
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -142,10 +143,32 @@ def test_a_client_that_reads_no_answers_is_disconnected(hasty: Running, batches:
     with contextlib.suppress(OSError):  # the server reads no more, or has left
         for _ in range(batches):
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    wait_for_end(client)
+    alive(hasty)
+
+
+def test_a_client_that_reads_no_answers_over_tls_is_disconnected(
+    exported: Path, certificate: tuple[str, str]
+) -> None:
+    cert, key = certificate
+    running = Running(exported, request_seconds=1.0, grpc_port=None, tls_cert=cert, tls_key=key)
+    trust = ssl.create_default_context(cafile=cert)
+    for _ in range(2):  # the first one does not end the watch over the others
+        client = trust.wrap_socket(connected(running), server_hostname="127.0.0.1")
+        opened.append(client)
+        client.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        wait_for_end(client)
+    running.close()
+
+
+def wait_for_end(client: socket.socket) -> None:
+    """Wait until the server has left, without a look at what it has sent."""
     poll = select.poll()
     poll.register(client, 0)  # tells only of errors and of the end
     wait_for(lambda: poll.poll(0), "the server has left", 30)
-    alive(hasty)
 
 
 def test_requests_that_come_together_are_answered_in_their_order(

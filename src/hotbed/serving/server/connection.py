@@ -334,7 +334,8 @@ class Connection(HttpToolsProtocol):
         Otherwise the system would keep megabytes of answers, and the connection, for minutes: it
         waits for the client to read them.
         """
-        self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+        with contextlib.suppress(OSError):  # the connection is lost already
+            self.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         self.transport.abort()
 
     def _end(self, response: HttpResponse) -> None:
