@@ -2,6 +2,7 @@
 """Online training with and without `hb.Ahead`, in turn, from files in the order of time.
 
     python benchmarks/ahead.py [--avazu CSV] [--passes 6] [--pairs 7] [--batch 256] [--cores 2]
+        [--busy 0]
 
 Prints a table: events/s as a user has them without `hb.Ahead`, which is with a thread of torch a
 core, and with it; the median of the ratios of the pairs, with the least and the greatest one. The
@@ -11,6 +12,8 @@ networks. Each figure is end to end: encoding, learning, and choosing the thread
 
 `--bound` prints instead how much faster the steps are if all ids were mapped before the clock
 starts, with a thread of torch a core and with one: more than that, no mapping ahead can win.
+`--busy` starts processes that compute without an end on the same cores, as a server or a broker
+beside the training would.
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -103,6 +109,19 @@ def measure(
     return "| " + " | ".join(cells) + " |"
 
 
+@contextmanager
+def busy(num_processes: int) -> Iterator[None]:
+    """Let other processes compute meanwhile, on the cores of this one."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(num_processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--avazu", default=None, help="a csv of Avazu's events, in the order of time")
@@ -110,6 +129,7 @@ def main() -> None:
     p.add_argument("--pairs", type=int, default=7)
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--cores", type=int, default=2)
+    p.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
     p.add_argument("--bound", action="store_true", help="steps whose ids are mapped before")
     p.add_argument("--progressive", action="store_true", help="predict each batch before learning")
     a = p.parse_args()
@@ -122,9 +142,10 @@ def main() -> None:
         )
     print(f"| stream | {columns} |")
     print("|---" * (columns.count("|") + 2) + "|", flush=True)
-    print(measure("MovieLens", *movielens(), a.passes, a), flush=True)
-    if a.avazu:
-        print(measure("Avazu", *avazu(a.avazu), 4 * a.passes, a), flush=True)
+    with busy(a.busy):
+        print(measure("MovieLens", *movielens(), a.passes, a), flush=True)
+        if a.avazu:
+            print(measure("Avazu", *avazu(a.avazu), 4 * a.passes, a), flush=True)
 
 
 if __name__ == "__main__":

@@ -299,11 +299,13 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 def _all_finite(gradients: list[Tensor]) -> bool:
-    # the largest absolute value: it cannot overflow as a sum of squares would, and keeps NaN
     filled = [gradient for gradient in gradients if gradient.numel()]
-    if not filled:
-        return True
-    norms = torch._foreach_norm(filled, float("inf"))
+    # a sum of squares keeps NaN and is fast, but may overflow; a largest absolute value never does
+    return not filled or _has_finite_norms(filled, 2.0) or _has_finite_norms(filled, float("inf"))
+
+
+def _has_finite_norms(gradients: list[Tensor], order: float) -> bool:
+    norms = torch._foreach_norm(gradients, order)
     stacked = torch.stack([norm.float() for norm in norms])
     return bool(torch.isfinite(stacked).all())
 
