@@ -438,6 +438,7 @@ def test_a_waiting_call_of_a_disconnected_grpc_client_is_not_scored(exported: Pa
 
 def test_a_channel_that_idles_is_closed_and_opens_again_when_it_is_used(hasty: Running) -> None:
     seen = list[grpc.ChannelConnectivity]()
+    before = set(threading.enumerate())
     with grpc.insecure_channel(f"127.0.0.1:{hasty.server.grpc_port}") as channel:
         channel.subscribe(seen.append)
         live = channel.unary_unary(f"/{SERVICE}/ServerLive")
@@ -445,6 +446,15 @@ def test_a_channel_that_idles_is_closed_and_opens_again_when_it_is_used(hasty: R
         wait_for(lambda: grpc.ChannelConnectivity.READY in seen, "it is told that it is open")
         wait_for(lambda: seen[-1] is grpc.ChannelConnectivity.IDLE, "it is closed")
         assert live(b"", timeout=10) == b"\x08\x01"
+        channel.unsubscribe(seen.append)
+        # closing the channel under gRPC's watching thread is an error of that thread
+        wait_for(lambda: not watching_threads(before), "it is watched no longer")
+
+
+def watching_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Return gRPC's threads that watch a channel, without those of `before`."""
+    new = set(threading.enumerate()) - before
+    return [thread for thread in new if thread.name.endswith("(_run)")]
 
 
 @pytest.mark.slow
