@@ -107,6 +107,22 @@ TEST_CASE("a map that is added while another one is under way waits, too") {
   CHECK(world.num_rows() <= 100);  // 0 if the thread was too slow to begin
 }
 
+TEST_CASE("a wait maps what the thread has not begun, also while the thread sleeps and after it has woken") {
+  World world;
+  MapQueue queue;
+  Batch first(0), second(100), third(200);
+  const auto a = world.make_step(), b = world.make_step(), c = world.make_step();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it no longer naps
+  queue.add(*a, first.features(), nullptr, true)->wait();
+  CHECK(world.num_rows() == 100);
+  queue.add(*b, second.features(), nullptr, true)->wait();
+  CHECK(world.num_rows() == 200);
+  queue.add(*c, third.features(), nullptr, true);
+  second.look_up(*b);  // wakes it
+  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
+  CHECK(world.num_rows() == 300);
+}
+
 TEST_CASE("nothing is mapped behind an error, which every later map gets") {
   World world(64);
   MapQueue queue;

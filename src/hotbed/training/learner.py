@@ -91,6 +91,7 @@ class Learner:
         self.device = device_of(network)
         self.skipped = 0
         self.outputs: Any = None  # of the network in the last training forward
+        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
         self._network: Callable[..., Any] = network
         self.planner: Mapper | None = None
         if boost is not None:
@@ -133,7 +134,8 @@ class Learner:
         if self.criterion is None:
             return _own_loss(outputs)
         self.outputs = outputs = self.criterion.shape(outputs, example.labels)
-        return self.criterion(outputs, example.labels, example.weight)
+        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+        return loss
 
     def backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:

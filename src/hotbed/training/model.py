@@ -36,7 +36,7 @@ from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
-from hotbed.training.ahead import depth_for, unwrap
+from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
@@ -196,7 +196,7 @@ class RecModel:
         observer = None
         if progressive:
             self._check_measurable("progressive")
-            observer = Progressive(self._scorer())
+            observer = self._progressive(goal)
         limits = StreamLimits(max_steps, None)
         history = History()
         given = [*_listed(callbacks), limits, history, *cores]
@@ -249,8 +249,7 @@ class RecModel:
         )
         observer = None
         if progressive == "training" or (progressive and self._is_measurable):
-            learner = self.learner if progressive == "training" else None
-            observer = Progressive(self._scorer(), endless=True, learner=learner)
+            observer = self._progressive(goal, by_training=progressive == "training")
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
         given = [*_listed(callbacks), limits, history, *cores]
@@ -516,6 +515,26 @@ class RecModel:
             indexes=self._indexes,
             precision=self._precision,
         )
+
+    def _progressive(self, goal: Goal, *, by_training: bool = False) -> Progressive:
+        """Return what scores each batch of a run before it is learned.
+
+        Args:
+            goal: where ids are mapped ahead, the forward pass that learns a batch also scores it,
+                if that gives the same bits.
+            by_training: it does, whatever that gives.
+        """
+        scorer = self._scorer()
+        is_own = scorer.criterion is not None and not scorer.has_own_outputs
+        if goal.depth and is_own and not by_training:
+            obstacle = obstacle_to_one_pass(self.network, self.tables.values())
+            by_training = not obstacle
+            if obstacle:
+                log.info("each batch is scored before it is mapped: %s", obstacle)
+            else:
+                log.info("each batch is scored by the forward pass that learns it")
+        learner = self.learner if by_training else None
+        return Progressive(scorer, endless=goal.online, learner=learner)
 
     def _callbacks(self, goal: Goal, given: list[Any], *, progress: bool) -> Callbacks:
         """Return the callbacks of a run: those given, validation where there are data for it."""

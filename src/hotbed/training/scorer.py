@@ -101,15 +101,17 @@ class Scorer:
             return None, host(raw), host(example.labels)
         return self.outputs_of(self.criterion.shape(raw, example.labels), example)
 
-    def outputs_of(self, raw: Any, example: Example) -> Scores:
+    def outputs_of(self, raw: Any, example: Example, loss: torch.Tensor | None = None) -> Scores:
         """Return (loss, prediction, label) from the network's outputs for the example.
 
-        `raw`: the outputs as `Criterion.shape` returns them.
+        Args:
+            raw: the outputs as `Criterion.shape` returns them.
+            example: the samples.
+            loss: that of these outputs, if it is known.
         """
         assert self.criterion is not None
         with torch.no_grad():
-            loss = None
-            if example.labels is not None:
+            if loss is None and example.labels is not None:
                 loss = self.criterion(raw, example.labels, _with_mean_one(example.weight))
             return host(loss), host(self.criterion.activate(raw)), host(example.labels)
 
@@ -309,7 +311,8 @@ class Progressive:
         outputs, example = self._observed
         self._observed = None
         if self._learner is not None:
-            outputs = self.total.outputs_of(self._learner.outputs, example)
+            loss = self._learner.loss if example.weight is None else None
+            outputs = self.total.outputs_of(self._learner.outputs, example, loss)
         for scorer in (self.total, self._window):
             scorer.feed(outputs, example)
         for watcher in self.watchers:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,24 +33,40 @@ def two_threads() -> Iterator[None]:
 
 
 class Machine:
-    """A clock on which a step takes `seconds` of the threads in use, and whatever `steps` adds."""
+    """A clock on which a step takes `seconds` of the setting in use, and whatever `steps` adds."""
 
     def __init__(self, seconds: dict[Threads, float]) -> None:
         self.seconds = seconds
+        self.setting = Threads.now()
         self.now = 0.0
         self.used: list[Threads] = []
 
     def step(self) -> None:
-        self.used.append(Threads.now())
-        self.now += self.seconds[Threads.now()]
+        assert replace(self.setting, ahead=True) == Threads.now()
+        self.used.append(self.setting)
+        self.now += self.seconds[self.setting]
 
 
-SECONDS = {Threads(1, 1): 3.0, Threads(2, 1): 2.0, Threads(1, 2): 9.0, Threads(2, 2): 2.5}
+IN_TURN = Threads(2, 2, ahead=False)
+SECONDS = {
+    Threads(1, 1): 3.0,
+    Threads(2, 1): 2.0,
+    Threads(1, 2): 9.0,
+    Threads(2, 2): 2.5,
+    IN_TURN: 2.4,
+}
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(SECONDS)
+    use = Threads.use
+
+    def watched(threads: Threads) -> None:
+        use(threads)
+        machine.setting = threads
+
+    monkeypatch.setattr(Threads, "use", watched)
     monkeypatch.setattr(cores.time, "perf_counter", lambda: machine.now)
     return machine
 
@@ -69,25 +86,42 @@ def drive(
 def test_settings_are_at_most_the_threads_in_use() -> None:
     assert candidates(Threads(1, 1)) == [Threads(1, 1)]
     assert candidates(Threads(1, 8)) == [Threads(1, 1), Threads(1, 8)]
-    assert [c.torch for c in candidates(Threads(6, 1))] == [1, 2, 4, 6]
-    assert [c.torch for c in candidates(Threads(8, 1))] == [1, 2, 4, 8]
+    assert [c.torch for c in candidates(Threads(6, 1))] == [1, 2, 4, 6, 6]
+    assert [c.torch for c in candidates(Threads(8, 1))] == [1, 2, 4, 8, 8]
+    assert candidates(Threads(8, 4))[-1] == Threads(8, 4, ahead=False)
 
 
 def test_every_setting_is_tried_and_the_fastest_stays_to_the_end(machine: Machine) -> None:
     chosen = Cores()
-    drive(chosen, machine, range(60))
-    assert set(machine.used[:16]) == set(SECONDS)
-    assert Threads(1, 2) not in machine.used[16:], "too slow for a second round"
+    drive(chosen, machine, range(120))
+    assert set(machine.used[:45]) == set(SECONDS)
+    assert Threads(1, 2) not in machine.used[45:], "too slow for a second round"
     assert machine.used[-30:] == [Threads(2, 1)] * 30
     chosen.close()
     assert Threads.now() == Threads(2, 2)
 
 
 def test_of_settings_about_as_fast_the_one_with_fewest_threads_stays(machine: Machine) -> None:
-    machine.seconds = {**SECONDS, Threads(1, 1): 2.15}
+    for frugal in (Threads(1, 1), IN_TURN):  # at most two threads are busy, of the fastest three
+        machine.seconds = {**SECONDS, frugal: 2.08}
+        machine.used.clear()
+        Threads(2, 2).use()
+        chosen = Cores()
+        drive(chosen, machine, range(120))
+        assert machine.used[-30:] == [frugal] * 30
+        chosen.close()
+
+
+def test_ids_are_mapped_in_their_turn_where_the_measured_setting_does_so(machine: Machine) -> None:
     chosen = Cores()
-    drive(chosen, machine, range(60))
-    assert machine.used[-30:] == [Threads(1, 1)] * 30
+    assert not chosen.barrier(0, None)
+    machine.seconds = {**SECONDS, IN_TURN: 1.0}
+    chosen.begin(0)
+    for step in range(120):
+        machine.step()
+        assert chosen.barrier(step, None) == (machine.setting == IN_TURN)
+        chosen.step(step + 1)
+    assert machine.setting == IN_TURN
     chosen.close()
 
 
@@ -96,9 +130,9 @@ def test_a_first_step_that_loads_code_does_not_decide(machine: Machine) -> None:
     chosen = Cores()
     chosen.begin(0)
     machine.now = 0.0
-    for step in range(60):
+    for step in range(120):
         machine.step()
-        machine.now += 50.0 * (step % 4 == 0)  # the first step under each setting
+        machine.now += 50.0 * (step % 9 == 0)  # the first step under each setting
         chosen.step(step + 1)
     assert machine.used[-1] == Threads(2, 1)
 
@@ -106,13 +140,13 @@ def test_a_first_step_that_loads_code_does_not_decide(machine: Machine) -> None:
 def test_a_step_that_waited_for_data_is_not_timed(machine: Machine) -> None:
     chosen = Cores()
     chosen.begin(0)
-    for step in range(60):
-        if Threads.now() == Threads(2, 1):
+    for step in range(120):
+        if machine.setting == Threads(2, 1):
             machine.now += 1000.0
             chosen.on_idle(cast(Any, None))
         machine.step()
         chosen.step(step + 1)
-    assert machine.used[-1] == Threads(2, 2), "nothing was measured under the fastest setting"
+    assert machine.used[-1] == IN_TURN, "nothing was measured under the fastest setting"
 
 
 def test_given_threads_are_used_from_the_first_step_on(machine: Machine, tmp_path: Path) -> None:
@@ -134,7 +168,7 @@ def test_one_core_leaves_nothing_to_choose(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "killed"), [(0, 0), (0, 3), (0, 4), (3, 22), (4, 4), (4, 21), (17, 27), (30, 44)]
+    ("saved", "killed"), [(0, 0), (0, 3), (0, 9), (8, 22), (9, 9), (9, 51), (37, 57), (80, 99)]
 )
 def test_a_resumed_run_repeats_the_threads_of_each_step(
     machine: Machine, tmp_path: Path, saved: int, killed: int
@@ -156,7 +190,7 @@ def test_a_resumed_run_repeats_the_threads_of_each_step(
     again = Journal(tmp_path / "journal")
     resumed = Cores()
     resumed.load_state(state)
-    drive(resumed, machine, range(saved, 80), again)
+    drive(resumed, machine, range(saved, 160), again)
     assert machine.used[: decided - saved] == used[saved:decided]
     assert len(set(machine.used[-30:])) == 1, "the trials end after a resumption, too"
     again.close()
@@ -164,12 +198,12 @@ def test_a_resumed_run_repeats_the_threads_of_each_step(
 
 def test_a_run_that_measures_nothing_repeats_the_journal(machine: Machine, tmp_path: Path) -> None:
     with_journal = Journal(tmp_path / "journal")
-    drive(Cores(), machine, range(50), with_journal)
+    drive(Cores(), machine, range(100), with_journal)
     used = list(machine.used)
     machine.used.clear()
     machine.seconds = dict.fromkeys(SECONDS, 1.0)
     Threads(2, 2).use()
-    drive(Cores(measures=False), machine, range(50), with_journal)
+    drive(Cores(measures=False), machine, range(100), with_journal)
     assert machine.used == used
     with_journal.close()
 
@@ -205,7 +239,7 @@ def test_a_killed_run_resumes_with_the_threads_it_had(
     def run(watch: Watches) -> None:
         model = hb.RecModel(network(), "bce", "adam")
         callbacks = [watch, Checkpoint(tmp_path / "run", every_steps=9, wait=True)]
-        data = hb.Ahead(dataset(64 * 60))
+        data = hb.Ahead(dataset(64 * 110))
         model.online_train(data, callbacks, progressive=False, progress=False)
 
     killed = Dies()
@@ -221,7 +255,7 @@ def test_a_killed_run_resumes_with_the_threads_it_had(
     both = [step for step in killed.used if step in resumed.used]
     assert both
     assert [resumed.used[step] for step in both] == [killed.used[step] for step in both]
-    assert len({resumed.used[step] for step in range(50, 60)}) == 1
+    assert len({resumed.used[step] for step in range(100, 110)}) == 1
     assert resumed.used[20] in candidates(Threads(2, 2))
     assert num_threads() == 2
     assert torch.get_num_threads() == 2
@@ -237,8 +271,9 @@ def test_threads_stay_as_they_are_without_mapping_ahead(dataset: Any, network: A
 
 def test_a_plain_loop_chooses_too_and_gives_the_threads_back(dataset: Any, network: Any) -> None:
     net = network()
-    used = [Threads.now() for _ in hb.Ahead(dataset(64 * 50), net)]
-    assert set(used[:16]) == set(candidates(Threads(2, 2)))
+    used = [Threads.now() for _ in hb.Ahead(dataset(64 * 110), net)]
+    threads = {replace(setting, ahead=True) for setting in candidates(Threads(2, 2))}
+    assert set(used[:45]) == threads
     assert len(set(used[-10:])) == 1
     assert Threads.now() == Threads(2, 2)
     given = [torch.get_num_threads() for _ in hb.Ahead(dataset(640), net, torch_threads=1)]

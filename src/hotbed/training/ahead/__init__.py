@@ -5,6 +5,7 @@ from .cores import Cores
 from .data import Ahead, depth_for, unwrap
 from .insert import Insert
 from .mapper import Mapper, mapper_of
+from .one_pass import obstacle_to_one_pass
 from .stage import Barrier, MapStage
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "Mapper",
     "depth_for",
     "mapper_of",
+    "obstacle_to_one_pass",
     "unwrap",
 ]

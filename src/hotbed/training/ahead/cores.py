@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,26 +22,40 @@ if TYPE_CHECKING:
 log = logging.getLogger("hotbed")
 
 TOPIC = "threads"
-TRIAL_STEPS = 4
-"""Steps of one trial of a setting; the first is not timed."""
+TRIAL_STEPS = 9
+"""Steps of one trial of a setting."""
+UNTIMED_STEPS = 3
+"""The first of them, which are not timed: batches are mapped already as the setting before did."""
 ROUNDS = 2
 FAR_WORSE = 4.0
 """A setting with a step that takes this many times the best one's time is tried no longer."""
 WORSE = 1.5
 """A setting that takes this many times the best one's time is tried once only."""
-CLEARLY = 1.1
+CLEARLY = 1.05
 """Of settings whose times differ by less than this factor, the one with fewer threads is chosen."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads of torch, and of the native core."""
+    """Threads of torch, and of the native core.
+
+    Attributes:
+        torch: threads of torch.
+        core: threads of the native core.
+        ahead: whether ids are mapped ahead, by a thread beside these. Where torch keeps all cores
+            busy, that thread may take more from it than it gains; then ids are mapped in their
+            turn.
+    """
 
     torch: int
     core: int
+    ahead: bool = True
 
     def __str__(self) -> str:
-        return f"{self.torch} of torch, {self.core} of the core"
+        text = f"{self.torch} of torch, {self.core} of the core"
+        if not self.ahead:
+            text += ", ids mapped in their turn"
+        return text
 
     @staticmethod
     def now() -> Threads:
@@ -58,7 +72,8 @@ def candidates(most: Threads) -> list[Threads]:
     """Return the settings to try, the most frugal one first.
 
     Torch gets 1, 2, 4, … threads up to `most`, the core one or `most`. With one thread, the core
-    runs on the threads that call it, so that a map never waits for a lookup.
+    runs on the threads that call it, so that a map never waits for a lookup. Where torch may take
+    several cores, the last setting gives it all of them, and maps ids in their turn.
     """
     counts = [1]
     while counts[-1] * 2 < most.torch:
@@ -66,16 +81,20 @@ def candidates(most: Threads) -> list[Threads]:
     if most.torch > 1:
         counts.append(most.torch)
     of_core = sorted({1, most.core})
-    return [Threads(of_torch, core) for core in of_core for of_torch in counts]
+    settings = [Threads(of_torch, core) for core in of_core for of_torch in counts]
+    if most.torch > 1:
+        settings.append(replace(most, ahead=False))
+    return settings
 
 
 class Cores:
     """Choose the number of threads that torch and the native core use, from the first steps.
 
-    The settings are tried in turn, four steps each, and the good ones a second time. The fastest
+    The settings are tried in turn, nine steps each, and the good ones a second time. The fastest
     stays until the end of the run; then the threads from before are back. Where several are about
     as fast, the one with the fewest threads stays: threads that wait for work keep a core busy,
-    which then lacks for reading and mapping. No setting has more threads than were in use before.
+    which then lacks for reading. No setting has more threads of torch and of the core than were in
+    use before.
 
     The core gives the same bits for any number of threads, torch does not: each change is written
     to the journal of the run before it takes effect, with the number of the step after which it
@@ -110,7 +129,8 @@ class Cores:
         self.begin(run.step, run.clock.journal)
 
     def barrier(self, step: int, now: int | None) -> bool:
-        return False
+        """Return True while ids are mapped in their turn."""
+        return self._now is not None and not self._now.ahead
 
     def on_step_end(self, run: Run) -> None:
         self.step(run.step, run.clock.journal)
@@ -142,7 +162,8 @@ class Cores:
             return
         moment = time.perf_counter()
         is_slow = False
-        if self._moment is not None and self._now is not None and step > self._began + 1:
+        is_settled = step > self._began + UNTIMED_STEPS
+        if is_settled and self._moment is not None and self._now is not None:
             seconds = moment - self._moment
             is_slow = seconds > FAR_WORSE * self._best_seconds()
             self._seconds.setdefault(self._now, []).append(seconds)
@@ -163,14 +184,13 @@ class Cores:
         """
         if self._given is not None or self._now is None:
             return {}
-        seconds = [[t.torch, t.core, *times] for t, times in self._seconds.items()]
         return {
-            "wall_threads": [self._now.torch, self._now.core],
+            "wall_threads": astuple(self._now),
             "wall_decided": self._decided,
-            "wall_left": [[threads.torch, threads.core] for threads in self._left],
+            "wall_left": [astuple(threads) for threads in self._left],
             "wall_round": self._round,
             "wall_began": self._began,
-            "wall_seconds": seconds,
+            "wall_trials": [[astuple(threads), times] for threads, times in self._seconds.items()],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -183,8 +203,8 @@ class Cores:
         self._round = state["wall_round"]
         self._began = state["wall_began"]
         self._seconds = {}
-        for of_torch, core, *times in state["wall_seconds"]:
-            self._seconds[Threads(of_torch, core)] = list(times)
+        for threads, times in state.get("wall_trials", ()):  # older states have others
+            self._seconds[Threads(*threads)] = list(times)
 
     # --- decisions
 
@@ -199,7 +219,7 @@ class Cores:
             return
         planned = self._planned()
         if entry is not None:
-            threads = Threads(entry["torch"], entry["core"])
+            threads = Threads(entry["torch"], entry["core"], entry.get("ahead", True))
             self._decided = bool(entry["decided"])
         else:
             self._decided = not planned
@@ -209,6 +229,7 @@ class Cores:
             decision = {
                 "torch": threads.torch,
                 "core": threads.core,
+                "ahead": threads.ahead,
                 "decided": self._decided,
             }
             journal.append(TOPIC, step, decision)
@@ -245,7 +266,7 @@ class Cores:
         """Return the setting with the fewest threads of those about as fast as the best."""
         limit = CLEARLY * self._best_seconds()
         fast = [threads for threads in self._seconds if self._median(threads) <= limit]
-        return min(fast, key=lambda threads: (threads.torch, threads.core), default=Threads.now())
+        return min(fast, key=_num_threads, default=Threads.now())
 
     def _log(self, step: int) -> None:
         tried = ", ".join(
@@ -257,3 +278,8 @@ class Cores:
             self._now,
             tried or "nothing",
         )
+
+
+def _num_threads(threads: Threads) -> tuple[int, int, int]:
+    """Return the number of threads that may be busy at a time, then those of each kind."""
+    return threads.torch + threads.ahead, threads.torch, threads.core

@@ -96,16 +96,19 @@ class Ahead:
                 "network, or pass this to RecModel.fit()."
             )
         mapper = mapper_of(self.network)
+        cores = self.cores()
+        barriers: list[Barrier] = [cores.barrier]
+        if self.barrier is not None:
+            barriers.append(self.barrier)
         stage = MapStage(
             _examples(self.batches, self.network),
             self.batches,
             mapper,
             depth_for(mapper, self.depth),
-            self.barrier or _never,
+            lambda step, now: any(barrier(step, now) for barrier in barriers),
             self._step,
             self._now,
         )
-        cores = self.cores()
         with closing(stage), closing(cores):
             cores.begin(self._step)
             for step, example in enumerate(stage, self._step + 1):
@@ -166,7 +169,3 @@ def example_of(item: Any) -> Example:
     if isinstance(item, Batch):
         return prepare(item, CPU, labelled=False)
     return Example((item,), None, None, 0, None)
-
-
-def _never(step: int, now: int | None) -> bool:
-    return False
