@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Online training with and without `hb.Ahead`, in turn, from files in the order of time.
 
-    python benchmarks/ahead.py [--avazu CSV] [--passes 6] [--pairs 7] [--batch 256] [--cores 2]
-        [--busy 0]
+    python benchmarks/ahead.py [--avazu CSV] [--passes 12] [--pairs 7] [--batch 256] [--cores 2]
+        [--busy 0] [--learn-only]
 
 Prints a table: events/s as a user has them without `hb.Ahead`, which is with a thread of torch a
 core, and with it; the median of the ratios of the pairs, with the least and the greatest one. The
 last column is the ratio to one thread of torch, the best that a user can choose by hand for small
-networks. Each figure is end to end: encoding, learning, and choosing the threads. The events come
-`--passes` times, as one stream from memory, so that the choice of threads is a small part.
+networks. Each figure is end to end: encoding, scoring each batch before it is learned, learning,
+and choosing the threads. The events come `--passes` times, as one stream from memory, so that the
+choice of threads is a small part.
 
-`--bound` prints instead how much faster the steps are if all ids were mapped before the clock
+`--learn-only` scores nothing: then `hb.Ahead` only maps ids and chooses threads. `--bound` prints instead how much faster the steps are if all ids were mapped before the clock
 starts, with a thread of torch a core and with one: more than that, no mapping ahead can win.
 `--busy` starts processes that compute without an end on the same cores, as a server or a broker
 beside the training would.
@@ -73,7 +74,7 @@ def events_a_second(
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), {"auc"})
     data = given(hb.Dataset(source, schema, a.batch), model)
     begin = time.perf_counter()
-    model.online_train(data, progressive=a.progressive, progress=False)
+    model.online_train(data, progressive=not a.learn_only, progress=False)
     return model.counters["samples"] / (time.perf_counter() - begin)
 
 
@@ -125,13 +126,13 @@ def busy(num_processes: int) -> Iterator[None]:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--avazu", default=None, help="a csv of Avazu's events, in the order of time")
-    p.add_argument("--passes", type=int, default=6, help="Avazu's are four times as many")
+    p.add_argument("--passes", type=int, default=12, help="Avazu's are four times as many")
     p.add_argument("--pairs", type=int, default=7)
     p.add_argument("--batch", type=int, default=256)
     p.add_argument("--cores", type=int, default=2)
     p.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
     p.add_argument("--bound", action="store_true", help="steps whose ids are mapped before")
-    p.add_argument("--progressive", action="store_true", help="predict each batch before learning")
+    p.add_argument("--learn-only", action="store_true", help="score no batch before it is learned")
     a = p.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: a.cores])

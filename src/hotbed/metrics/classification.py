@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -52,7 +51,7 @@ class AUC(Metric):
 
     def add(self, samples: Samples) -> None:
         """Add checked samples."""
-        self._parts.append(replace(samples, group=None))
+        self._parts.append(Samples(samples.prediction, samples.label, samples.weight, None))
         self._rows += len(samples.label)
         if self.bins is None:
             return

@@ -244,12 +244,12 @@ def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) 
             f"{sizes}. Give one of each per sample."
         )
     for name, values in (("prediction", scores), ("label", labels), ("weight", weights)):
-        if np.isnan(values).any():
+        if np.isnan(values @ values):  # a sum of squares is nan exactly where one of them is
             raise DataError(
                 f"{metric}: {name} is nan, got nan at sample {int(np.isnan(values).argmax())}. "
                 "Check the model and the data."
             )
-    if (weights < 0).any():
+    if weight is not None and (weights < 0).any():
         raise DataError(f"{metric}: weight below 0, got {weights.min()}. Give weights from 0 on.")
     return Samples(scores, labels, weights, groups)
 

@@ -8,6 +8,7 @@ state and the network's buffers stay as they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -236,6 +237,7 @@ class SelfUpdating:
         self.planner: Mapper | None = None
         self.skipped = 0
         self.outputs: Any = None
+        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
         self._unchanged = Unchanged(network)
 
     def begin(self) -> None:
@@ -260,7 +262,8 @@ class SelfUpdating:
         if self.criterion is None:
             return _own_loss(outputs[0] if _is_several(outputs) else outputs)
         outputs = self.criterion.shape(outputs, example.labels)
-        return self.criterion(outputs, example.labels, example.weight)
+        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+        return loss
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -308,8 +311,8 @@ def _all_finite(gradients: list[Tensor]) -> bool:
 
 def _has_finite_norms(gradients: list[Tensor], order: float) -> bool:
     norms = torch._foreach_norm(gradients, order)
-    stacked = torch.stack([norm.float() for norm in norms])
-    return bool(torch.isfinite(stacked).all())
+    greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
+    return math.isfinite(greatest.item())
 
 
 def _is_several(outputs: Any) -> bool:

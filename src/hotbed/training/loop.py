@@ -9,7 +9,8 @@
   it is learned
 
 With `hb.Ahead`, the ids of a batch may be mapped on another thread while the batches before it
-train, as far as the next barrier; the stage then only waits. See `hotbed.training.ahead`.
+train, as far as the next barrier; the stage then only waits. A batch that is mapped first may be
+scored by the pass that learns it. See `hotbed.training.ahead`.
 
 The parts are objects: an `Observer` predicts, an `Update` learns, callbacks watch. A stream without
 end yields None now and then, a tick: there is nothing new, but callbacks may act or stop.

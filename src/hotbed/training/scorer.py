@@ -152,7 +152,9 @@ class Scorer:
             mass: float = len(range(*rows.indices(num_rows)))
             if weight is not None and not self.has_own_outputs:
                 mass = float(weight[rows].sum(dtype=np.float64))
-            self._loss += float(np.mean(loss)) * mass
+            if np.ndim(loss):
+                loss = np.mean(loss)
+            self._loss += float(loss) * mass
             self._seen += mass
         if self.metrics and label is None:
             raise ConfigError(
@@ -279,7 +281,7 @@ class Progressive:
         endless: use the form of the metrics whose memory does not grow (`hb.metrics.bounded`).
         learner: take the outputs of its training forward instead of another forward. This is
             cheaper, but includes dropout, the batch's own norms, and rows for ids that are new in
-            the batch.
+            the batch; see `obstacle_to_one_pass`.
 
     Raises:
         ConfigError: with `learner`, the model has an eval_network or no loss_fn.

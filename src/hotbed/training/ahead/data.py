@@ -40,10 +40,16 @@ class Ahead:
     before the data, up to `depth` batches are mapped and not learned, unless the last step is a
     barrier.
 
+    A stream is scored before it is learned. Where the ids are mapped before, the forward pass that
+    learns a batch scores it, too, if that gives the same bits: for networks of `hb.models` without
+    dropout and batch norms, over float32 tables that admit every id. Others are scored by a pass of
+    their own, before the batch is mapped.
+
     Small networks are faster with fewer threads of torch than there are cores, because threads wait
-    for each other in every operation. So the threads of torch and of the native core are chosen
-    from the times of the first steps, and the choice is logged. A `Checkpoint` stores it with the
-    run. After the data the threads from before are back.
+    for each other in every operation. Where torch keeps all cores busy, ids may be mapped sooner in
+    their turn. So the threads of torch and of the native core, and whether ids are mapped ahead,
+    are chosen from the times of the first steps, and the choice is logged. A `Checkpoint` stores it
+    with the run. After the data the threads from before are back.
 
     Args:
         batches: a Dataset, or Batches to iterate over.
@@ -54,7 +60,8 @@ class Ahead:
             never. `EvictionSchedule.barrier` is one.
         step: number of steps that were learned before.
         now: newest event time before, in microseconds.
-        torch_threads: threads of torch while the data are learned; None = measured.
+        torch_threads: threads of torch while the data are learned, with ids mapped ahead; None =
+            measured.
 
     Raises:
         ConfigError: a wrong `depth` or `torch_threads`; while iterating, the network is missing.

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hotbed.embedding.policy import Ttl
 from hotbed.embedding.table import Table
 
 _OTHER_IN_EVAL_MODE = (
@@ -24,16 +23,14 @@ def obstacle_to_one_pass(network: nn.Module, tables: Iterable[Table]) -> str:
     """Return why scores of a training pass differ from those before the ids are mapped.
 
     Where they have the same bits, return "". An id without a row reads as the row that it gets if
-    every id gets one. So only ids that a policy refuses, rows that expire, and new rows that are
-    rounded read otherwise before the map.
+    every id gets one, and no map lets rows expire. So only ids that a policy may refuse and new rows
+    that are rounded read otherwise before the map.
     """
     if not is_same_in_both_modes(network):
         return "the network may compute something else in train mode than in eval mode"
     for table in tables:
         if table.admit is not None:
             return f"ids that table {table.name!r} admits with a batch have no row before it"
-        if any(isinstance(policy, Ttl) for policy in table.evictions):
-            return f"rows of table {table.name!r} may expire with the times of a batch"
         if table.dtype != "float32":
             return f"new rows of table {table.name!r} are rounded to {table.dtype}"
     return ""
