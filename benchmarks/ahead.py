@@ -11,10 +11,11 @@ networks. Each figure is end to end: encoding, scoring each batch before it is l
 and choosing the threads. The events come `--passes` times, as one stream from memory, so that the
 choice of threads is a small part.
 
-`--learn-only` scores nothing: then `hb.Ahead` only maps ids and chooses threads. `--bound` prints instead how much faster the steps are if all ids were mapped before the clock
-starts, with a thread of torch a core and with one: more than that, no mapping ahead can win.
-`--busy` starts processes that compute without an end on the same cores, as a server or a broker
-beside the training would.
+`--learn-only` scores nothing: then `hb.Ahead` only maps ids and chooses threads. `--bound` prints
+instead how much faster the steps are if all ids were mapped before the clock starts, with a thread
+of torch a core and with one; give it `--learn-only`, too: then no mapping ahead can win more than
+that. `--busy` starts processes that compute without an end on the same cores, as a server or a
+broker beside the training would.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class MapTask {
 };
 
 // Maps and lookups of the same tables exclude each other. So a map that is added waits until the lookup of the batch
-// under way is over. Somebody who waits for a map before that maps it on the own thread. The child of a fork has no
-// thread that maps: there a wait is an error, and nothing is mapped.
+// under way is over. A thread that waits for a map before that runs the map itself. The child of a fork has no thread
+// that maps: there a wait is an error, and nothing is mapped.
 class MapQueue {
  public:
   MapQueue();

@@ -23,8 +23,8 @@ def obstacle_to_one_pass(network: nn.Module, tables: Iterable[Table]) -> str:
     """Return why scores of a training pass differ from those before the ids are mapped.
 
     Where they have the same bits, return "". An id without a row reads as the row that it gets if
-    every id gets one, and no map lets rows expire. So only ids that a policy may refuse and new rows
-    that are rounded read otherwise before the map.
+    every id gets one, and no map lets rows expire. So only ids that a policy may refuse, and new
+    rows that are rounded, read otherwise before the map.
     """
     if not is_same_in_both_modes(network):
         return "the network may compute something else in train mode than in eval mode"
