@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.models import layers
 from hotbed.training.ahead.one_pass import is_same_in_both_modes, obstacle_to_one_pass
-from hotbed.training.callbacks import Evict, Windows
+from hotbed.training.callbacks import Checkpoint, Evict, Windows
+from hotbed.training.run import Run
 from hotbed.training.watching.history import Point
 from hotbed.training.watching.window_log import Window
 
@@ -157,6 +159,34 @@ def test_a_fit_is_scored_by_the_same_pass(forwards: list[bool]) -> None:
     forwards.clear()
     assert learned(2) == apart
     assert all(forwards)
+
+
+class Dies:
+    """Ends a run in the middle, while batches may be mapped ahead."""
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_end(self, run: Run) -> None:
+        if run.step == 23:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_run_that_ended_early_resumes_to_the_bits_of_an_unbroken_one(
+    depth: int, tmp_path: Path
+) -> None:
+    def learned(depth: int, folder: str, *callbacks: Any) -> Any:
+        model = hb.RecModel(made("DCNv2"), "bce", "adam", {"auc"})
+        saves = Checkpoint(tmp_path / folder, every_steps=9, wait=True)
+        data = hb.Ahead(events(ONE_LABEL), depth=depth, torch_threads=1)
+        history = model.online_train(data, [saves, *callbacks], progress=False)
+        return everything(model), history.metrics
+
+    unbroken = learned(0, "unbroken")
+    with pytest.raises(KeyboardInterrupt):
+        learned(2, "broken", Dies())
+    assert learned(depth, "broken") == unbroken
 
 
 def test_models_with_modes_are_scored_before_they_learn(forwards: list[bool]) -> None:
