@@ -197,6 +197,27 @@ def test_a_resumed_run_repeats_the_threads_of_each_step(
     again.close()
 
 
+def test_a_state_and_a_journal_without_the_place_of_maps_are_read(
+    machine: Machine, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.append(TOPIC, 8, {"torch": 2, "core": 1, "decided": True})
+    chosen = Cores()
+    state = {
+        "wall_threads": [1, 2],
+        "wall_decided": False,
+        "wall_left": [[2, 1], [2, 2]],
+        "wall_round": 1,
+        "wall_began": 4,
+        "wall_seconds": [[1, 1, 3.0, 3.0]],
+    }
+    chosen.load_state(state)
+    drive(chosen, machine, range(5, 20), journal)
+    assert machine.used == [Threads(1, 2)] * 3 + [Threads(2, 1)] * 12
+    chosen.close()
+    journal.close()
+
+
 def test_a_run_that_measures_nothing_repeats_the_journal(machine: Machine, tmp_path: Path) -> None:
     with_journal = Journal(tmp_path / "journal")
     drive(Cores(), machine, range(100), with_journal)

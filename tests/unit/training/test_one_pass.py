@@ -43,7 +43,11 @@ SCHEMA = hb.Schema(
 )
 FLAT = hb.Schema([column for column in SCHEMA.columns if column.name != "clicked"])
 ONE_LABEL = hb.Schema([column for column in FLAT.columns if column.name not in ("z", "w")])
+HISTORIES = hb.Schema(
+    [column for column in SCHEMA.columns if column.name not in ("z", "w", "tags")]
+)
 SMALL = {"hidden": (8, 8)}
+CLICKED = {"histories": {"clicked": "item"}, "length": 5, "activation": "relu"}
 SAME_IN_BOTH = {
     "LR": (ONE_LABEL, {}),
     "FM": (ONE_LABEL, {}),
@@ -53,6 +57,9 @@ SAME_IN_BOTH = {
     "DCN": (ONE_LABEL, SMALL),
     "DCNv2": (ONE_LABEL, SMALL),
     "DLRM": (ONE_LABEL, {**SMALL, "bottom": (8,)}),
+    "DIN": (HISTORIES, CLICKED),
+    "DIEN": (HISTORIES, CLICKED),
+    "BST": (HISTORIES, CLICKED),
     "MMoE": (FLAT, {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}),
 }
 
@@ -67,6 +74,7 @@ def events(schema: hb.Schema) -> hb.Dataset:
         "w": random.random(ROWS).astype(np.float32),
         "user": np.minimum(*random.integers(0, 4000, (2, ROWS))),
         "item": np.minimum(*random.integers(0, 4000, (2, ROWS))),
+        "clicked": [list(random.integers(0, 500, random.integers(0, 6))) for _ in range(ROWS)],
         "tags": [list(random.integers(0, 500, random.integers(0, 4))) for _ in range(ROWS)],
         "x": random.normal(size=ROWS).astype(np.float32),
     }
@@ -217,7 +225,7 @@ def test_tables_that_read_other_rows_before_a_map_are_named() -> None:
     assert obstacle_to_one_pass(network, [bounded, aged]) == ""
 
 
-def test_each_layer_that_asks_for_its_mode_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_layer_that_asks_for_its_mode_is_known() -> None:
     asking = [
         layer
         for layer in vars(layers).values()
