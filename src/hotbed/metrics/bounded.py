@@ -66,7 +66,7 @@ class Windowed(Metric):
 def bounded(metric: Any, samples: int = 100_000) -> Any:
     """Return a fresh form of `metric` whose memory does not grow with the number of samples.
 
-    The AUC of more than 10,000 samples is counted in 8,192 bins of equal mass (memory grows with
+    The AUC of more than 32,768 samples is counted in 8,192 bins of equal mass (memory grows with
     the logarithm); other metrics that keep their samples keep the last `samples`. Metrics that keep
     none and metrics from outside this package are copied and cleared.
 
@@ -74,7 +74,7 @@ def bounded(metric: Any, samples: int = 100_000) -> Any:
     """
     made = copy.deepcopy(metric)
     if isinstance(metric, AUC) and metric.bins is None:
-        made = AUC(bins=8192, exact=10_000)
+        made = AUC(bins=8192, exact=32_768)
     elif isinstance(metric, StoredMetric):
         made.set_indexes(None)
         made = Windowed(made, samples)

@@ -13,7 +13,7 @@ import numpy as np
 
 from hotbed import checks, config
 from hotbed.errors import ConfigError, DataError
-from hotbed.metrics.metric import Array, Metric, Samples, SumsMetric, pair_areas
+from hotbed.metrics.metric import Array, Metric, Samples, SumsMetric
 from hotbed.metrics.score_counts import area_under, count_scores, join_counts
 
 
@@ -109,19 +109,14 @@ class AUC(Metric):
         """Return a number in [0, 1]; nan if one class is missing."""
         samples = Samples.concat(self._parts)
         self._parts = [samples]
-        if self._levels:
-            levels = [level for level in self._levels if level is not None]
-            counts = join_counts([*levels, count_scores(samples)])
-            area = area_under(counts)
-            negatives, positives = counts[1:].sum(axis=1).tolist()
-        else:
-            codes = np.zeros(len(samples.label), np.int64)
-            area, negatives, positives = (float(sums[0]) for sums in pair_areas(samples, codes, 1))
+        levels = [level for level in self._levels if level is not None]
+        counts = join_counts([*levels, count_scores(samples)])
+        negatives, positives = counts[1:].sum(axis=1).tolist()
         if not (negatives > 0 and positives > 0):
             return self._undefined(
                 f"it needs both classes, got {positives:g} positive, {negatives:g} negative"
             )
-        return float(area / (positives * negatives))
+        return area_under(counts) / (positives * negatives)
 
     def _count(self, counts: Array) -> None:
         """Add the counts of a block: two blocks of a level become one of the next."""

@@ -228,30 +228,35 @@ class SumsMetric(Metric):
 
 
 def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:
-    scores = _floats(prediction)
-    labels = _floats(label)
-    weights = np.ones(len(labels)) if weight is None else _floats(weight)
+    given = {"prediction": _floats(prediction), "label": _floats(label)}
+    if weight is not None:
+        given["weight"] = _floats(weight)
     groups = None
     if group is not None:
         if hasattr(group, "detach"):
             group = group.detach().cpu()
         groups = np.asarray(group).reshape(-1)
-    num_groups = len(labels) if groups is None else len(groups)
-    sizes = [len(scores), len(labels), len(weights), num_groups]
-    if len(set(sizes)) > 1:
+    num_samples = len(given["label"])
+    sizes = {name: len(values) for name, values in given.items()}
+    if groups is not None:
+        sizes["group"] = len(groups)
+    if any(size != num_samples for size in sizes.values()):
         raise DataError(
-            f"{metric}: inputs differ in length, got prediction, label, weight, group of "
-            f"{sizes}. Give one of each per sample."
+            f"{metric}: inputs differ in length, got {', '.join(sizes)} of "
+            f"{list(sizes.values())}. Give one of each per sample."
         )
-    for name, values in (("prediction", scores), ("label", labels), ("weight", weights)):
-        if np.isnan(values @ values):  # a sum of squares is nan exactly where one of them is
+    for name, values in given.items():
+        if math.isnan(values @ values):  # a sum of squares is nan exactly where one of them is
             raise DataError(
                 f"{metric}: {name} is nan, got nan at sample {int(np.isnan(values).argmax())}. "
                 "Check the model and the data."
             )
-    if weight is not None and (weights < 0).any():
+    weights = given.get("weight")
+    if weights is None:
+        weights = np.ones(num_samples)
+    elif (weights < 0).any():
         raise DataError(f"{metric}: weight below 0, got {weights.min()}. Give weights from 0 on.")
-    return Samples(scores, labels, weights, groups)
+    return Samples(given["prediction"], given["label"], weights, groups)
 
 
 def _floats(values: Any) -> Array:

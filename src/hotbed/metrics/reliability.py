@@ -28,14 +28,14 @@ class Reliability:
         """Take probabilities, labels and weights, each [n]; a missing weight counts as 1."""
         probability = np.asarray(prediction, np.float64).reshape(-1)
         positive = np.asarray(label, np.float64).reshape(-1)
-        if weight is None:
-            weight = np.ones(len(positive))
-        weights = np.asarray(weight, np.float64).reshape(-1)
         with np.errstate(divide="ignore"):
             logit = np.log(probability) - np.log1p(-probability)
         scaled = (logit + LOGIT_BOUND) * (BINS / (2 * LOGIT_BOUND))
-        place = np.clip(scaled, 0, BINS - 1).astype(np.int64)
-        summands = (weights, weights * probability, weights * positive)
+        place = np.minimum(np.maximum(scaled, 0), BINS - 1).astype(np.int64)
+        summands = (None, probability, positive)
+        if weight is not None:
+            weights = np.asarray(weight, np.float64).reshape(-1)
+            summands = (weights, weights * probability, weights * positive)
         for row, values in zip(self._sums, summands, strict=True):
             row += np.bincount(place, values, BINS)
 

@@ -16,11 +16,11 @@ from hotbed.metrics.metric import Array, Samples, starts
 
 def count_scores(samples: Samples, bins: int | None = None) -> Array:
     """Return the counts of `samples`; those without weight are left out."""
-    positive = samples.label > 0.5
-    negatives = np.where(positive, 0.0, samples.weight)
-    positives = np.where(positive, samples.weight, 0.0)
-    counts = np.stack([samples.prediction, negatives, positives])
-    return join_counts([counts[:, samples.weight > 0]], bins)
+    if not samples.weight.all():
+        samples = samples[samples.weight > 0]
+    positives = np.where(samples.label > 0.5, samples.weight, 0.0)
+    negatives = samples.weight - positives
+    return join_counts([np.stack([samples.prediction, negatives, positives])], bins)
 
 
 def join_counts(parts: Sequence[Array], bins: int | None = None) -> Array:
@@ -34,19 +34,19 @@ def join_counts(parts: Sequence[Array], bins: int | None = None) -> Array:
             positives, is less than 4 / bins, unless it is one score.
     """
     counts = np.concatenate(parts, axis=1)
-    counts = counts[:, np.argsort(counts[0], kind="stable")]
-    counts = _summed(counts, np.flatnonzero(starts(counts[0])))
+    counts = counts.take(_ascending(counts), axis=1)
+    counts = _summed(counts, starts(counts[0]))
     if bins is None or counts.shape[1] <= bins:
         return counts
-    totals = counts[1:].sum(axis=1, keepdims=True)
-    mass = (counts[1:] / np.where(totals > 0, totals, 1.0)).sum(axis=0)
+    negatives, positives = counts[1:]
+    mass = _shares(negatives) + _shares(positives)
     cell = mass.sum() / bins
     middle = np.cumsum(mass) - 0.5 * mass
     first = starts(np.floor(middle / cell))
     heavy = mass >= cell
     first |= heavy
     first[1:] |= heavy[:-1]
-    return _summed(counts, np.flatnonzero(first))
+    return _summed(counts, first)
 
 
 def area_under(counts: Array) -> float:
@@ -56,10 +56,31 @@ def area_under(counts: Array) -> float:
     return float(np.sum(positives * (below + 0.5 * negatives)))
 
 
-def _summed(counts: Array, first: Array) -> Array:
-    """Join the columns from each of `first` up to the next; the score is the one in the middle."""
-    if not len(first):
+def _ascending(counts: Array) -> Array:
+    """Return the order of ascending scores.
+
+    Equal scores stay in order where that shows in the bits of their sum: whole numbers add up to
+    the same bits in any order.
+    """
+    scores, weights = counts[0], counts[1:]
+    are_whole = bool((weights == np.rint(weights)).all())
+    return np.argsort(scores, kind=None if are_whole else "stable")
+
+
+def _shares(weights: Array) -> Array:
+    total = weights.sum()
+    return weights / total if total > 0 else weights
+
+
+def _summed(counts: Array, is_first: Array) -> Array:
+    """Join the columns from each first one up to the next; the score is the one in the middle."""
+    first = np.flatnonzero(is_first)
+    num_columns = counts.shape[1]
+    if len(first) == num_columns:
         return counts
-    last = np.append(first[1:], counts.shape[1]) - 1
-    weights = np.add.reduceat(counts[1:], first, axis=1)
-    return np.concatenate([counts[:1, (first + last) // 2], weights])
+    last = np.append(first[1:], num_columns) - 1
+    summed = np.empty((3, len(first)))
+    summed[0] = counts[0, (first + last) // 2]
+    for row in (1, 2):
+        np.add.reduceat(counts[row], first, out=summed[row])
+    return summed

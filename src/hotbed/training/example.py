@@ -48,6 +48,16 @@ class Example:
             return None
         return int(self.time.max())
 
+    def mapped(self, batch: Batch, error: Exception | None = None) -> Example:
+        """Return the same samples as `batch`, which holds the plans of their lookups.
+
+        `error`: why their ids could not be mapped.
+        """
+        latest = self.latest
+        mapped = replace(self, arguments=(batch,), batch=batch, error=error)
+        mapped.__dict__["latest"] = latest  # it is known, and asked for once more
+        return mapped
+
     @property
     def everything(self) -> tuple[Any, ...]:
         """Every item of the dataset, labels too: the arguments of an evaluation network."""

@@ -8,7 +8,6 @@ state and the network's buffers stay as they were.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -167,7 +166,7 @@ class Learner:
     def step(self) -> None:
         for optimizer in self._optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.forget()
         if self._scaler is not None:
             self._scaler.update()
 
@@ -183,8 +182,10 @@ class Learner:
 
     def forget(self) -> None:
         """Drop every gradient."""
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in parameters_of(self.dense):
+            parameter.grad = None
+        if self.sparse is not None:
+            self.sparse.zero_grad()
 
     def _unscale(self, scaler: torch.amp.GradScaler) -> None:
         assert self.dense is not None
@@ -303,16 +304,13 @@ def device_of(network: nn.Module) -> torch.device:
     return CPU
 
 
-def _all_finite(gradients: list[Tensor]) -> bool:
-    filled = [gradient for gradient in gradients if gradient.numel()]
-    # a sum of squares keeps NaN and is fast, but may overflow; a largest absolute value never does
-    return not filled or _has_finite_norms(filled, 2.0) or _has_finite_norms(filled, float("inf"))
-
-
-def _has_finite_norms(gradients: list[Tensor], order: float) -> bool:
-    norms = torch._foreach_norm(gradients, order)
-    greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
-    return math.isfinite(greatest.item())
+def _all_finite(gradients: Sequence[Tensor]) -> bool:
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
+    device = values[0].device
+    found = torch.zeros((), device=device)
+    # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
+    torch._amp_foreach_non_finite_check_and_unscale_(values, found, torch.ones((), device=device))
+    return not found.item()
 
 
 def _is_several(outputs: Any) -> bool:

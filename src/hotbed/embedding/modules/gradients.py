@@ -134,10 +134,10 @@ class RowGradients:
         grads = []
         for group in self._groups:
             num_uniques = sum(uniques[table] for table in group.tables)
-            grad = torch.empty(
-                self._num_rows(group, num_uniques), group.dim, dtype=torch.float32, device="cpu"
-            )
-            grad[num_uniques:] = 0.0
+            num_rows = self._num_rows(group, num_uniques)
+            grad = torch.empty(num_rows, group.dim, dtype=torch.float32, device="cpu")
+            if num_rows > num_uniques:
+                grad[num_uniques:] = 0.0
             grads.append(grad)
         addresses = self._addresses(uniques, grads)
         finite = step.sum_gradients(rows, addresses)

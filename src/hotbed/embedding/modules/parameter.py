@@ -183,7 +183,8 @@ def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if isinstance(parameter, TableRows) and parameter.grad is not None:
+            # isinstance() of a Parameter is slow, and this runs at each step of any optimizer
+            if issubclass(type(parameter), TableRows) and parameter.grad is not None:
                 name = type(optimizer).__name__
                 raise ConfigError(
                     f"{name}: it cannot step rows of tables, got {parameter!r}. Give it "

@@ -100,18 +100,15 @@ class BatchMapper:
         if example.batch is None:
             return example
         batch = self._planner.map(example.batch)
-        return replace(example, arguments=(batch,), batch=batch)
+        if batch is example.batch:
+            return example
+        return example.mapped(batch)
 
     def plan(self, example: Example) -> Example:
         if example.batch is None:
             return example
         batch = self._planner.plan(example.batch)
-        return replace(
-            example,
-            arguments=(batch,),
-            batch=batch,
-            error=batch.plans.error,
-        )
+        return example.mapped(batch, batch.plans.error)
 
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
         if example.batch is None or example.batch.plans is None:

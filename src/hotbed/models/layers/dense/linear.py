@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ class LogitHead(nn.Module):
         device = parts[0].device.type
         if device == "meta":  # of shapes alone, which autocast does not know
             device = "cpu"
-        with torch.autocast(device, enabled=False):
+        with _outside_autocast(device):
             weight = self.linear.weight.float()
             first = self.widths[0]
             bias = self.linear.bias.float()
@@ -46,6 +48,12 @@ class LogitHead(nn.Module):
                 logit = logit + F.linear(part.float(), columns)
                 first += width
         return logit.squeeze(-1)
+
+
+def _outside_autocast(device: str) -> AbstractContextManager[Any]:
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def xavier_(module: nn.Module) -> None:
