@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
 
@@ -14,14 +14,17 @@ T = TypeVar("T")
 class ReadAhead(Iterator[T], Generic[T]):
     """Yields `items`, of which a thread makes at most `depth` ahead.
 
-    `None` items are ticks: one is passed on only if nothing else waits. An error among the items is
-    raised at its turn. Call `close` in the end: it stops the thread and waits for it.
+    The thread makes several in a row: it goes on when half of them are taken, because waking it
+    takes time. `None` items are ticks: one is passed on only if nothing else waits. An error among
+    the items is raised at its turn. Call `close` in the end: it stops the thread and waits for it.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._items = items
-        self._ready: queue.Queue[T | _End] = queue.Queue(depth)
-        self._stop = threading.Event()
+        self._depth = depth
+        self._ready: deque[T | _End] = deque()
+        self._changed = threading.Condition()  # the thread waits for room, or the consumer for more
+        self._stopped = False
         self._ended = False
         self._thread = threading.Thread(target=self._work, name="hotbed-read-ahead", daemon=True)
         self._thread.start()
@@ -29,12 +32,17 @@ class ReadAhead(Iterator[T], Generic[T]):
     @property
     def has_next(self) -> bool:
         """Whether the next item, the end or an error can be had without waiting."""
-        return not self._ready.empty()
+        return bool(self._ready)
 
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration
-        item = self._ready.get()
+        with self._changed:
+            while not self._ready:
+                self._changed.wait()
+            item = self._ready.popleft()
+            if len(self._ready) <= self._depth // 2:
+                self._changed.notify()
         if not isinstance(item, _End):
             return item
         self._ended = True
@@ -45,21 +53,23 @@ class ReadAhead(Iterator[T], Generic[T]):
     def close(self) -> None:
         """Stop the thread, which closes the items if they are a generator."""
         self._ended = True
-        self._stop.set()
-        while not self._ready.empty():  # so that a producer that waits for room stops at once
-            self._ready.get_nowait()
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            self._changed.notify()
         self._thread.join()
 
     def _put(self, item: T | _End) -> bool:
-        if item is None and not self._ready.empty():
-            return not self._stop.is_set()
-        while not self._stop.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        """Add an item when there is room; return False if nobody wants it any longer."""
+        with self._changed:
+            if item is None and self._ready:
+                return not self._stopped
+            while len(self._ready) >= self._depth and not self._stopped:
+                self._changed.wait()
+            if not self._stopped:
+                self._ready.append(item)
+                self._changed.notify()
+            return not self._stopped
 
     def _work(self) -> None:
         try:

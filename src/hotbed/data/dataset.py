@@ -65,7 +65,7 @@ class Dataset:
         seed: int = 0,
         drop_last: bool = False,
         on_error: str = "raise",
-        prefetch: int = 2,
+        prefetch: int = 4,
         cache: bool = False,
         flush_seconds: float | None = None,
         max_ahead_seconds: float | None = None,

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hotbed.metrics.metric import Array
+from hotbed.metrics.metric import Array, Samples
 
 BINS = 1024
 LOGIT_BOUND = 16.0
+BLOCK = 4096
+"""Samples that are counted at a time: counting takes longer for many small batches."""
 
 
 class Reliability:
@@ -22,38 +24,40 @@ class Reliability:
     """
 
     def __init__(self) -> None:
-        self._sums = np.zeros((3, BINS))
+        self._counted = np.zeros((3, BINS))
+        self._waiting: list[Samples] = []
+        self._num_waiting = 0
 
     def update(self, prediction: Array, label: Array, weight: Array | None = None) -> None:
         """Take probabilities, labels and weights, each [n]; a missing weight counts as 1."""
-        probability = np.asarray(prediction, np.float64).reshape(-1)
-        positive = np.asarray(label, np.float64).reshape(-1)
-        with np.errstate(divide="ignore"):
-            logit = np.log(probability) - np.log1p(-probability)
-        scaled = (logit + LOGIT_BOUND) * (BINS / (2 * LOGIT_BOUND))
-        place = np.minimum(np.maximum(scaled, 0), BINS - 1).astype(np.int64)
-        summands = (None, probability, positive)
+        probability = np.array(prediction, np.float64).reshape(-1)
+        positive = np.array(label, np.float64).reshape(-1)
+        weights = np.ones(len(positive))
         if weight is not None:
-            weights = np.asarray(weight, np.float64).reshape(-1)
-            summands = (weights, weights * probability, weights * positive)
-        for row, values in zip(self._sums, summands, strict=True):
-            row += np.bincount(place, values, BINS)
+            weights = np.array(weight, np.float64).reshape(-1)
+        self._waiting.append(Samples(probability, positive, weights, None))
+        self._num_waiting += len(positive)
+        if self._num_waiting >= BLOCK:
+            self._counted = self._sums()
+            self._waiting = []
+            self._num_waiting = 0
 
     @property
     def weight(self) -> float:
         """Sum of the weights."""
-        return float(self._sums[0].sum())
+        return float(self._sums()[0].sum())
 
     def curve(self, points: int = 12) -> list[tuple[float, float]]:
         """(mean prediction, share of positives) of at most `points` groups, ascending.
 
         The groups have about the same weight.
         """
-        weights, predicted, positive = self._sums
-        if not self.weight:
+        weights, predicted, positive = self._sums()
+        total = weights.sum()
+        if not total:
             return []
         middle = np.cumsum(weights) - weights / 2
-        group = np.minimum((middle / self.weight * points).astype(np.int64), points - 1)
+        group = np.minimum((middle / total * points).astype(np.int64), points - 1)
         group_weights = np.bincount(group, weights, points)
         filled = group_weights > 0
         x = np.bincount(group, predicted, points)[filled] / group_weights[filled]
@@ -61,11 +65,29 @@ class Reliability:
         return list(zip(x.tolist(), y.tolist(), strict=True))
 
     def state(self) -> dict[str, Any]:
-        """The bins that are not empty."""
-        (place,) = np.nonzero(self._sums[0])
-        return {"place": place.astype(np.int64), "sums": self._sums[:, place]}
+        """The bins that are not empty, and the samples that are not counted yet."""
+        (place,) = np.nonzero(self._counted[0])
+        return {
+            **Samples.concat(self._waiting).state(),
+            "place": place.astype(np.int64),
+            "sums": self._counted[:, place],
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
-        self._sums = np.zeros((3, BINS))
-        self._sums[:, np.asarray(state["place"])] = state["sums"]
+        self.__init__()
+        self._counted[:, np.asarray(state["place"])] = state["sums"]
+        if "prediction" in state:  # absent from states of earlier builds
+            self._waiting = [Samples.from_state(state)]
+            self._num_waiting = len(self._waiting[0].label)
+
+    def _sums(self) -> Array:
+        """Return the sums of all samples, those that wait included."""
+        samples = Samples.concat(self._waiting)
+        with np.errstate(divide="ignore"):
+            logit = np.log(samples.prediction) - np.log1p(-samples.prediction)
+        scaled = (logit + LOGIT_BOUND) * (BINS / (2 * LOGIT_BOUND))
+        place = np.clip(scaled, 0, BINS - 1).astype(np.int64)
+        weights = samples.weight
+        summands = (weights, weights * samples.prediction, weights * samples.label)
+        return self._counted + [np.bincount(place, values, BINS) for values in summands]

@@ -94,9 +94,10 @@ def test_settings_are_at_most_the_threads_in_use() -> None:
 
 def test_every_setting_is_tried_and_the_fastest_stays_to_the_end(machine: Machine) -> None:
     chosen = Cores()
-    drive(chosen, machine, range(120))
+    drive(chosen, machine, range(200))
     assert set(machine.used[:45]) == set(SECONDS)
     assert Threads(1, 2) not in machine.used[45:], "too slow for a second round"
+    assert Threads(1, 1) not in machine.used[90:], "too slow for a third round"
     assert machine.used[-30:] == [Threads(2, 1)] * 30
     chosen.close()
     assert Threads.now() == Threads(2, 2)
@@ -108,7 +109,7 @@ def test_of_settings_about_as_fast_the_one_with_fewest_threads_stays(machine: Ma
         machine.used.clear()
         Threads(2, 2).use()
         chosen = Cores()
-        drive(chosen, machine, range(120))
+        drive(chosen, machine, range(200))
         assert machine.used[-30:] == [frugal] * 30
         chosen.close()
 
@@ -118,7 +119,7 @@ def test_ids_are_mapped_in_their_turn_where_the_measured_setting_does_so(machine
     assert not chosen.barrier(0, None)
     machine.seconds = {**SECONDS, IN_TURN: 1.0}
     chosen.begin(0)
-    for step in range(120):
+    for step in range(200):
         machine.step()
         assert chosen.barrier(step, None) == (machine.setting == IN_TURN)
         chosen.step(step + 1)
@@ -131,7 +132,7 @@ def test_a_first_step_that_loads_code_does_not_decide(machine: Machine) -> None:
     chosen = Cores()
     chosen.begin(0)
     machine.now = 0.0
-    for step in range(120):
+    for step in range(200):
         machine.step()
         machine.now += 50.0 * (step % 9 == 0)  # the first step under each setting
         chosen.step(step + 1)
@@ -141,7 +142,7 @@ def test_a_first_step_that_loads_code_does_not_decide(machine: Machine) -> None:
 def test_a_step_that_waited_for_data_is_not_timed(machine: Machine) -> None:
     chosen = Cores()
     chosen.begin(0)
-    for step in range(120):
+    for step in range(200):
         if machine.setting == Threads(2, 1):
             machine.now += 1000.0
             chosen.on_idle(cast(Any, None))
@@ -268,7 +269,7 @@ def test_a_killed_run_resumes_with_the_threads_it_had(
     def run(watch: Watches) -> None:
         model = hb.RecModel(network(), "bce", "adam")
         callbacks = [watch, Checkpoint(tmp_path / "run", every_steps=9, wait=True)]
-        data = hb.Ahead(dataset(64 * 110))
+        data = hb.Ahead(dataset(64 * 200))
         model.online_train(data, callbacks, progressive=False, progress=False)
 
     killed = Dies()
@@ -284,7 +285,7 @@ def test_a_killed_run_resumes_with_the_threads_it_had(
     both = [step for step in killed.used if step in resumed.used]
     assert both
     assert [resumed.used[step] for step in both] == [killed.used[step] for step in both]
-    assert len({resumed.used[step] for step in range(100, 110)}) == 1
+    assert len({resumed.used[step] for step in range(190, 200)}) == 1
     assert resumed.used[20] in candidates(Threads(2, 2))
     assert num_threads() == 2
     assert torch.get_num_threads() == 2
@@ -300,7 +301,7 @@ def test_threads_stay_as_they_are_without_mapping_ahead(dataset: Any, network: A
 
 def test_a_plain_loop_chooses_too_and_gives_the_threads_back(dataset: Any, network: Any) -> None:
     net = network()
-    used = [Threads.now() for _ in hb.Ahead(dataset(64 * 110), net)]
+    used = [Threads.now() for _ in hb.Ahead(dataset(64 * 200), net)]
     threads = {replace(setting, ahead=True) for setting in candidates(Threads(2, 2))}
     assert set(used[:45]) == threads
     assert len(set(used[-10:])) == 1

@@ -26,11 +26,13 @@ TRIAL_STEPS = 9
 """Steps of one trial of a setting."""
 UNTIMED_STEPS = 3
 """The first of them, which are not timed: batches are mapped already as the setting before did."""
-ROUNDS = 2
+ROUNDS = 4
 FAR_WORSE = 4.0
 """A setting with a step that takes this many times the best one's time is tried no longer."""
 WORSE = 1.5
 """A setting that takes this many times the best one's time is tried once only."""
+CLOSE = 1.15
+"""A setting that takes this many times the best one's time is tried twice only."""
 CLEARLY = 1.05
 """Of settings whose times differ by less than this factor, the one with fewer threads is chosen."""
 
@@ -90,7 +92,7 @@ def candidates(most: Threads) -> list[Threads]:
 class Cores:
     """Choose the number of threads that torch and the native core use, from the first steps.
 
-    The settings are tried in turn, nine steps each, and the good ones a second time. The fastest
+    The settings are tried in turn, nine steps each, and the good ones up to four times. The fastest
     stays until the end of the run; then the threads from before are back. Where several are about
     as fast, the one with the fewest threads stays: threads that wait for work keep a core busy,
     which then lacks for reading. No setting has more threads of torch and of the core than were in
@@ -246,8 +248,8 @@ class Cores:
         self._round += 1
         every = candidates(self._before or Threads.now())
         if self._seconds:
-            best = self._best_seconds()
-            every = [threads for threads in every if self._median(threads) <= WORSE * best]
+            limit = self._best_seconds() * (WORSE if self._round == 2 else CLOSE)
+            every = [threads for threads in every if self._median(threads) <= limit]
         if len(every) == 1:
             return []
         return every
