@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -227,6 +227,21 @@ class SideBySide(Mapping[str, Any]):
         return len(self._widths)
 
 
+Record = TypeVar("Record")
+
+
+def changed(record: Record, changes: Mapping[str, Any]) -> Record:
+    """Return a copy of a frozen dataclass with other values of some fields, by name.
+
+    It is `dataclasses.replace` for what each step makes: four times as fast, because no field is
+    looked up.
+    """
+    copied = object.__new__(type(record))
+    copied.__dict__.update(record.__dict__)
+    copied.__dict__.update(changes)
+    return copied
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """n samples, column by column.
@@ -279,14 +294,14 @@ class Batch:
             stop - start,
         )
 
-    def at(self, position: Position, encoder: Any = None) -> Batch:
+    def at(self, position: Position | None, encoder: Any = None) -> Batch:
         """Return the same samples, with `position` and the `encoder` that made them."""
-        return replace(self, position=position, encoder=encoder)
+        return changed(self, {"position": position, "encoder": encoder})
 
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
         """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
         batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
-        return replace(batch, position=self.position, encoder=self.encoder)
+        return batch.at(self.position, self.encoder)
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""

@@ -116,7 +116,7 @@ class AUC(Metric):
             return self._undefined(
                 f"it needs both classes, got {positives:g} positive, {negatives:g} negative"
             )
-        return area_under(counts) / (positives * negatives)
+        return float(area_under(counts) / (positives * negatives))
 
     def _count(self, counts: Array) -> None:
         """Add the counts of a block: two blocks of a level become one of the next."""

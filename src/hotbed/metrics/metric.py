@@ -268,28 +268,6 @@ def _floats(values: Any) -> Array:
 # --- shared by several metrics -------------------------------------------------------------------
 
 
-def pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, Array, Array]:
-    """Return three weights by group, each [num_groups].
-
-    They are the weight of the (negative, positive) pairs in order plus half of the ties, the weight
-    of the negatives, and the weight of the positives.
-    """
-    order = np.lexsort((samples.prediction, codes))
-    codes = codes[order]
-    score = samples.prediction[order]
-    positive = samples.label[order] > 0.5
-    weight = samples.weight[order]
-    tie = np.cumsum(starts(codes) | starts(score)) - 1
-    num_ties = int(tie[-1]) + 1 if len(tie) else 0
-    positives = np.bincount(tie[positive], weight[positive], num_ties)
-    negatives = np.bincount(tie[~positive], weight[~positive], num_ties)
-    owner = codes[np.flatnonzero(np.diff(tie, prepend=-1))]
-    by_group = np.bincount(owner, negatives, num_groups)
-    before = np.cumsum(negatives) - negatives - (np.cumsum(by_group) - by_group)[owner]
-    area = np.bincount(owner, positives * (before + 0.5 * negatives), num_groups)
-    return area, by_group, np.bincount(owner, positives, num_groups)
-
-
 def starts(values: Array) -> Array:
     """Return bool [n]: true at the first value and where a value differs from the one before it."""
     changed = np.ones(len(values), dtype=bool)

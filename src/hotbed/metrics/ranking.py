@@ -13,7 +13,7 @@ import numpy as np
 
 from hotbed import checks, config
 from hotbed.errors import ConfigError
-from hotbed.metrics.metric import Array, Samples, StoredMetric, pair_areas, starts
+from hotbed.metrics.metric import Array, Samples, StoredMetric, starts
 
 
 class GroupMetric(StoredMetric):
@@ -43,7 +43,7 @@ class GAUC(GroupMetric):
         """Return a number in [0, 1]; nan if no group has both classes."""
         samples = self._all()
         codes, num_groups = _groups(samples)
-        area, negatives, positives = pair_areas(samples, codes, num_groups)
+        area, negatives, positives = _pair_areas(samples, codes, num_groups)
         mixed = (negatives > 0) & (positives > 0)
         if not mixed.any():
             return self._undefined(f"none of {num_groups} groups has both classes")
@@ -168,3 +168,25 @@ def ranks(codes: Array) -> Array:
     """Return the number of earlier elements of the same group, for sorted codes."""
     first = np.flatnonzero(starts(codes))
     return np.arange(len(codes)) - np.repeat(first, np.diff(first, append=len(codes)))
+
+
+def _pair_areas(samples: Samples, codes: Array, num_groups: int) -> tuple[Array, Array, Array]:
+    """Return three weights by group, each [num_groups].
+
+    They are the weight of the (negative, positive) pairs in order plus half of the ties, the weight
+    of the negatives, and the weight of the positives.
+    """
+    order = np.lexsort((samples.prediction, codes))
+    codes = codes[order]
+    score = samples.prediction[order]
+    positive = samples.label[order] > 0.5
+    weight = samples.weight[order]
+    tie = np.cumsum(starts(codes) | starts(score)) - 1
+    num_ties = int(tie[-1]) + 1 if len(tie) else 0
+    positives = np.bincount(tie[positive], weight[positive], num_ties)
+    negatives = np.bincount(tie[~positive], weight[~positive], num_ties)
+    owner = codes[np.flatnonzero(np.diff(tie, prepend=-1))]
+    by_group = np.bincount(owner, negatives, num_groups)
+    before = np.cumsum(negatives) - negatives - (np.cumsum(by_group) - by_group)[owner]
+    area = np.bincount(owner, positives * (before + 0.5 * negatives), num_groups)
+    return area, by_group, np.bincount(owner, positives, num_groups)

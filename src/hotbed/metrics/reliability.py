@@ -24,6 +24,10 @@ class Reliability:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all samples."""
         self._counted = np.zeros((3, BINS))
         self._waiting: list[Samples] = []
         self._num_waiting = 0
@@ -75,7 +79,7 @@ class Reliability:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
-        self.__init__()
+        self.clear()
         self._counted[:, np.asarray(state["place"])] = state["sums"]
         if "prediction" in state:  # absent from states of earlier builds
             self._waiting = [Samples.from_state(state)]

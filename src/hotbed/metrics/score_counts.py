@@ -62,9 +62,9 @@ def _ascending(counts: Array) -> Array:
     Equal scores stay in order where that shows in the bits of their sum: whole numbers add up to
     the same bits in any order.
     """
-    scores, weights = counts[0], counts[1:]
+    weights = counts[1:]
     are_whole = bool((weights == np.rint(weights)).all())
-    return np.argsort(scores, kind=None if are_whole else "stable")
+    return np.argsort(counts[0], kind=None if are_whole else "stable")
 
 
 def _shares(weights: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, Ids
+from hotbed.data.batch import Batch, Ids, changed
 from hotbed.errors import DataError
 from hotbed.training.auto.network import arguments_of, converted
 
@@ -53,10 +53,7 @@ class Example:
 
         `error`: why their ids could not be mapped.
         """
-        latest = self.latest
-        mapped = replace(self, arguments=(batch,), batch=batch, error=error)
-        mapped.__dict__["latest"] = latest  # it is known, and asked for once more
-        return mapped
+        return changed(self, {"arguments": (batch,), "batch": batch, "error": error})
 
     @property
     def everything(self) -> tuple[Any, ...]:

@@ -67,9 +67,9 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         callbacks("on_predicted", run)
                     if update is not None:
                         planned = update.map(example)
-                        if run.stage is not None:
-                            run.stage.advance(planned)
                         run.loss = loss = update.forward(planned)
+                        if run.stage is not None:  # while backward runs, without Python's lock
+                            run.stage.advance(planned)
                         update.backward(loss)
                         if update.gradients_are_finite():
                             callbacks("on_gradients", run)

@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from torch import nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
 
@@ -69,7 +68,7 @@ class Planner:
             plans = Plans(batch.ids)
             for collection in followed:
                 plans.add(collection, self._plan_of(collection, batch))
-            batch = replace(batch, plans=plans)
+            batch = changed(batch, {"plans": plans})
         self._last = batch.plans
         self._last.wait()
         return batch
@@ -100,7 +99,7 @@ class Planner:
                 plans.add(collection, self._plan_of(collection, batch))
         except Exception as error:
             plans.error = error
-        return replace(batch, plans=plans)
+        return changed(batch, {"plans": plans})
 
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
         return collection.map(

@@ -39,14 +39,11 @@ class LogitHead(nn.Module):
         if device == "meta":  # of shapes alone, which autocast does not know
             device = "cpu"
         with _outside_autocast(device):
-            weight = self.linear.weight.float()
-            first = self.widths[0]
+            weights = self.linear.weight.float().split(self.widths, dim=1)
             bias = self.linear.bias.float()
-            logit = F.linear(parts[0].float(), weight[:, :first], bias)
-            for part, width in zip(parts[1:], self.widths[1:], strict=True):
-                columns = weight[:, first : first + width]
-                logit = logit + F.linear(part.float(), columns)
-                first += width
+            logit = F.linear(parts[0].float(), weights[0], bias)
+            for part, weight in zip(parts[1:], weights[1:], strict=True):
+                logit = logit + F.linear(part.float(), weight)
         return logit.squeeze(-1)
 
 
