@@ -390,13 +390,17 @@ def checked_rows(
     types: Mapping[str, pa.DataType],
     place: str,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a part, each checked: columns, partitions, order, number of rows."""
+    """Yield the batches of a part, each checked.
+
+    Columns, partitions, order and number of rows must be as the manifest says, and numbers finite.
+    """
     rows = 0
     last: tuple[int, int] | None = None
     for batch in batches:
         if not batch.num_rows:
             continue
         _check_columns(batch, types, place)
+        _check_finite(batch, place)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             last = _check_order(
                 batch.slice(start, _ROWS_AT_ONCE),
@@ -407,6 +411,15 @@ def checked_rows(
         rows += batch.num_rows
         yield batch
     _check_number(rows, part.rows, place)
+
+
+def _check_finite(rows: pa.RecordBatch, place: str) -> None:
+    for name in {"value", "state"} & set(rows.schema.names):
+        numbers = rows.column(name).flatten().to_numpy()
+        is_finite = np.isfinite(numbers)
+        if not is_finite.all():
+            problem = f"column {name!r} must hold finite numbers"
+            raise format_error(place, problem, float(numbers[~is_finite][0]))
 
 
 def _check_order(

@@ -201,6 +201,19 @@ def narrow(table: pa.Table) -> pa.Table:
     return table.set_column(2, "value", values)
 
 
+def with_number(name: str, number: float) -> Callable[[pa.Table], pa.Table]:
+    """Return a change of the last number in a column of vectors."""
+
+    def change(table: pa.Table) -> pa.Table:
+        column = table.column(name).combine_chunks()
+        numbers = column.flatten().to_numpy().copy()
+        numbers[-1] = number
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(numbers), column.type.list_size)
+        return table.set_column(table.column_names.index(name), name, vectors)
+
+    return change
+
+
 def bomb(crafted: Crafted) -> None:
     rows = pa.table({"partition": np.zeros(10**6, np.uint8), "id": np.zeros(10**6, np.int64)})
     crafted.rewrite(lambda _: rows, compression="zstd")
@@ -273,6 +286,8 @@ CASES: dict[str, Change] = {
     "ids of 32 bits": cast("id", pa.int32()),
     "an id that is null": rows(with_null),
     "values of another width": rows(narrow),
+    "a value that is nan": rows(with_number("value", np.nan)),
+    "a state that is infinite": rows(with_number("state", np.inf)),
     "compressed": bomb,
     "lengths beyond the file": longer,
     "a column whose name is no text": unnamed,
