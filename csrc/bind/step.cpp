@@ -108,6 +108,7 @@ void init_step(nb::module_& m) {
       .def("statistics", &statistics);
   nb::class_<MapQueue>(m, "MapQueue")
       .def(nb::init<>())
+      .def("hold", &MapQueue::hold)
       .def("close", &MapQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Step>(m, "Step")
       .def(

@@ -33,7 +33,7 @@ struct MapTask::Shared {
   std::condition_variable mapped;   // for those who wait for a map
   std::deque<std::shared_ptr<MapTask>> tasks;
   std::exception_ptr error;  // of the first map that failed
-  bool is_open = false;
+  bool is_open = false;      // no lookup is due
   bool is_closed = false;
   bool is_running = false;  // the first task is under way
   bool sleeps = false;      // the thread looks for work when it is notified only
@@ -65,12 +65,22 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
   task->times_ = times;
   task->training_ = training;
   if (!shared_->has_thread()) throw std::logic_error("map queue: it belongs to another process. Make another one.");
-  const std::lock_guard lock(shared_->mutex);
-  if (shared_->is_closed) throw std::logic_error("map queue: it is closed, got ids to map. Make another one.");
-  step.mapped_by(task);
-  shared_->tasks.push_back(task);
-  shared_->is_open = false;
+  bool sleeps = false;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->is_closed) throw std::logic_error("map queue: it is closed, got ids to map. Make another one.");
+    step.mapped_by(task);
+    shared_->tasks.push_back(task);
+    sleeps = shared_->sleeps && shared_->is_open;
+  }
+  if (sleeps) shared_->changed.notify_one();
   return task;
+}
+
+void MapQueue::hold() noexcept {
+  if (!shared_->has_thread()) return;
+  const std::lock_guard lock(shared_->mutex);
+  shared_->is_open = false;
 }
 
 void MapQueue::close() noexcept {

@@ -92,19 +92,38 @@ TEST_CASE("a map that was added begins when the lookup before it is over") {
   task->wait();
 }
 
-TEST_CASE("a map that is added while another one is under way waits, too") {
+TEST_CASE("a map that is added after the lookup begins at once, also while the thread sleeps") {
   World world;
   MapQueue queue;
-  Batch first(0), second(100);
-  const auto now = world.make_step(), later = world.make_step();
+  Batch first(0), second(100), third(200);
+  const auto now = world.make_step(), later = world.make_step(), last = world.make_step();
   const auto task = queue.add(*now, first.features(), nullptr, true);
-  world.table->mutex().lock();  // the first map begins, and waits
-  task->open();
-  wait_a_little();
+  task->wait();
+  first.look_up(*now);
   queue.add(*later, second.features(), nullptr, true);
-  world.table->mutex().unlock();
+  for (int i = 0; i < 500 && world.num_rows() == 100; i++) wait_a_little();
+  CHECK(world.num_rows() == 200);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it no longer naps
+  queue.add(*last, third.features(), nullptr, true);
+  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
+  CHECK(world.num_rows() == 300);
+}
+
+TEST_CASE("no map begins from a hold until the next lookup is over") {
+  World world;
+  MapQueue queue;
+  Batch first(0), second(100), third(200);
+  const auto a = world.make_step(), b = world.make_step(), c = world.make_step();
+  queue.add(*a, first.features(), nullptr, true)->wait();
+  first.look_up(*a);
+  queue.hold();
+  queue.add(*b, second.features(), nullptr, true)->wait();
+  queue.add(*c, third.features(), nullptr, true);
   wait_a_little();
-  CHECK(world.num_rows() <= 100);  // 0 if the thread was too slow to begin
+  CHECK(world.num_rows() == 200);
+  second.look_up(*b);
+  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
+  CHECK(world.num_rows() == 300);
 }
 
 TEST_CASE("a wait maps what the thread has not begun, also while the thread sleeps and after it has woken") {

@@ -28,6 +28,7 @@ from hotbed.metrics import (
     Windowed,
     bounded,
 )
+from hotbed.metrics.reliability import Reliability
 
 # --- state ----------------------------------------------------------------------------------------
 
@@ -209,3 +210,21 @@ def test_indexes_that_cannot_work_are_refused(indexes: Any) -> None:
 def test_an_index_beyond_the_inputs_is_an_error_that_counts_them() -> None:
     with pytest.raises(DataError, match="asks for input 5, got 2 inputs"):
         AUC().set_indexes([0, 5]).update(np.ones(1), np.ones(1))
+
+
+def test_a_reliability_curve_continues_from_its_state_to_the_same_bits() -> None:
+    rng = np.random.default_rng(3)
+    unbroken, restarted = Reliability(), Reliability()
+    for step in range(90):  # blocks end within
+        prediction, label, weight = rng.random(70), rng.integers(0, 2, 70), rng.random(70)
+        for curve in (unbroken, restarted):
+            curve.update(prediction, label, weight if step % 2 else None)
+        if step % 25 == 0:
+            saved = restarted.state()
+            restarted = Reliability()
+            restarted.load_state(saved)
+    assert restarted.curve() == unbroken.curve()
+    assert restarted.weight == unbroken.weight
+    earlier = {name: unbroken.state()[name] for name in ("place", "sums")}  # of an earlier build
+    restarted.load_state(earlier)
+    assert 0 < restarted.weight < unbroken.weight

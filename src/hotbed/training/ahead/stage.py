@@ -96,6 +96,8 @@ class MapStage:
             place = self._read()
         self._now = self._later(self._now, self._current)
         self._current = place
+        if self._queue is not None:  # until the lookup of this example is over
+            self._queue.hold()
         return place.example
 
     @property
