@@ -8,6 +8,7 @@ state and the network's buffers stay as they were.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -305,12 +306,21 @@ def device_of(network: nn.Module) -> torch.device:
 
 
 def _all_finite(gradients: Sequence[Tensor]) -> bool:
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    device = values[0].device
-    found = torch.zeros((), device=device)
-    # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
-    torch._amp_foreach_non_finite_check_and_unscale_(values, found, torch.ones((), device=device))
-    return not found.item()
+    values = []
+    for grad in gradients:
+        own = grad.coalesce().values() if grad.is_sparse else grad
+        if own.numel():
+            values.append(own)
+    if not values:
+        return True
+    if values[0].device == CPU:
+        found = torch.zeros(())
+        # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
+        torch._amp_foreach_non_finite_check_and_unscale_(values, found, torch.ones(()))
+        return not found.item()
+    norms = torch._foreach_norm(values, math.inf)  # other devices know the former for some dtypes
+    greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
+    return math.isfinite(greatest.item())
 
 
 def _is_several(outputs: Any) -> bool:

@@ -70,6 +70,36 @@ def test_large_finite_gradients_are_no_fault() -> None:
     model.fit([(np.ones((4, 3), np.float32), np.ones(4, np.float32))], progress=False)
 
 
+@pytest.mark.parametrize("kind", ["float64", "bfloat16", "sparse"])
+def test_gradients_of_every_kind_are_checked_and_stay_as_they_are(kind: str) -> None:
+    network = nn.Linear(3, 1)
+    data = np.ones((4, 3), np.float32)
+    if kind == "sparse":
+        network = nn.Embedding(7, 1, sparse=True)
+        data = np.array([2, 2, 5, 6])
+    else:
+        network = network.to(getattr(torch, kind))
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    learner = Learner(network, None, optimizer, None)
+    inputs = torch.from_numpy(data)
+    for factor in (1.0, float("nan"), float("inf")):
+        if kind != "sparse":
+            inputs = inputs.to(network.weight.dtype)
+        learner.backward(network(inputs).sum() * factor)
+        gradients = [parameter.grad.clone() for parameter in network.parameters()]
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        if factor == 1.0:
+            assert learner.gradients_are_finite()
+            for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                assert torch.equal(parameter.grad.to_dense(), gradient.to_dense())
+            learner.step()
+        else:
+            with pytest.raises(NonFiniteGradient, match="dense parameter"):
+                learner.gradients_are_finite()
+            assert all(map(torch.equal, network.parameters(), before))
+        assert all(parameter.grad is None for parameter in network.parameters())
+
+
 def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
     dataset: Any, network: Any, world: Any
 ) -> None:
