@@ -23,7 +23,7 @@ constexpr int kMostNaps = 10;
 struct MapTask::Shared {
   bool has_thread() const noexcept { return process == getpid(); }
   // Whether the thread that maps has something to do.
-  bool has_work() const noexcept { return !is_running && (is_closed || (is_open && !tasks.empty())); }
+  bool has_work() const noexcept { return !is_running && (is_closed || (!is_held && !tasks.empty())); }
   // Runs the first task, without the lock, on the thread that calls.
   void run_first(std::unique_lock<std::mutex>& lock) noexcept;
 
@@ -33,7 +33,7 @@ struct MapTask::Shared {
   std::condition_variable mapped;   // for those who wait for a map
   std::deque<std::shared_ptr<MapTask>> tasks;
   std::exception_ptr error;  // of the first map that failed
-  bool is_open = false;      // no lookup is due
+  bool is_held = true;       // a lookup is due
   bool is_closed = false;
   bool is_running = false;  // the first task is under way
   bool sleeps = false;      // the thread looks for work when it is notified only
@@ -71,7 +71,7 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
     if (shared_->is_closed) throw std::logic_error("map queue: it is closed, got ids to map. Make another one.");
     step.mapped_by(task);
     shared_->tasks.push_back(task);
-    sleeps = shared_->sleeps && shared_->is_open;
+    sleeps = shared_->sleeps && !shared_->is_held;
   }
   if (sleeps) shared_->changed.notify_one();
   return task;
@@ -80,7 +80,7 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
 void MapQueue::hold() noexcept {
   if (!shared_->has_thread()) return;
   const std::lock_guard lock(shared_->mutex);
-  shared_->is_open = false;
+  shared_->is_held = true;
 }
 
 void MapQueue::close() noexcept {
@@ -121,12 +121,12 @@ void MapTask::run() noexcept {
   } catch (...) { error_ = std::current_exception(); }
 }
 
-void MapTask::open() noexcept {
+void MapTask::release() noexcept {
   if (!shared_->has_thread()) return;
   bool sleeps = false;
   {
     const std::lock_guard lock(shared_->mutex);
-    shared_->is_open = true;
+    shared_->is_held = false;
     sleeps = shared_->sleeps && !shared_->tasks.empty();
   }
   if (sleeps) shared_->changed.notify_one();

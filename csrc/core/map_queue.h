@@ -18,8 +18,8 @@ class MapTask {
   void wait();
   // Of the tables of the step, after this map and before the next one. Waits as `wait` does.
   const std::vector<TableStats>& statistics();
-  // Lets the queue map what was added, and what is added until the next `hold`. The step calls it after its lookup.
-  void open() noexcept;
+  // Ends a `hold` of the queue. The step calls it after its lookup.
+  void release() noexcept;
 
  private:
   friend class MapQueue;
@@ -37,9 +37,9 @@ class MapTask {
   std::vector<TableStats> statistics_;
 };
 
-// Maps and lookups of the same tables exclude each other. So no map begins from `hold` until a lookup is over. A thread
-// that waits for a map before that runs the map itself. The child of a fork has no thread that maps: there a wait is an
-// error, and nothing is mapped.
+// Maps and lookups of the same tables exclude each other. So the queue is held while a lookup is due, also at first:
+// its thread begins no map. A thread that waits for a map meanwhile runs the map itself. The child of a fork has no
+// thread that maps: there a wait is an error, and nothing is mapped.
 class MapQueue {
  public:
   MapQueue();
@@ -49,7 +49,7 @@ class MapQueue {
 
   // Maps the ids later, as Step::map. The arrays must live until then; the end of the step waits for its map.
   std::shared_ptr<MapTask> add(Step& step, std::vector<FeatureIds> ids, const int64_t* times, bool training);
-  // Lets the thread begin no map: a batch is about to be looked up.
+  // Lets the thread begin no map until `release`: a batch is about to be looked up.
   void hold() noexcept;
   // Maps what was added, and ends the thread.
   void close() noexcept;

@@ -247,7 +247,7 @@ void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool tr
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
   pool_parts(out);
-  if (task_) task_->open();
+  if (task_) task_->release();
 }
 
 void Step::pool_parts(const std::vector<OutputRows>& out) {

@@ -18,6 +18,8 @@ using namespace hotbed;
 
 namespace {
 
+void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
 struct World {
   explicit World(uint64_t max_rows = 0) {
     TableConfig config;
@@ -34,6 +36,12 @@ struct World {
   uint64_t num_rows() const {
     const std::lock_guard lock(table->mutex());
     return table->stats().rows;
+  }
+
+  // Whether the table has so many rows within ten seconds.
+  bool comes_to(uint64_t rows) const {
+    for (int i = 0; i < 500 && num_rows() < rows; i++) wait_a_little();
+    return num_rows() == rows;
   }
 
   std::shared_ptr<Table> table;
@@ -54,8 +62,6 @@ struct Batch {  // `n` ids from `first` on, one a sample
   std::vector<int64_t> ids;
   std::vector<float> rows;
 };
-
-void wait_a_little() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 }  // namespace
 
@@ -87,8 +93,7 @@ TEST_CASE("a map that was added begins when the lookup before it is over") {
   wait_a_little();
   CHECK(world.num_rows() == 100);
   first.look_up(*now);
-  for (int i = 0; i < 500 && world.num_rows() == 100; i++) wait_a_little();
-  CHECK(world.num_rows() == 200);
+  CHECK(world.comes_to(200));
   task->wait();
 }
 
@@ -101,12 +106,10 @@ TEST_CASE("a map that is added after the lookup begins at once, also while the t
   task->wait();
   first.look_up(*now);
   queue.add(*later, second.features(), nullptr, true);
-  for (int i = 0; i < 500 && world.num_rows() == 100; i++) wait_a_little();
-  CHECK(world.num_rows() == 200);
+  CHECK(world.comes_to(200));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it no longer naps
   queue.add(*last, third.features(), nullptr, true);
-  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
-  CHECK(world.num_rows() == 300);
+  CHECK(world.comes_to(300));
 }
 
 TEST_CASE("no map begins from a hold until the next lookup is over") {
@@ -122,8 +125,7 @@ TEST_CASE("no map begins from a hold until the next lookup is over") {
   wait_a_little();
   CHECK(world.num_rows() == 200);
   second.look_up(*b);
-  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
-  CHECK(world.num_rows() == 300);
+  CHECK(world.comes_to(300));
 }
 
 TEST_CASE("a wait maps what the thread has not begun, also while the thread sleeps and after it has woken") {
@@ -138,8 +140,7 @@ TEST_CASE("a wait maps what the thread has not begun, also while the thread slee
   CHECK(world.num_rows() == 200);
   queue.add(*c, third.features(), nullptr, true);
   second.look_up(*b);  // wakes it
-  for (int i = 0; i < 500 && world.num_rows() == 200; i++) wait_a_little();
-  CHECK(world.num_rows() == 300);
+  CHECK(world.comes_to(300));
 }
 
 TEST_CASE("nothing is mapped behind an error, which every later map gets") {
@@ -190,7 +191,7 @@ TEST_CASE("the child of a fork waits for no map, and ends its steps and its queu
     try {
       task->wait();
     } catch (const std::runtime_error&) { is_refused = true; }
-    task->open();
+    task->release();
     step.reset();
     queue.reset();
     _exit(is_refused ? 7 : 8);
