@@ -26,13 +26,10 @@ TRIAL_STEPS = 9
 """Steps of one trial of a setting."""
 UNTIMED_STEPS = 3
 """The first of them, which are not timed: batches are mapped already as the setting before did."""
-ROUNDS = 4
 FAR_WORSE = 4.0
 """A setting with a step that takes this many times the best one's time is tried no longer."""
-WORSE = 1.5
-"""A setting that takes this many times the best one's time is tried once only."""
-CLOSE = 1.15
-"""A setting that takes this many times the best one's time is tried twice only."""
+WORSE = (1.5, 1.15, 1.15)
+"""After each round, a setting that takes more than this many times the best one's time leaves."""
 CLEARLY = 1.05
 """Of settings whose times differ by less than this factor, the one with fewer threads is chosen."""
 
@@ -243,13 +240,13 @@ class Cores:
 
     def _planned(self) -> list[Threads]:
         """Return the settings still to be tried, those of the next round if there are none."""
-        if self._left or self._round == ROUNDS:
+        if self._left or self._round > len(WORSE):
             return self._left
-        self._round += 1
         every = candidates(self._before or Threads.now())
-        if self._seconds:
-            limit = self._best_seconds() * (WORSE if self._round == 2 else CLOSE)
+        if self._round:
+            limit = self._best_seconds() * WORSE[self._round - 1]
             every = [threads for threads in every if self._median(threads) <= limit]
+        self._round += 1
         if len(every) == 1:
             return []
         return every
