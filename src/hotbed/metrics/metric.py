@@ -242,8 +242,7 @@ def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) 
         sizes["group"] = len(groups)
     if any(size != num_samples for size in sizes.values()):
         raise DataError(
-            f"{metric}: inputs differ in length, got {', '.join(sizes)} of "
-            f"{list(sizes.values())}. Give one of each per sample."
+            f"{metric}: inputs differ in length, got lengths {sizes}. Give one of each per sample."
         )
     for name, values in given.items():
         if math.isnan(values @ values):  # a sum of squares is nan exactly where one of them is
