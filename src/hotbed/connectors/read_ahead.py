@@ -14,9 +14,10 @@ T = TypeVar("T")
 class ReadAhead(Iterator[T], Generic[T]):
     """Yields `items`, of which a thread makes at most `depth` ahead.
 
-    The thread makes several in a row: it goes on when half of them are taken, because waking it
-    takes time. `None` items are ticks: one is passed on only if nothing else waits. An error among
-    the items is raised at its turn. Call `close` in the end: it stops the thread and waits for it.
+    When the items are all made, the thread sleeps until half of them are taken: to wake it for
+    each item would cost the consumer more time. `None` items are ticks: one is passed on only if
+    nothing else waits. An error among the items is raised at its turn. Call `close` in the end: it
+    stops the thread and waits for it.
     """
 
     def __init__(self, items: Iterator[T], depth: int) -> None:

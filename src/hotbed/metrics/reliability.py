@@ -13,7 +13,7 @@ from hotbed.metrics.metric import Array, Samples
 BINS = 1024
 LOGIT_BOUND = 16.0
 BLOCK = 4096
-"""Samples that are counted at a time: counting takes longer for many small batches."""
+"""Samples that are counted together: to count each small batch alone would take longer."""
 
 
 class Reliability:

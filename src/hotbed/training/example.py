@@ -46,7 +46,7 @@ class Example:
         """Return the newest event time in microseconds; None without times."""
         if self.time is None or not len(self.time):
             return None
-        return int(np.asarray(self.time).max())  # a tensor takes longer for a few numbers
+        return int(np.asarray(self.time).max())  # faster than torch for so few numbers
 
     def mapped(self, batch: Batch, error: Exception | None = None) -> Example:
         """Return the same samples as `batch`, which holds the plans of their lookups.

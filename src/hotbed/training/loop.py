@@ -68,7 +68,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                     if update is not None:
                         planned = update.map(example)
                         run.loss = loss = update.forward(planned)
-                        if run.stage is not None:  # while backward runs, without Python's lock
+                        if run.stage is not None:  # backward leaves Python's lock to the reader
                             run.stage.advance(planned)
                         update.backward(loss)
                         if update.gradients_are_finite():
