@@ -27,15 +27,13 @@ from safetensors import SafetensorError
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
-from hotbed.persist.check import (
+from hotbed.persist.check import check_descriptions, check_links, unsealed
+from hotbed.persist.check_rows import (
     arrow_batches,
-    check_descriptions,
-    check_links,
     checked_candidates,
     checked_rows,
     removed_types,
     row_types,
-    unsealed,
 )
 from hotbed.persist.manifest import (
     Arrays,

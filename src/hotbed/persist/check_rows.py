@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the validator that reads row files: what a digest does not show of their rows."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed import config
+from hotbed.embedding.hashing import partition
+from hotbed.embedding.policy import evictions, kept_columns
+from hotbed.embedding.rule import Adagrad
+from hotbed.embedding.snapshot import COLUMN_TYPES
+from hotbed.embedding.table import Table
+from hotbed.errors import FormatError
+from hotbed.persist.check import built_config, format_error
+from hotbed.persist.manifest import PartEntry, TableEntry
+from hotbed.persist.store import ADVICE
+
+_MAGIC = b"ARROW1\0\0"
+_HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
+_COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
+_NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
+_ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
+_PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
+_CANDIDATE_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
+
+
+def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow IPC file, without copying.
+
+    Raises:
+        FormatError: It is not an Arrow file of uncompressed columns; compressed buffers could be a
+            thousand times larger in memory. The message names `place`.
+    """
+    try:
+        if bytes(data[: len(_MAGIC)]) != _MAGIC:
+            raise pa.ArrowInvalid("it does not begin as one")
+        with pa.ipc.open_file(pa.py_buffer(data)) as file:
+            schema = file.schema
+            names = schema.names  # raises here where a name is not UTF-8
+            num_batches = file.num_record_batches
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
+        if messages.read_next_message().type != "schema" or not names:
+            raise pa.ArrowInvalid("it does not begin with a schema of columns")
+        for _ in range(num_batches):
+            yield _checked_batch(messages.read_next_message(), schema)
+    except _NOT_ARROW as error:
+        message = f"{place}: not an Arrow IPC file of rows, got {error}. {ADVICE}"
+        raise FormatError(message) from error
+
+
+def _checked_batch(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
+    if message.type != "record batch":
+        raise pa.ArrowInvalid(f"a message is a {message.type}")
+    if _is_compressed(memoryview(message.metadata)):
+        raise pa.ArrowInvalid("its buffers are compressed")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate()
+    return batch
+
+
+def _is_compressed(metadata: memoryview) -> bool:
+    """Return whether a record batch's header names a compression; Arrow verified the flatbuffer."""
+    message = struct.unpack_from("<I", metadata, 0)[0]
+    header = _field(metadata, message, _HEADER)
+    if header is None:
+        return False
+    batch = header + struct.unpack_from("<I", metadata, header)[0]
+    return _field(metadata, batch, _COMPRESSION) is not None
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a flatbuffer table has a field, None if it lacks it."""
+    offsets = table - struct.unpack_from("<i", data, table)[0]
+    slot = 4 + 2 * number
+    if slot >= struct.unpack_from("<H", data, offsets)[0]:
+        return None
+    offset = struct.unpack_from("<H", data, offsets + slot)[0]
+    return table + offset if offset else None
+
+
+def row_types(entry: TableEntry, contents: str, place: str) -> dict[str, pa.DataType]:
+    """Return the columns that the row files of a table must have, by the table's config.
+
+    Args:
+        entry: The table in the manifest.
+        contents: Those of the manifest. Published values have neither state nor policies.
+        place: Where the manifest lies, for messages.
+
+    Raises:
+        FormatError: The config cannot be built.
+    """
+    values = built_config(entry, place)
+    dim = int(values["dim"])
+    types = {**_PLACE_TYPES, "value": pa.list_(pa.float32(), dim)}
+    if contents == "values":
+        return types
+    rule = values.get("rule") or Adagrad()
+    width = rule.state_width(dim)
+    if width:
+        types["state"] = pa.list_(pa.float32(), width)
+    for name in kept_columns(values.get("admit"), evictions(values.get("evict"))):
+        types[name] = COLUMN_TYPES[name]
+    if rule.scope == "catch_up":
+        types["updated"] = COLUMN_TYPES["updated"]
+    return types
+
+
+def removed_types() -> dict[str, pa.DataType]:
+    """Return the columns of a file of removed ids."""
+    return dict(_PLACE_TYPES)
+
+
+def checked_rows(
+    batches: Iterator[pa.RecordBatch],
+    part: PartEntry,
+    types: Mapping[str, pa.DataType],
+    place: str,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a part, each checked.
+
+    Columns, partitions, order and number of rows must be as the manifest says, and numbers finite.
+    """
+    rows = 0
+    last: tuple[int, int] | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        _check_columns(batch, types, place)
+        _check_finite(batch, place)
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            last = _check_order(
+                batch.slice(start, _ROWS_AT_ONCE),
+                part,
+                last,
+                place,
+            )
+        rows += batch.num_rows
+        yield batch
+    _check_number(rows, part.rows, place)
+
+
+def _check_finite(rows: pa.RecordBatch, place: str) -> None:
+    for name in ("value", "state"):
+        if name not in rows.schema.names:
+            continue
+        numbers = rows.column(name).flatten().to_numpy()
+        is_finite = np.isfinite(numbers)
+        if not is_finite.all():
+            problem = f"column {name!r} must hold finite numbers"
+            raise format_error(place, problem, float(numbers[~is_finite][0]))
+
+
+def _check_order(
+    rows: pa.RecordBatch,
+    part: PartEntry,
+    last: tuple[int, int] | None,
+    place: str,
+) -> tuple[int, int]:
+    """Check that rows follow `last`, the (partition, id) before them; return their own last."""
+    partitions = rows.column("partition").to_numpy()
+    ids = rows.column("id").to_numpy()
+    _check_partitions(partitions, ids, place)
+    first = (int(partitions[0]), int(ids[0]))
+    if not _rise(partitions, ids) or (last is not None and first <= last):
+        raise format_error(place, "rows out of order, or two of one id", first)
+    end = (int(partitions[-1]), int(ids[-1]))
+    if first[0] < part.first or end[0] > part.last:
+        raise format_error(place, "rows of other partitions than the manifest says", first[0])
+    return end
+
+
+def checked_candidates(
+    batches: Iterator[pa.RecordBatch], entry: TableEntry, place: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the ids that wait for admission, or of a sketch, each checked."""
+    hint = config.parameters(Table)["admit"].annotation
+    admit = config.build(entry.config.get("admit"), hint)
+    width = getattr(admit, "sketch_width", 0)
+    rows = 0
+    waiting = [np.empty(0, np.int64)]
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        _check_columns(batch, _CANDIDATE_TYPES, place)
+        partitions = batch.column("partition").to_numpy()
+        ids = batch.column("id").to_numpy()
+        if not width:
+            _check_partitions(partitions, ids, place)
+            waiting.append(ids)
+        elif len(ids) != 4 * width or (partitions != partitions[0]).any():
+            problem = f"a sketch has {4 * width} counters a partition"
+            raise format_error(place, problem, len(ids))
+        rows += batch.num_rows
+        yield batch
+    all_ids = np.concatenate(waiting)
+    if len(np.unique(all_ids)) != len(all_ids):
+        raise format_error(place, "an id waits twice", len(all_ids))
+    assert entry.candidates is not None
+    _check_number(rows, entry.candidates.rows, place)
+
+
+def _check_partitions(partitions: NDArray[np.uint8], ids: NDArray[np.int64], place: str) -> None:
+    if not np.array_equal(partitions, partition(ids)):
+        problem = "an id lies in a partition that is not its own"
+        raise format_error(place, problem, int(ids[0]))
+
+
+def _check_number(rows: int, expected: int, place: str) -> None:
+    if rows != expected:
+        problem = f"it has {rows} rows, the manifest says otherwise"
+        raise format_error(place, problem, expected)
+
+
+def _rise(partitions: NDArray[np.uint8], ids: NDArray[np.int64]) -> bool:
+    same = partitions[1:] == partitions[:-1]
+    rising = (partitions[1:] > partitions[:-1]) | (same & (ids[1:] > ids[:-1]))
+    return bool(rising.all())
+
+
+def _check_columns(batch: pa.RecordBatch, types: Mapping[str, pa.DataType], place: str) -> None:
+    names = batch.schema.names
+    missing = [name for name in types if name not in names]
+    if missing:
+        raise format_error(place, f"columns {missing} are missing", names)
+    if len(set(names)) != len(names):
+        raise format_error(place, "two columns have one name", names)
+    for name in names:
+        expected = types.get(name, COLUMN_TYPES.get(name))
+        column = batch.column(name)
+        if expected is not None and column.type != expected:
+            raise format_error(place, f"column {name!r} must be {expected}", str(column.type))
+        nulls = column.null_count
+        if pa.types.is_fixed_size_list(column.type):
+            nulls += column.flatten().null_count
+        if nulls:
+            raise format_error(place, f"column {name!r} has nulls", nulls)
