@@ -324,7 +324,7 @@ def test_folders_are_those_of_the_design() -> None:
     assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
     assert all(
         re.fullmatch(
-            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/publish(/plain)?|serving/(protocol|server|stores|workers)|training/(ahead|auto(/(foreseen|tracing))?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(clauses|inference|json|model|translate|weights))?|compat/mx_rec(/(core(/asc)?|graph|optimizers|saver|util))?|compat/mindspore_rec(/\w+)?",
+            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/(check|publish(/plain)?)|serving/(protocol|server|stores|workers)|training/(ahead|auto(/(foreseen|tracing))?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(clauses|inference|json|model|translate|weights))?|compat/mx_rec(/(core(/asc)?|graph|optimizers|saver|util))?|compat/mindspore_rec(/\w+)?",
             f,
         )
         for f in deep

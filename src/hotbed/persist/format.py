@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
-from hotbed.persist.check import check_descriptions, check_links, unsealed
-from hotbed.persist.check_rows import (
+from hotbed.persist.check.manifest import check_descriptions, check_links, unsealed
+from hotbed.persist.check.rows import (
     arrow_batches,
     checked_candidates,
     checked_rows,

@@ -15,7 +15,7 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, FormatError, HotbedError
-from hotbed.persist.check import NOT_BUILT
+from hotbed.persist.check.manifest import NOT_BUILT
 from hotbed.persist.format import Reader, read_newest
 from hotbed.training.described import rebuilt_argument
 from hotbed.training.model import RecModel

@@ -22,7 +22,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact, retain
-from hotbed.persist.check import unsealed
+from hotbed.persist.check.manifest import unsealed
 from hotbed.persist.checkpoint import State, capture, restore, save, write
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint

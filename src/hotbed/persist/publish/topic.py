@@ -17,7 +17,7 @@ from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.kafka_client import kafka_library
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import local_path
-from hotbed.persist.check import unsealed
+from hotbed.persist.check.manifest import unsealed
 from hotbed.persist.format import CheckpointWriter, Link, Saved, open_checkpoint, open_link
 from hotbed.persist.publish.follow import VersionFeed
 from hotbed.persist.publish.version import Publisher, write_published

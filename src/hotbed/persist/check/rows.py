@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the validator that reads row files: what a digest does not show of their rows."""
+"""Checks of row files: their columns, and the order, the number and the numbers of their rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
-from hotbed.persist.check import built_config, format_error
+from hotbed.persist.check.manifest import built_config, format_error
 from hotbed.persist.manifest import PartEntry, TableEntry
 from hotbed.persist.store import ADVICE
 
