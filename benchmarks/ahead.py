@@ -60,11 +60,7 @@ def mapped(dataset: hb.Dataset, model: hb.RecModel) -> Any:
 
 
 def events_a_second(
-    source: Source,
-    schema: hb.Schema,
-    a: argparse.Namespace,
-    given: Given,
-    torch_threads: int,
+    source: Source, schema: hb.Schema, a: argparse.Namespace, given: Given, torch_threads: int
 ) -> float:
     """Learn the events once."""
     torch.set_num_threads(torch_threads)
@@ -86,11 +82,7 @@ def repeated(source: Source, passes: int) -> Source:
 
 
 def measure(
-    name: str,
-    source: Source,
-    schema: hb.Schema,
-    passes: int,
-    a: argparse.Namespace,
+    name: str, source: Source, schema: hb.Schema, passes: int, a: argparse.Namespace
 ) -> str:
     """Return a row of the table."""
     source = repeated(source, passes)

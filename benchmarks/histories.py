@@ -29,18 +29,13 @@ PARTS = 50
 def candidates(behaviors: Path) -> pl.DataFrame:
     """Return a row for each news that was shown, in the order of time."""
     shown = pl.read_csv(
-        behaviors,
-        separator="\t",
-        has_header=False,
-        new_columns=COLUMNS,
-        quote_char=None,
+        behaviors, separator="\t", has_header=False, new_columns=COLUMNS, quote_char=None
     )
     when = pl.col("time").str.to_datetime("%m/%d/%Y %I:%M:%S %p")
     rows = shown.sort(when).with_columns(pl.col("candidates").str.split(" "))
     pair = pl.col("candidates").str.split("-").list
     return rows.explode("candidates").with_columns(
-        news=pair.get(0),
-        clicked=pair.get(1).cast(pl.Int64),
+        news=pair.get(0), clicked=pair.get(1).cast(pl.Int64)
     )
 
 
@@ -50,13 +45,7 @@ def schema(length: int | None) -> hb.Schema:
     if length is not None:
         words = [hb.transforms.Split(" ")]  # an absent history is an empty one
         columns.append(
-            hb.Id(
-                "history",
-                table="news",
-                pooling="none",
-                max_length=length,
-                transforms=words,
-            )
+            hb.Id("history", table="news", pooling="none", max_length=length, transforms=words)
         )
     return hb.Schema(columns)
 
@@ -66,18 +55,11 @@ def recmodel(kind: str, arguments: argparse.Namespace, seed: int) -> hb.RecModel
     columns = schema(None if kind == "DNN" else arguments.length)
     torch.manual_seed(seed)
     tables = hb.make_tables(
-        columns,
-        dim=arguments.dim,
-        rule=hb.Adagrad(lr=arguments.table_lr),
-        seed=seed,
+        columns, dim=arguments.dim, rule=hb.Adagrad(lr=arguments.table_lr), seed=seed
     )
     settings = {} if kind == "DNN" else {"histories": {"history": "news"}}
     network: nn.Module = getattr(hb.models, kind)(
-        columns,
-        tables,
-        hidden=[64, 32],
-        activation="relu",
-        **settings,
+        columns, tables, hidden=[64, 32], activation="relu", **settings
     )
     return hb.RecModel(network, "bce", hb.Adam(lr=1e-3))
 

@@ -53,10 +53,7 @@ def compiled(pipeline: Pipeline, runs: Path) -> hugectr.Model:
     metadata = json.loads((prepared / "train/_metadata.json").read_text())
     slots = [metadata["sizes"][column["col_name"]] for column in metadata["cats"]]
     solver = hugectr.CreateSolver(
-        seed=1,
-        batchsize=pipeline.batch,
-        batchsize_eval=pipeline.batch,
-        i64_input_key=True,
+        seed=1, batchsize=pipeline.batch, batchsize_eval=pipeline.batch, i64_input_key=True
     )
     reader = hugectr.DataReaderParams(
         data_reader_type=hugectr.DataReaderType_t.Parquet,

@@ -190,10 +190,7 @@ def check(folder: Path) -> None:
         assert ours.select(WORDS).equals(theirs.select(WORDS)), part
         numbers = ["label", *NUMBERS, "rate"]
         np.testing.assert_allclose(
-            ours.select(numbers),
-            theirs.select(numbers),
-            rtol=1e-4,
-            atol=1e-6,
+            ours.select(numbers), theirs.select(numbers), rtol=1e-4, atol=1e-6
         )
         print(f"{part}: {len(ours)} rows, equal")
 

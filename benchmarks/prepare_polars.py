@@ -27,8 +27,7 @@ def drawn(rows: pl.LazyFrame) -> pl.LazyFrame:
     """Add the columns `valid` and `fold`, from hashes of the row number."""
     place = pl.col("row").hash(seed=0)
     return rows.with_columns(
-        valid=place % 100 < VALID_PERCENT,
-        fold=(place // 100 % FOLDS).cast(pl.Int8),
+        valid=place % 100 < VALID_PERCENT, fold=(place // 100 % FOLDS).cast(pl.Int8)
     )
 
 
@@ -57,12 +56,7 @@ def out_of_fold(groups: pl.DataFrame) -> tuple[pl.DataFrame, float]:
         clicks=pl.col("clicks_all") - pl.col("clicks"),
         rows=pl.col("rows_all") - pl.col("rows"),
     )
-    everything = totals.select(
-        KEY,
-        pl.lit(ALL, pl.Int8).alias("fold"),
-        "clicks",
-        "rows",
-    )
+    everything = totals.select(KEY, pl.lit(ALL, pl.Int8).alias("fold"), "clicks", "rows")
     sums = pl.concat([others, everything])
     mean = (pl.col("clicks") + SMOOTH * prior) / (pl.col("rows") + SMOOTH)
     return sums.select(KEY, "fold", rate=mean.cast(pl.Float32)), prior
@@ -73,18 +67,11 @@ def prepare(rows: pl.LazyFrame, output: Path) -> None:
     train = rows.filter(~pl.col("valid"))
     logs = [pl.col(name).fill_null(0.0).log1p().alias(name) for name in NUMBERS]
     moments = train.select(logs).select(
-        pl.all().mean().name.suffix("_mean"),
-        pl.all().std(ddof=0).name.suffix("_std"),
+        pl.all().mean().name.suffix("_mean"), pl.all().std(ddof=0).name.suffix("_std")
     )
-    sums = train.group_by(KEY, "fold").agg(
-        clicks=pl.col("label").sum(),
-        rows=pl.len(),
-    )
+    sums = train.group_by(KEY, "fold").agg(clicks=pl.col("label").sum(), rows=pl.len())
     words = [vocabulary(train, name) for name in WORDS]
-    learned, groups, *vocabularies = pl.collect_all(
-        [moments, sums, *words],
-        engine="streaming",
-    )
+    learned, groups, *vocabularies = pl.collect_all([moments, sums, *words], engine="streaming")
     rates, prior = out_of_fold(groups)
     scale = learned.row(0, named=True)
     fold = pl.when("valid").then(pl.lit(ALL, pl.Int8)).otherwise("fold")

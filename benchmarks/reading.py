@@ -33,10 +33,7 @@ def rows(count: int, dense: dict[str, int]) -> hb.sources.Generated:
 def write(folder: Path, count: int) -> dict[str, hb.sources.Source]:
     lists = rows(count, {"dense": 13})
     raw = hb.sources.Raw(
-        folder / "rows.bin",
-        num_dense=13,
-        slots=dict.fromkeys(SLOTS, 1),
-        dense_type="float32",
+        folder / "rows.bin", num_dense=13, slots=dict.fromkeys(SLOTS, 1), dense_type="float32"
     )
     norm = hb.sources.Norm(folder / "rows.data", ["label"], SLOTS)
     for source in (raw, norm):

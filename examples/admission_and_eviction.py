@@ -15,11 +15,7 @@ import hotbed as hb
 
 ratings = pl.read_csv("data/ml_latest_small/ratings.csv").sort("timestamp")
 table = hb.Table(
-    "movie",
-    dim=8,
-    rule=hb.Adagrad(lr=0.05),
-    admit=hb.MinCount(3),
-    evict=hb.Ttl(days=730),
+    "movie", dim=8, rule=hb.Adagrad(lr=0.05), admit=hb.MinCount(3), evict=hb.Ttl(days=730)
 )
 
 print("year     rows  admitted  refused  evicted")

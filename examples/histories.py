@@ -65,11 +65,7 @@ def auc(model: hb.RecModel, events: hb.sources.Source) -> float:
     return model.evaluate(rest)["auc"]
 
 
-def same_scores(
-    model: hb.RecModel,
-    session: hb.InferenceSession,
-    ratings: pl.DataFrame,
-) -> bool:
+def same_scores(model: hb.RecModel, session: hb.InferenceSession, ratings: pl.DataFrame) -> bool:
     """Tell whether the exported network gives the scores of the trained one."""
     data = hb.Dataset(hb.sources.Memory(ratings), model.schema, batch_size=1024)
     columns = ratings.select("userId", "movieId", "history").to_dict(as_series=False)

@@ -32,9 +32,7 @@ class Ranker:
             for feature in self.features
         ]
         self.network = nn.Sequential(
-            nn.Linear(DIM * len(self.tables), 64),
-            nn.ReLU(),
-            nn.Linear(64, 1),
+            nn.Linear(DIM * len(self.tables), 64), nn.ReLU(), nn.Linear(64, 1)
         )
 
     def data(self, events: hb.Source, *, is_training: bool) -> hb.Dataset:
@@ -48,8 +46,7 @@ class Ranker:
             ]
         )
         insert = mx.get_asc_insert_func(
-            tgt_key_specs=[self.clock, *self.features],
-            is_training=is_training,
+            tgt_key_specs=[self.clock, *self.features], is_training=is_training
         )
         return hb.Dataset(events, schema, batch_size=256).map(insert)
 

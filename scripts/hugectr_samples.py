@@ -266,10 +266,7 @@ def _reason(errors: str) -> str:
 
 
 def outcomes(
-    repository: Repository,
-    samples: list[Sample],
-    work: Path,
-    only: str,
+    repository: Repository, samples: list[Sample], work: Path, only: str
 ) -> Iterator[tuple[Sample, Outcome]]:
     """Yield each file to train with what happened; those that ran before are not run again."""
     kept = work / "outcomes.json"

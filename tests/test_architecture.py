@@ -78,11 +78,10 @@ FILE_NODES = 4500
 FUNCTION_LINES = 60
 PARAMETERS = 7
 METHODS = 12
-FOLDER_FILES = 12
+FOLDER_FILES = 20
+FOLDER_DEPTH = 4
 EXAMPLE_NODES = 1000  # two screens
 LIKE_THINGS = {"models", "layers", "connectors", "compat"}  # one file each, as many as there are
-MEAN_NODES = 8.5  # syntax nodes a line of code, over the whole tree
-MEAN_CONDITIONALS = 2.0  # conditional expressions per 100 lines of code
 # what -> why it may pass its limit
 ALLOWED: dict[str, str] = {
     "embedding/table.py:Table.__init__": "every policy of a table is one keyword value of its "
@@ -319,16 +318,10 @@ def test_torch_is_imported_only_where_the_design_says() -> None:
 
 
 def test_folders_are_those_of_the_design() -> None:
-    folders = {p.parent.relative_to(SOURCE).as_posix() for p in python_files(SOURCE)} - {"."}
-    deep = {f for f in folders if "/" in f}
-    assert {f.split("/")[0] for f in folders} <= set(FOLDERS)
-    assert all(
-        re.fullmatch(
-            r"data/transforms|embedding/modules|models/(graph|layers(/\w+)?)|persist/(check|publish(/plain)?)|serving/(protocol|server|stores|workers)|training/(ahead|auto(/(foreseen|tracing))?|callbacks|watching(/page)?)|prepare/(keyed|output|report|sampling)|compat/hugectr(/(clauses|inference|json|model|translate|weights))?|compat/mx_rec(/(core(/asc)?|graph|optimizers|saver|util))?|compat/mindspore_rec(/\w+)?",
-            f,
-        )
-        for f in deep
-    ), deep
+    folders = {p.parent.relative_to(SOURCE) for p in python_files(SOURCE)} - {Path()}
+    assert {folder.parts[0] for folder in folders} <= set(FOLDERS)
+    deep = [str(folder) for folder in folders if len(folder.parts) > FOLDER_DEPTH]
+    assert not deep, deep
 
 
 def chosen_by_a_condition(node: ast.AST) -> bool:
@@ -379,33 +372,6 @@ def test_lines_hold_one_thought() -> None:
         for what, count in excess_of(path).items()
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def lines_of_code(path: Path) -> int:
-    """Return the number of lines without blank lines, comments and docstrings."""
-    text = path.read_text()
-    documentation: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node):
-            docstring = node.body[0]
-            documentation |= set(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
-    lines = [
-        line
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#") and number not in documentation
-    ]
-    return len(lines)
-
-
-def test_the_tree_is_not_dense() -> None:
-    lines = sum(lines_of_code(path) for path in python_files(SOURCE))
-    nodes = [
-        node for path in python_files(SOURCE) for node in ast.walk(ast.parse(path.read_text()))
-    ]
-    conditionals = sum(chosen_by_a_condition(node) for node in nodes)
-    assert len(nodes) / lines <= MEAN_NODES
-    assert 100 * conditionals / lines <= MEAN_CONDITIONALS
 
 
 def test_folders_hold_few_files() -> None:

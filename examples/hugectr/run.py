@@ -62,11 +62,7 @@ def run(*command: object) -> str:
     words = [str(word) for word in command]
     print("\n$ python", *words, flush=True)
     printed = []
-    with subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             printed.append(line)

@@ -23,58 +23,27 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def at_least(
-    where: str,
-    value: float | None,
-    least: float,
-    advice: str = "",
-) -> None:
+def at_least(where: str, value: float | None, least: float, advice: str = "") -> None:
     """Raise ConfigError if `value` is below `least`."""
     if value is not None and not _holds(value, operator.ge, least):
         problem = f"must be at least {least}"
-        raise _error(
-            where,
-            problem,
-            value,
-            advice or f"Give a number from {least} on.",
-        )
+        raise _error(where, problem, value, advice or f"Give a number from {least} on.")
 
 
-def above(
-    where: str,
-    value: float | None,
-    bound: float,
-    advice: str = "",
-) -> None:
+def above(where: str, value: float | None, bound: float, advice: str = "") -> None:
     """Raise ConfigError if `value` is not above `bound`."""
     if value is not None and not _holds(value, operator.gt, bound):
         problem = f"must be above {bound}"
-        raise _error(
-            where,
-            problem,
-            value,
-            advice or f"Give a number above {bound}.",
-        )
+        raise _error(where, problem, value, advice or f"Give a number above {bound}.")
 
 
-def between(
-    where: str,
-    value: float | None,
-    least: float,
-    most: float,
-    advice: str = "",
-) -> None:
+def between(where: str, value: float | None, least: float, most: float, advice: str = "") -> None:
     """Raise ConfigError if `value` is not in [least, most]."""
     if value is None:
         return
     if not (_holds(value, operator.ge, least) and _holds(value, operator.le, most)):
         problem = f"must be from {least} to {most}"
-        raise _error(
-            where,
-            problem,
-            value,
-            advice or f"Give a number from {least} to {most}.",
-        )
+        raise _error(where, problem, value, advice or f"Give a number from {least} to {most}.")
 
 
 def whole_number(
@@ -95,12 +64,7 @@ def whole_number(
         bounds = f">= {least}"
     else:
         bounds = f"from {least} to {most}"
-    raise _error(
-        where,
-        f"must be an integer {bounds}",
-        value,
-        advice,
-    )
+    raise _error(where, f"must be an integer {bounds}", value, advice)
 
 
 def finite_number(
@@ -124,29 +88,14 @@ def finite_number(
     bounds = (">=", least), (">", above), ("<=", most), ("<", below)
     given = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
     problem = " ".join(["must be a finite number", " and ".join(given)])
-    raise _error(
-        where,
-        problem.strip(),
-        value,
-        advice,
-    )
+    raise _error(where, problem.strip(), value, advice)
 
 
-def one_of(
-    where: str,
-    value: object,
-    choices: Iterable[object],
-    advice: str = "",
-) -> None:
+def one_of(where: str, value: object, choices: Iterable[object], advice: str = "") -> None:
     """Raise ConfigError if `value` is not among `choices`."""
     if value not in choices:
         names = ", ".join(repr(choice) for choice in choices)
-        raise _error(
-            where,
-            "unknown value",
-            value,
-            advice or f"Give one of {names}.",
-        )
+        raise _error(where, "unknown value", value, advice or f"Give one of {names}.")
 
 
 def _holds(value: Any, compare: Callable[[Any, Any], Any], bound: float) -> bool:
@@ -159,10 +108,5 @@ def _holds(value: Any, compare: Callable[[Any, Any], Any], bound: float) -> bool
         return False
 
 
-def _error(
-    where: str,
-    problem: str,
-    value: object,
-    advice: str,
-) -> ConfigError:
+def _error(where: str, problem: str, value: object, advice: str) -> ConfigError:
     return ConfigError(f"{where}: {problem}, got {value!r}. {advice}")

@@ -255,10 +255,7 @@ def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
 
 
 def _build_object(
-    spec: object,
-    expected: Sequence[type],
-    path: str,
-    given: Mapping[str, object],
+    spec: object, expected: Sequence[type], path: str, given: Mapping[str, object]
 ) -> Any:
     if isinstance(spec, tuple(expected)) and not isinstance(spec, (str, Mapping)):
         return spec
@@ -285,10 +282,7 @@ def _build_object(
 
 
 def _construct(
-    cls: type,
-    keys: Mapping[str, object],
-    path: str,
-    given: Mapping[str, object],
+    cls: type, keys: Mapping[str, object], path: str, given: Mapping[str, object]
 ) -> Any:
     keywords = parameters(cls)
     arguments = {name: value for name, value in given.items() if name in keywords}
@@ -322,10 +316,7 @@ def _construct(
 
 
 def _build_union(
-    spec: object,
-    members: Sequence[Any],
-    path: str,
-    given: Mapping[str, object] | None,
+    spec: object, members: Sequence[Any], path: str, given: Mapping[str, object] | None
 ) -> Any:
     if spec is None and type(None) in members:
         return None

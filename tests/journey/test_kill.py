@@ -58,12 +58,7 @@ def unbroken_auto(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ],
 )
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
-    at: str,
-    number: int,
-    after: bool,
-    unbroken: dict[str, Any],
-    lives: Any,
-    tmp_path: Path,
+    at: str, number: int, after: bool, unbroken: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
     assert lives(tmp_path, kill={"at": at, "number": number, "after": after})["killed"] == 9
@@ -81,12 +76,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     ],
 )
 def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_not(
-    at: str,
-    number: int,
-    after: bool,
-    unbroken_auto: dict[str, Any],
-    lives: Any,
-    tmp_path: Path,
+    at: str, number: int, after: bool, unbroken_auto: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     driver.write_events(tmp_path / "events", SEED)
     kill = {"at": at, "number": number, "after": after}
@@ -271,12 +261,7 @@ def unbroken_fit(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     ],
 )
 def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
-    at: str,
-    number: int,
-    after: bool,
-    unbroken_fit: dict[str, Any],
-    lives: Any,
-    tmp_path: Path,
+    at: str, number: int, after: bool, unbroken_fit: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     """The order of the shuffle, validations, plateaus, patience, the best weights and the history
     resume as well.

@@ -56,11 +56,7 @@ def test_a_network_over_clicks_learns_and_exports(
     torch.manual_seed(0)
     tables = hb.make_tables(SCHEMA, dim=8, rule=hb.Adagrad(lr=0.1))
     network = getattr(hb.models, kind)(
-        SCHEMA,
-        tables,
-        histories={"history": "news"},
-        hidden=[16],
-        activation="relu",
+        SCHEMA, tables, histories={"history": "news"}, hidden=[16], activation="relu"
     )
     model = hb.RecModel(network, "bce", hb.Adam(lr=3e-3), metrics=["auc"])
     data = hb.Dataset(hb.sources.Memory(rows), SCHEMA, batch_size=256)

@@ -66,10 +66,7 @@ def test_a_model_that_was_stopped_resumes_to_the_same_bits(
             model = recmodel(kind)
             saves = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=3, wait=True)
             model.fit(
-                dataset(ratings, 0.0, 0.8),
-                callbacks=[saves],
-                max_steps=steps,
-                progress=False,
+                dataset(ratings, 0.0, 0.8), callbacks=[saves], max_steps=steps, progress=False
             )
     digests = [content_digest(open_checkpoint(tmp_path / name)) for name in ("whole", "parts")]
     assert model.counters["steps"] == 75

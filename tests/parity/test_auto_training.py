@@ -275,11 +275,7 @@ def test_a_resumed_stream_that_is_mapped_ahead_has_the_bits_of_one_that_is_neith
             hb.callbacks.LearningRate(hb.schedules.Cosine(10)),
         ]
         model.online_train(
-            data,
-            callbacks,
-            max_steps=max_steps,
-            progressive="training",
-            progress=False,
+            data, callbacks, max_steps=max_steps, progressive="training", progress=False
         )
         return model
 
@@ -309,11 +305,7 @@ def test_a_saved_model_is_restored_and_loaded(case: Case, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("case", "is_delta"),
-    [
-        (CASES[0], False),
-        (CASES[1], True),
-        (CASES[3], True),
-    ],
+    [(CASES[0], False), (CASES[1], True), (CASES[3], True)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_published_versions_have_the_scores_of_the_model(

@@ -75,12 +75,7 @@ def agree(plain: Any, model: Any) -> None:
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
 
-def check(
-    train: Train,
-    make: Make,
-    *,
-    sparse: bool = False,
-) -> None:
+def check(train: Train, make: Make, *, sparse: bool = False) -> None:
     plain, optimizers, model, combined = pair(make, sparse=sparse)
     torch.testing.assert_close(
         torch.tensor(train(model, combined)),

@@ -285,10 +285,7 @@ def assert_equal_weights(model: nn.Module, other: nn.Module) -> None:
 
 
 def assert_twins(
-    model: nn.Module,
-    make: Make,
-    warm_up: int,
-    clip: float | None = None,
+    model: nn.Module, make: Make, warm_up: int, clip: float | None = None
 ) -> nn.Module:
     """Train, convert a copy, train both on, and compare; return the converted copy."""
     optimizers = make(model)

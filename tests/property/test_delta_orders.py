@@ -123,10 +123,7 @@ def test_a_replica_holds_a_state_of_a_run_after_any_arrivals(
         )
         replica, held, taken = Replica(), None, set[str]()
         for link in [links[number] for number in order] + run.links[-1:] + other.links:
-            digest, chain = (
-                link.manifest.digest,
-                [one.digest for one in link.manifest.chain],
-            )
+            digest, chain = (link.manifest.digest, [one.digest for one in link.manifest.chain])
             if digest in taken:
                 assert not replica.apply(link)
             elif link.manifest.kind == "full" or (

@@ -104,20 +104,10 @@ def joined(
 
 def deeper(inner: st.SearchStrategy[Formula]) -> st.SearchStrategy[Formula]:
     numbered = st.sampled_from(sorted(WITH_NUMBER)).flatmap(
-        lambda name: st.builds(
-            with_number,
-            st.just(name),
-            WITH_NUMBER[name][0],
-            inner,
-        )
+        lambda name: st.builds(with_number, st.just(name), WITH_NUMBER[name][0], inner)
     )
     alone = st.builds(lambda f, x: lambda leaves: f(x(leaves)), st.sampled_from(ALONE), inner)
-    both = st.builds(
-        joined,
-        st.sampled_from(BOTH),
-        inner,
-        inner,
-    )
+    both = st.builds(joined, st.sampled_from(BOTH), inner, inner)
     return numbered | alone | both
 
 

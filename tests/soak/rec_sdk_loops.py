@@ -76,11 +76,7 @@ def digest(tables: Any, tower: nn.Module, dense: torch.optim.Optimizer) -> str:
 # --- the engine -----------------------------------------------------------------------------------
 
 
-def of_engine(
-    root: Path,
-    switches: Collection[str],
-    journal: str | None = None,
-) -> dict[str, Any]:
+def of_engine(root: Path, switches: Collection[str], journal: str | None = None) -> dict[str, Any]:
     """Train by tables, `SparseOptimizer` and `EvictionSchedule`.
 
     `journal`: a file with decisions of the clock, which this loop repeats instead of its steps'.
@@ -138,11 +134,7 @@ class Crossed(nn.Module):
 
 
 def of_door(
-    root: Path,
-    switches: Collection[str],
-    *,
-    hook: dict[str, Any] | None = None,
-    pause: float = 0.0,
+    root: Path, switches: Collection[str], *, hook: dict[str, Any] | None = None, pause: float = 0.0
 ) -> dict[str, Any]:
     """Train by the eight steps; save at first and every five steps, and resume from the newest.
 
@@ -163,10 +155,7 @@ def of_door(
 
 
 def _trained(
-    root: Path,
-    switches: Collection[str],
-    hook: dict[str, Any],
-    pause: float,
+    root: Path, switches: Collection[str], hook: dict[str, Any], pause: float
 ) -> dict[str, Any]:
     if "expansion" in switches:
         sparse = mx.optimizers.adagrad_by_addr.create_hash_optimizer_by_address(0.05)

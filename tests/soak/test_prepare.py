@@ -103,11 +103,7 @@ def start(spec: dict[str, Any], *options: str) -> subprocess.Popen[bytes]:
     path = Path(spec["output"]).with_suffix(".json")
     path.write_text(json.dumps(spec))
     command = [sys.executable, "-m", "hotbed.cli", "prepare", str(path), "--workers", "2"]
-    return subprocess.Popen(
-        [*command, *options],
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 def digests(folder: Path) -> dict[str, str]:

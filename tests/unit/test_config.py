@@ -111,19 +111,13 @@ def test_objects_that_already_fit_are_passed_through() -> None:
             {"lid": {"side": 1}},
             "job.lid.kind: missing key, got {'side': 1}. Use one of round_hole, square",
         ),
-        (
-            {"lid": "round_hole"},
-            "job.lid.radius: missing key of round_hole, got no keys. Add it",
-        ),
+        ({"lid": "round_hole"}, "job.lid.radius: missing key of round_hole, got no keys. Add it"),
         ({"lid": {"kind": "round_hole", "radius": -1}}, "job.lid.radius: must be >= 0"),
         ({"lid": 3}, "job.lid: wrong value, got 3 (int)"),
         ({"shapes": 3}, "job.shapes: wrong value, got 3 (int). Give a list"),
         ({"size": [1]}, "job.size: wrong value, got [1] (list). Give a list of 2"),
         ({"size": [1, "x"]}, "job.size.1: wrong value, got 'x' (str). Give int"),
-        (
-            {"mode": "ajar"},
-            "job.mode: wrong value, got 'ajar' (str). Give one of 'open', 'shut'",
-        ),
+        ({"mode": "ajar"}, "job.mode: wrong value, got 'ajar' (str). Give one of 'open', 'shut'"),
         (
             {"extras": {"x": {"kind": "square", "side": True}}},
             "job.extras.x.side: wrong value, got True (bool)",

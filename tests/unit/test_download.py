@@ -153,10 +153,7 @@ def test_nothing_is_downloaded_before_the_terms_are_accepted(
 
 
 def test_archives_are_unpacked(
-    script: dict[str, Any],
-    publisher: Publisher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    script: dict[str, Any], publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:

@@ -94,9 +94,7 @@ def test_an_own_source_keeps_the_promises_of_every_source(page: dict[str, Any]) 
     assert rows(columns=("item",)) == [{"item": row["item"]} for row in whole]
 
 
-def test_wrong_position_is_an_error_that_says_what_to_yield(
-    page: dict[str, Any],
-) -> None:
+def test_wrong_position_is_an_error_that_says_what_to_yield(page: dict[str, Any]) -> None:
     class Careless(page["Sqlite"]):
         def read(self, *arguments: Any) -> Any:
             return ((batch, position.to_json()) for batch, position in super().read(*arguments))

@@ -39,8 +39,7 @@ reader = hugectr.DataReaderParams(
     slot_size_array=slots,
 )
 optimizer = hugectr.CreateOptimizer(
-    optimizer_type=hugectr.Optimizer_t.Adam,
-    update_type=hugectr.Update_t.Local,
+    optimizer_type=hugectr.Optimizer_t.Adam, update_type=hugectr.Update_t.Local
 )
 model = hugectr.Model(solver, reader, optimizer)
 model.add(

@@ -55,11 +55,7 @@ def rows(folder: Path) -> pl.LazyFrame:
     candidates = (
         impressions.sort("time", "user")
         .explode("shown")
-        .select(
-            pl.exclude("shown"),
-            news=shown.get(0),
-            clicked=shown.get(1).cast(pl.Int8),
-        )
+        .select(pl.exclude("shown"), news=shown.get(0), clicked=shown.get(1).cast(pl.Int8))
     )
     news = scan(folder, "news.tsv", NEWS + TEXTS).select(NEWS)
     known = news.unique("news", keep="first", maintain_order=True)

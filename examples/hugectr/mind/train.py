@@ -40,8 +40,7 @@ reader = hugectr.DataReaderParams(
     check_type=hugectr.Check_t.Non,
 )
 optimizer = hugectr.CreateOptimizer(
-    optimizer_type=hugectr.Optimizer_t.Adam,
-    update_type=hugectr.Update_t.Local,
+    optimizer_type=hugectr.Optimizer_t.Adam, update_type=hugectr.Update_t.Local
 )
 model = hugectr.Model(solver, reader, optimizer)
 model.add(

@@ -74,12 +74,7 @@ def train(
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
         return
-    learned = run.train(
-        job,
-        restart=restart,
-        report=show.print_event,
-        progress=True,
-    )
+    learned = run.train(job, restart=restart, report=show.print_event, progress=True)
     show.print_trained(learned)
 
 
@@ -99,11 +94,7 @@ def online(
     A job with `train` learns it first, once. Ctrl-C ends the run after a step and saves its state.
     """
     learned = run.online(
-        _read(job_file, assignments),
-        max_steps,
-        max_seconds,
-        report=show.print_event,
-        progress=True,
+        _read(job_file, assignments), max_steps, max_seconds, report=show.print_event, progress=True
     )
     show.print_followed(learned)
 
@@ -142,19 +133,10 @@ def prepare(
     runs_tasks = config.build({"kind": engine, "workers": workers}, Engine, "--engine")
     with show.StageBars() as bars:
         if fitted is None:
-            workflow = run_prepare(
-                job,
-                runs_tasks,
-                restart=restart,
-                report=bars.update,
-            )
+            workflow = run_prepare(job, runs_tasks, restart=restart, report=bars.update)
         else:
             workflow = Workflow(fitted).apply(
-                job.source,
-                job.output,
-                engine=runs_tasks,
-                restart=restart,
-                report=bars.update,
+                job.source, job.output, engine=runs_tasks, restart=restart, report=bars.update
             )
     show.print_prepared(workflow)
 
@@ -376,12 +358,7 @@ def init(
         show.print_written_job(out)
         return
     preparation = run.init_preparation(
-        str(data_file),
-        out,
-        names,
-        label=label,
-        user=user,
-        item=item,
+        str(data_file), out, names, label=label, user=user, item=item
     )
     Preparation.read(preparation)
     show.print_written_preparation(preparation, out)

@@ -65,10 +65,7 @@ class ScoringBar:
 
     def __init__(self) -> None:
         self._bar = Progress(
-            *Progress.get_default_columns(),
-            MofNCompleteColumn(),
-            console=console,
-            transient=True,
+            *Progress.get_default_columns(), MofNCompleteColumn(), console=console, transient=True
         )
         self._task = self._bar.add_task("scoring", total=None)
 
@@ -143,10 +140,7 @@ def print_job(job: JobFacts) -> None:
     _print_columns(job.columns)
     _print_derived(job.derived)
     settings = yaml.safe_dump(
-        dict(job.settings),
-        sort_keys=False,
-        default_flow_style=None,
-        width=110,
+        dict(job.settings), sort_keys=False, default_flow_style=None, width=110
     )
     console.print(escape(settings), highlight=False)
     if job.model is None:
@@ -162,13 +156,7 @@ def _print_columns(columns: Iterable[ColumnFacts]) -> None:
         if column.settings:
             settings = escape(json.dumps(column.settings, ensure_ascii=False))
         kind = column.type or "[red]absent[/]"
-        grid.add_row(
-            column.name,
-            column.role,
-            f"{column.source}: {kind}",
-            column.table,
-            settings,
-        )
+        grid.add_row(column.name, column.role, f"{column.source}: {kind}", column.table, settings)
     console.print(grid)
 
 
@@ -319,16 +307,7 @@ def _print_derived(derived: Mapping[str, str]) -> None:
 def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
     """Return a line for each table of a checkpoint."""
     changes = ("here: changed", "removed", "waiting")
-    grid = Grid(
-        "table",
-        "dim",
-        "rows",
-        "capacity",
-        "MiB",
-        *changes,
-        "norms of rows",
-        "counts",
-    )
+    grid = Grid("table", "dim", "rows", "capacity", "MiB", *changes, "norms of rows", "counts")
     for table in tables:
         grid.add_row(
             table["name"],

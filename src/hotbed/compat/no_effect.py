@@ -30,9 +30,4 @@ class NoEffect:
             return
         self.logged.add(name)
         reason = self.reasons[name]
-        self._log.info(
-            "%s: %s has no effect, because %s",
-            self._door,
-            name,
-            reason,
-        )
+        self._log.info("%s: %s has no effect, because %s", self._door, name, reason)

@@ -184,10 +184,7 @@ def _require(wanted: Sequence[str], names: Sequence[str], part: int) -> None:
 
 
 def _conform(
-    batch: pa.RecordBatch,
-    names: Sequence[str],
-    types: dict[str, pa.DataType],
-    part: int,
+    batch: pa.RecordBatch, names: Sequence[str], types: dict[str, pa.DataType], part: int
 ) -> pa.RecordBatch:
     """Return the columns `names` of a batch of source `part`, cast where `types` has a type."""
     _require(names, batch.schema.names, part)

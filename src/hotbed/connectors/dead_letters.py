@@ -60,12 +60,7 @@ class DeadLetters:
             return 0
         return self.path.stat().st_size
 
-    def add(
-        self,
-        place: Mapping[str, Any],
-        reason: str,
-        payload: bytes | str,
-    ) -> None:
+    def add(self, place: Mapping[str, Any], reason: str, payload: bytes | str) -> None:
         """Write one row; it is on disk when this returns.
 
         Raises:
@@ -103,12 +98,7 @@ class DeadLetters:
         self.counts[reason] = count
         # log the 1st, 2nd, 4th, 8th ...: many bad rows must not flood the log
         if count & (count - 1) == 0:
-            logger.warning(
-                "dead letter (%s), %d so far: %s",
-                reason,
-                count,
-                dict(place),
-            )
+            logger.warning("dead letter (%s), %d so far: %s", reason, count, dict(place))
 
     def _recall(self, path: Path) -> None:
         """Read the counts and digests of earlier runs.

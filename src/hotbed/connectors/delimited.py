@@ -77,11 +77,7 @@ class Csv(FileSource):
         >>> source = hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=names)
     """
 
-    endings: ClassVar[Endings] = {
-        ".csv": {},
-        ".tsv": {"delimiter": "\t"},
-        ".txt": {},
-    }
+    endings: ClassVar[Endings] = {".csv": {}, ".tsv": {"delimiter": "\t"}, ".txt": {}}
     path: Paths
     delimiter: str = ","
     header: bool = True
@@ -110,11 +106,7 @@ class Csv(FileSource):
         return Place(file, row + 1 + int(self.header), "line")
 
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         schema = self.schema()
         types: dict[str, pa.DataType] = {}
@@ -126,26 +118,11 @@ class Csv(FileSource):
             if plan.skips is None:
                 # Only a reader with one thread knows the line: read again to name it.
                 try:
-                    for _ in _Reading(
-                        self,
-                        section,
-                        plan,
-                        threads=False,
-                    ).rows(types):
+                    for _ in _Reading(self, section, plan, threads=False).rows(types):
                         pass
                 except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                    raise _decode_error(
-                        located,
-                        section,
-                        schema.names,
-                        self.header,
-                    ) from located
-            raise _decode_error(
-                error,
-                section,
-                schema.names,
-                self.header,
-            ) from error
+                    raise _decode_error(located, section, schema.names, self.header) from located
+            raise _decode_error(error, section, schema.names, self.header) from error
 
     def holds_lines(self, file: str) -> bool:
         return Section(file).compression is None and not self._is_wide
@@ -316,12 +293,7 @@ class _Reading:
     """One reading of a section: its rows, and the rows that were left out."""
 
     def __init__(
-        self,
-        source: Csv,
-        section: Section,
-        plan: ReadPlan,
-        *,
-        threads: bool = True,
+        self, source: Csv, section: Section, plan: ReadPlan, *, threads: bool = True
     ) -> None:
         self.source = source
         self.section = section
@@ -443,10 +415,7 @@ class _Reading:
         return "skip"
 
     def _forgive(
-        self,
-        batch: pa.RecordBatch,
-        numbers: np.ndarray,
-        types: Mapping[str, pa.DataType],
+        self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]
     ) -> Rows:
         """Return a `batch` of bytes cast to `types`, without the rows that have a bad value."""
         columns: dict[str, pa.Array] = {}
@@ -456,13 +425,7 @@ class _Reading:
             failed = pc.and_(cast.is_null(), batch.column(name).is_valid())
             wrong = failed.to_numpy(zero_copy_only=False)
             if wrong.any():
-                self._put_aside(
-                    batch,
-                    numbers,
-                    name,
-                    kind,
-                    np.flatnonzero(wrong & good),
-                )
+                self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
                 good &= ~wrong
             columns[name] = cast
         schema = pa.schema(list(types.items()))
@@ -577,10 +540,7 @@ def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
 
 
 def _decode_error(
-    error: Exception,
-    section: Section,
-    names: list[str],
-    header: bool = False,
+    error: Exception, section: Section, names: list[str], header: bool = False
 ) -> DecodeError:
     file = section.file
     text = first_line(error)

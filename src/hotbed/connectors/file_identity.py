@@ -33,12 +33,7 @@ class FileIdentity:
     rows: int = 0
 
     @classmethod
-    def of(
-        cls,
-        path: str,
-        size: int,
-        rows: int = 0,
-    ) -> FileIdentity:
+    def of(cls, path: str, size: int, rows: int = 0) -> FileIdentity:
         """Return the identity of the first `size` bytes of a file; read at most 128 KiB.
 
         Raises:

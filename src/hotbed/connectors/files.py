@@ -24,12 +24,7 @@ SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
 
 _BLANK_BYTES = 1 << 16
-_CODECS = {
-    ".bz2": "bz2",
-    ".gz": "gzip",
-    ".lz4": "lz4",
-    ".zst": "zstd",
-}
+_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 
 Endings = Mapping[str, Mapping[str, Any]]
 """Endings of file names, each with the options that it stands for."""
@@ -182,11 +177,7 @@ class FileSource(Source):
 
     @abstractmethod
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         """Yield the rows of a section after its first `skip_rows` rows, cast to `schema()`.
 
@@ -231,24 +222,10 @@ class FileSource(Source):
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
             try:
-                for whole, _ in self.read_file(
-                    Section(files[index]),
-                    row,
-                    batch_rows,
-                    plan,
-                ):
+                for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):
                         row += batch.num_rows
-                        yield (
-                            batch,
-                            Position(
-                                {
-                                    "file": index,
-                                    "name": name,
-                                    "row": row,
-                                }
-                            ),
-                        )
+                        yield (batch, Position({"file": index, "name": name, "row": row}))
             except DecodeError as error:
                 if plan.skips is None:
                     raise

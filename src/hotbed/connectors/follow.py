@@ -185,12 +185,7 @@ class _Reading:
     the rest of it is not read.
     """
 
-    def __init__(
-        self,
-        source: Follow,
-        plan: ReadPlan,
-        position: Position | None,
-    ) -> None:
+    def __init__(self, source: Follow, plan: ReadPlan, position: Position | None) -> None:
         state = {}
         if position:
             state = dict(position.state)
@@ -327,12 +322,7 @@ class _Reading:
         text = text_of(entry.name)
         changed = entry.stat()
         racy = 0 <= time.time() - changed.st_mtime < RACY_SECONDS
-        hint = _Hint(
-            changed.st_size,
-            changed.st_mtime_ns,
-            changed.st_ino,
-            racy,
-        )
+        hint = _Hint(changed.st_size, changed.st_mtime_ns, changed.st_ino, racy)
         if self._hints.get(text) in (hint, replace(hint, racy=False)):
             return None
         section = None
@@ -341,12 +331,7 @@ class _Reading:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._refuse(
-                text,
-                f"it cannot be read: {error.strerror}",
-                "Correct its rights.",
-                0,
-            )
+            self._refuse(text, f"it cannot be read: {error.strerror}", "Correct its rights.", 0)
         if section is None:
             self._hints[text] = hint
         return section
@@ -368,31 +353,14 @@ class _Reading:
             if grown:
                 begin = identity.size
                 rows = identity.rows
-            if not self._may_read(
-                text,
-                identity,
-                size,
-                grown=grown,
-            ):
+            if not self._may_read(text, identity, size, grown=grown):
                 return None
-        section = Section(
-            path,
-            begin,
-            size,
-            rows,
-        )
+        section = Section(path, begin, size, rows)
         if section.is_blank():
             return None
         return self._whole_rows(text, section, reader)
 
-    def _may_read(
-        self,
-        text: str,
-        identity: FileIdentity,
-        size: int,
-        *,
-        grown: bool,
-    ) -> bool:
+    def _may_read(self, text: str, identity: FileIdentity, size: int, *, grown: bool) -> bool:
         """Return whether a change of a file that was read is to be read.
 
         If not, it raises, or is left out where the plan has `skips`.
@@ -409,20 +377,10 @@ class _Reading:
         else:
             what = f"it holds other content than the {identity.size} bytes that were read"
             advice = "Give new rows a new name, or set replaced='read' to read them"
-        self._refuse(
-            text,
-            what,
-            f"{advice}; on_error='skip' leaves them out.",
-            identity.size,
-        )
+        self._refuse(text, what, f"{advice}; on_error='skip' leaves them out.", identity.size)
         return False
 
-    def _whole_rows(
-        self,
-        text: str,
-        section: Section,
-        reader: FileSource,
-    ) -> Section | None:
+    def _whole_rows(self, text: str, section: Section, reader: FileSource) -> Section | None:
         """Return the whole rows of a section, without a last line that has no line end."""
         if not reader.holds_lines(section.file):
             return section
@@ -435,23 +393,12 @@ class _Reading:
                 "End each line, and rename a file when it is whole; grows=True waits for the rest, "
                 "on_error='skip' leaves it out."
             )
-            self._refuse(
-                text,
-                "its last line has no line end and may be torn",
-                advice,
-                end,
-            )
+            self._refuse(text, "its last line has no line end and may be torn", advice, end)
         if end <= section.begin:
             return None
         return replace(section, end=end)
 
-    def _refuse(
-        self,
-        text: str,
-        what: str,
-        advice: str,
-        begin: int,
-    ) -> None:
+    def _refuse(self, text: str, what: str, advice: str, begin: int) -> None:
         """Raise DataError, or leave out the bytes from `begin` on if the plan has `skips`."""
         message = f"{self.source.path(text)}: {what}"
         if self.plan.skips is None:
@@ -482,11 +429,7 @@ class _Reading:
             if now.begins_as(identity):
                 row = block["rows"] + self.row
                 logger.warning("%s was corrected; resuming after its row %d", printable(path), row)
-                corrected = {
-                    "size": size,
-                    "digest": now.digest,
-                    "failed": False,
-                }
+                corrected = {"size": size, "digest": now.digest, "failed": False}
                 self.live.journal.revise("block", self.number, {**entry, **corrected})
                 block |= {"size": size, "digest": now.digest}
                 return True
@@ -494,15 +437,7 @@ class _Reading:
             logger.warning("%s stopped the stream and was corrected or removed", printable(path))
         else:
             self._refuse_change(block, content)
-        self.live.journal.revise(
-            "block",
-            self.number,
-            {
-                **block,
-                "now": self.now,
-                "left": True,
-            },
-        )
+        self.live.journal.revise("block", self.number, {**block, "now": self.now, "left": True})
         return False
 
     def _content(self, block: Mapping[str, Any]) -> Content:
@@ -527,33 +462,18 @@ class _Reading:
             "Put it back as it was, or use on_error='skip' to leave the rest of it out. Write "
             "files under another name and rename them; remove them after a checkpoint."
         )
-        self._refuse(
-            block["file"],
-            what,
-            advice,
-            block["begin"],
-        )
+        self._refuse(block["file"], what, advice, block["begin"])
 
     def _batches(self, block: Mapping[str, Any], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the block after `row`, each with its place."""
         text = block["file"]
-        section = Section(
-            self.source.path(text),
-            block["begin"],
-            block["size"],
-            block["rows"],
-        )
+        section = Section(self.source.path(text), block["begin"], block["size"], block["rows"])
         plan = replace(self.plan, aside=lambda bad: self._put_aside(text, bad))
         self._last_row = section.rows
         try:
             reader = self.source.reader(name_of(text), self.types)
             self.types = self.types or schema_to_text(reader.schema())
-            for whole, numbers in reader.read_file(
-                section,
-                self.row,
-                batch_rows,
-                plan,
-            ):
+            for whole, numbers in reader.read_file(section, self.row, batch_rows, plan):
                 self._last_row = int(numbers[-1])
                 placed = whole.append_column(PLACE, _places(text, numbers))
                 for start in range(0, placed.num_rows, batch_rows):
@@ -587,13 +507,7 @@ class _Hint:
     racy: bool
 
 
-_NO_BLOCK: dict[str, Any] = {
-    "file": None,
-    "begin": 0,
-    "rows": 0,
-    "size": 0,
-    "digest": "",
-}
+_NO_BLOCK: dict[str, Any] = {"file": None, "begin": 0, "rows": 0, "size": 0, "digest": ""}
 
 
 def _decision(state: Mapping[str, Any]) -> dict[str, Any]:

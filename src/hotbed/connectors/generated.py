@@ -165,12 +165,7 @@ class Generated(Source):
                 arrays.append(self._column(name, random, num_rows))
             yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
-    def _column(
-        self,
-        name: str,
-        random: np.random.Generator,
-        num_rows: int,
-    ) -> pa.Array:
+    def _column(self, name: str, random: np.random.Generator, num_rows: int) -> pa.Array:
         if name in self.slots:
             return self._keys(self.slots[name], random, num_rows)
         if name in self.labels:
@@ -185,12 +180,7 @@ class Generated(Source):
             return pa.array(values.reshape(-1))
         return fixed_lists(values)
 
-    def _keys(
-        self,
-        keys: Keys,
-        random: np.random.Generator,
-        num_rows: int,
-    ) -> pa.Array:
+    def _keys(self, keys: Keys, random: np.random.Generator, num_rows: int) -> pa.Array:
         counts = np.full(num_rows, keys.count)
         if keys.varies:
             counts = random.integers(1, keys.count + 1, num_rows)

@@ -76,12 +76,7 @@ class Journal:
         with self._mutex:
             return next(reversed(self._entries.get(topic, {})), -1)
 
-    def append(
-        self,
-        topic: str,
-        number: int,
-        value: Mapping[str, Any],
-    ) -> None:
+    def append(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
         """Write a decision; it is on disk when this returns.
 
         Raises:
@@ -103,12 +98,7 @@ class Journal:
                 del entries[next(iter(entries))]
             entries[number] = json.loads(line[9:])[2]  # as a run after a crash would read it
 
-    def revise(
-        self,
-        topic: str,
-        number: int,
-        value: Mapping[str, Any],
-    ) -> None:
+    def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
         """Replace the last decision of a topic, because its subject, such as a file, changed.
 
         The new decision is on disk when this returns.

@@ -29,11 +29,7 @@ class Jsonl(LineSource):
     Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
     """
 
-    endings: ClassVar[Endings] = {
-        ".jsonl": {},
-        ".ndjson": {},
-        ".json": {},
-    }
+    endings: ClassVar[Endings] = {".jsonl": {}, ".ndjson": {}, ".json": {}}
     path: Paths
 
     def infer(self) -> pa.Schema:
@@ -140,21 +136,14 @@ def _read_json(data: bytes, schema: pa.Schema | None = None) -> pa.Table:
 
     The data are read as one block, so that block ends do not change types.
     """
-    read_options = pajson.ReadOptions(
-        use_threads=False,
-        block_size=max(len(data) + 1, 1 << 10),
-    )
+    read_options = pajson.ReadOptions(use_threads=False, block_size=max(len(data) + 1, 1 << 10))
     parse_options = None
     if schema is not None:
         parse_options = pajson.ParseOptions(
-            explicit_schema=schema,
-            unexpected_field_behavior="ignore",
-            newlines_in_values=False,
+            explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
         )
     return pajson.read_json(
-        io.BytesIO(data),
-        read_options=read_options,
-        parse_options=parse_options,
+        io.BytesIO(data), read_options=read_options, parse_options=parse_options
     )
 
 

@@ -32,12 +32,7 @@ PlacedMessages = list[tuple[int, Message]]
 class KafkaReader:
     """One reading of a topic: the offsets of the current block, and its rows."""
 
-    def __init__(
-        self,
-        source: Kafka,
-        live: Live,
-        position: Position | None,
-    ) -> None:
+    def __init__(self, source: Kafka, live: Live, position: Position | None) -> None:
         self.source = source
         self.live = live
         state: Mapping[str, Any] = {}
@@ -51,12 +46,7 @@ class KafkaReader:
         self.types = state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
-        self.topic = KafkaTopic(
-            source,
-            live,
-            self.offsets,
-            self.identity,
-        )
+        self.topic = KafkaTopic(source, live, self.offsets, self.identity)
         self._waiting_since: float | None = None
         self._marks: dict[int, Mark] = {}  # the last messages of the current block
 
@@ -221,12 +211,7 @@ class KafkaReader:
                 earliest[partition] = messages[:count]
         return earliest
 
-    def rows(
-        self,
-        messages: PlacedMessages,
-        batch_rows: int,
-        plan: ReadPlan,
-    ) -> Batches:
+    def rows(self, messages: PlacedMessages, batch_rows: int, plan: ReadPlan) -> Batches:
         """Yield the decoded rows of the block from row `row` on.
 
         The last position is the one before the next block.
@@ -248,12 +233,7 @@ class KafkaReader:
     def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
         values = [message[2] or b"" for _, message in messages]
-        schema, self.types = wanted_types(
-            self.source.decoder,
-            values,
-            plan,
-            self.types,
-        )
+        schema, self.types = wanted_types(self.source.decoder, values, plan, self.types)
         parts, counts, bad = decode_messages(self.source.decoder, values, schema)
         if bad:
             self._put_aside(messages, bad, plan)
@@ -271,10 +251,7 @@ class KafkaReader:
         return table.to_batches()[0]
 
     def _put_aside(
-        self,
-        messages: PlacedMessages,
-        bad: Mapping[int, Exception],
-        plan: ReadPlan,
+        self, messages: PlacedMessages, bad: Mapping[int, Exception], plan: ReadPlan
     ) -> None:
         """Write bad messages to the dead letters, or raise if the plan has no `skips`."""
         letters = []
@@ -288,11 +265,7 @@ class KafkaReader:
                 raise DecodeError(
                     f"{message}, got {payload[:80]!r}. Correct its producer or use on_error='skip'."
                 )
-            place = {
-                "topic": self.source.topic,
-                "partition": partition,
-                "offset": offset,
-            }
+            place = {"topic": self.source.topic, "partition": partition, "offset": offset}
             letters.append((place, "undecodable", payload))
         assert plan.skips is not None
         plan.skips.add("value", message, len(bad))

@@ -227,12 +227,7 @@ class KafkaTopic:
             if topic.error.code() == topic.error.TOPIC_AUTHORIZATION_FAILED:
                 raise self._error(cause, f"{self.source.servers}", "Ask for the right to read it.")
             advice = "Create it or correct the name."
-            self._doubt(
-                "topic",
-                "the broker does not know it",
-                cause,
-                advice,
-            )
+            self._doubt("topic", "the broker does not know it", cause, advice)
             raise _Doubt
         rank, ranks = self.source.shard
         partitions = {int(p) for p in topic.partitions if p % ranks == rank}
@@ -248,12 +243,7 @@ class KafkaTopic:
             advice = (
                 "Begin without the position if the topic was recreated, or read other partitions."
             )
-            self._doubt(
-                "topic",
-                f"partitions {missing} are not there",
-                there,
-                advice,
-            )
+            self._doubt("topic", f"partitions {missing} are not there", there, advice)
             raise _Doubt
         self._doubts.pop("topic", None)
         return partitions
@@ -313,12 +303,7 @@ class KafkaTopic:
             self._marks[partition] = Mark.of(message)
         self._newest = {}
 
-    def _compare(
-        self,
-        partition: int,
-        offset: int,
-        message: Message,
-    ) -> None:
+    def _compare(self, partition: int, offset: int, message: Message) -> None:
         """Raise DataError if another message was read at this offset before."""
         mark = self._marks.get(partition)
         if mark is None or offset < mark.offset:
@@ -349,12 +334,7 @@ class KafkaTopic:
             begins[partition] = self._begin_of(partition, low)
         offsets = {**self.fetched, **begins}
         for partition, (low, high) in bounds.items():
-            self._check_bounds(
-                partition,
-                offsets[partition],
-                low,
-                high,
-            )
+            self._check_bounds(partition, offsets[partition], low, high)
         self.begins |= begins
         self.fetched |= begins
         self.pending |= {partition: [] for partition in new}
@@ -362,13 +342,7 @@ class KafkaTopic:
             self._assign()
         return True
 
-    def _check_bounds(
-        self,
-        partition: int,
-        offset: int,
-        low: int,
-        high: int,
-    ) -> None:
+    def _check_bounds(self, partition: int, offset: int, low: int, high: int) -> None:
         """Check that a partition still has the message at `offset`.
 
         Raises:
@@ -464,22 +438,11 @@ class KafkaTopic:
 
     # --- errors and outages
 
-    def _error(
-        self,
-        what: str,
-        received: str,
-        advice: str,
-    ) -> DataError:
+    def _error(self, what: str, received: str, advice: str) -> DataError:
         topic = self.source.topic
         return DataError(f"kafka topic {topic!r}: {what}, got {received}. {advice}")
 
-    def _doubt(
-        self,
-        key: str,
-        what: str,
-        received: str,
-        advice: str,
-    ) -> None:
+    def _doubt(self, key: str, what: str, received: str, advice: str) -> None:
         """Note a contradiction to the position, which may pass while a broker starts.
 
         Raises:
@@ -489,12 +452,7 @@ class KafkaTopic:
         if time.monotonic() - since >= PATIENCE_SECONDS:
             raise self._error(what, received, advice)
 
-    def _failed(
-        self,
-        error: Any,
-        partition: int,
-        offset: int,
-    ) -> None:
+    def _failed(self, error: Any, partition: int, offset: int) -> None:
         if error.code() == error._PARTITION_EOF:
             self._ended[partition] = offset
             if partition in self._unproven and offset > self._marks[partition].offset:
@@ -505,12 +463,7 @@ class KafkaTopic:
         # librdkafka stops to fetch such a partition; the next check finds the cause and assigns it
         # again
         else:
-            logger.info(
-                "topic %r, partition %d: %s",
-                self.source.topic,
-                partition,
-                error,
-            )
+            logger.info("topic %r, partition %d: %s", self.source.topic, partition, error)
             self._shake()
 
     def _shake(self) -> None:

@@ -113,12 +113,7 @@ class LabelJoin:
         ends = np.searchsorted(run.keys, times + self.window, "right")
         past = np.maximum(first + ends, numbers + 1)
         causes = self._rows_of(run.table, self.late.positive)
-        cause = self._next_cause(
-            samples,
-            numbers,
-            run.table.take(pa.array(causes)),
-            first + causes,
-        )
+        cause = self._next_cause(samples, numbers, run.table.take(pa.array(causes)), first + causes)
         positive = cause < past
         when = np.where(positive, cause, past)
         tie = np.where(positive, 0, times)
@@ -132,12 +127,7 @@ class LabelJoin:
         self.times = times[still]
         place = self._places(numbers[order], run)
         return Events(
-            table,
-            run.keys[when[order] - first],
-            times[order],
-            run.before,
-            run.after,
-            place,
+            table, run.keys[when[order] - first], times[order], run.before, run.after, place
         )
 
     def _labelled(self, samples: pa.Table, positive: np.ndarray) -> pa.Table:
@@ -154,11 +144,7 @@ class LabelJoin:
         return np.flatnonzero(matches.to_numpy())
 
     def _next_cause(
-        self,
-        samples: pa.Table,
-        numbers: np.ndarray,
-        causes: pa.Table,
-        cause_numbers: np.ndarray,
+        self, samples: pa.Table, numbers: np.ndarray, causes: pa.Table, cause_numbers: np.ndarray
     ) -> np.ndarray:
         """Return the number of the next positive event with the same keys after each sample.
 

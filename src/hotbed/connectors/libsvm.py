@@ -49,11 +49,7 @@ class Libsvm(LineSource):
 
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
         labels, indices, values = _parse_libsvm(lines)
-        arrays = {
-            "label": pa.array(self._labels(labels)),
-            "indices": indices,
-            "values": values,
-        }
+        arrays = {"label": pa.array(self._labels(labels)), "indices": indices, "values": values}
         names = plan.wanted(arrays)
         return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
 

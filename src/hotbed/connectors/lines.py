@@ -35,11 +35,7 @@ class LineSource(FileSource):
         """
 
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         self.schema()
         file = section.file
@@ -59,10 +55,7 @@ class LineSource(FileSource):
                     for start in range(dropped, len(numbered), batch_rows):
                         stop = start + batch_rows
                         batch, good = self._parse(
-                            numbered[start:stop],
-                            numbers[start:stop],
-                            file,
-                            plan,
+                            numbered[start:stop], numbers[start:stop], file, plan
                         )
                         skip = min(skip_rows, batch.num_rows)
                         skip_rows -= skip
@@ -82,11 +75,7 @@ class LineSource(FileSource):
         return last_line_end(section)
 
     def _parse(
-        self,
-        numbered: list[tuple[int, bytes]],
-        numbers: np.ndarray,
-        file: str,
-        plan: ReadPlan,
+        self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan
     ) -> Rows:
         """Return the rows of the good lines, and their numbers among the rows of the file.
 
@@ -163,10 +152,7 @@ class ShortLines(io.RawIOBase):
     """
 
     def __init__(
-        self,
-        stream: pa.NativeFile,
-        limit: int,
-        replace: Callable[[int, bytes], bytes],
+        self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]
     ) -> None:
         self._stream = stream
         self._limit = limit

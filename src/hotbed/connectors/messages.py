@@ -152,10 +152,7 @@ def _declared(name: str, kind: str) -> pa.DataType:
 
 
 def wanted_types(
-    decoder: Decoder,
-    values: Sequence[bytes],
-    plan: ReadPlan,
-    types: str,
+    decoder: Decoder, values: Sequence[bytes], plan: ReadPlan, types: str
 ) -> tuple[pa.Schema, str]:
     """Return the columns to decode with their types, and the new value of `types`.
 
@@ -214,10 +211,7 @@ Decoded = tuple[list[pa.RecordBatch], list[int], dict[int, Exception]]
 
 
 def decode_messages(
-    decoder: Decoder,
-    values: Sequence[bytes],
-    schema: pa.Schema,
-    first: int = 0,
+    decoder: Decoder, values: Sequence[bytes], schema: pa.Schema, first: int = 0
 ) -> Decoded:
     """Decode messages, numbered from `first`, at once; halve them to locate bad ones."""
     if not decoder.many or len(values) == 1:
@@ -233,20 +227,8 @@ def decode_messages(
             if len(values) == 1:
                 return [], [0], {first: error}
     half = len(values) // 2
-    batches, counts, errors = decode_messages(
-        decoder,
-        values[:half],
-        schema,
-        first,
-    )
+    batches, counts, errors = decode_messages(decoder, values[:half], schema, first)
     more_batches, more_counts, more_errors = decode_messages(
-        decoder,
-        values[half:],
-        schema,
-        first + half,
+        decoder, values[half:], schema, first + half
     )
-    return (
-        [*batches, *more_batches],
-        [*counts, *more_counts],
-        {**errors, **more_errors},
-    )
+    return ([*batches, *more_batches], [*counts, *more_counts], {**errors, **more_errors})

@@ -102,22 +102,12 @@ class Norm(FileSource):
         return total
 
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         file = section.file
         wanted = wanted_fields(self.schema(), plan)
         slots = [name in wanted.names for name in self._slots]
-        reading = _Reading(
-            file,
-            self._header_of(file),
-            slots,
-            self.key_bits // 8,
-            plan,
-        )
+        reading = _Reading(file, self._header_of(file), slots, self.key_bits // 8, plan)
         skip = skip_rows
         try:
             with section.open() as stream:
@@ -155,9 +145,7 @@ class Norm(FileSource):
         if self.dense in rows.schema().names:
             widths[self.dense] = None
         header = NormHeader(
-            self.checksum is not False,
-            label_dim=len(self.labels),
-            num_slots=len(self.slots),
+            self.checksum is not False, label_dim=len(self.labels), num_slots=len(self.slots)
         )
         with new_file(Path(path)) as file:
             file.write(header.to_bytes())
@@ -169,10 +157,7 @@ class Norm(FileSource):
                 floats = np.concatenate(parts, axis=1)
                 slots = [arrays[name] for name in self.slots]
                 data = samples_bytes(
-                    floats.astype("<f4"),
-                    slots,
-                    self.key_bits // 8,
-                    header.checksum,
+                    floats.astype("<f4"), slots, self.key_bits // 8, header.checksum
                 )
                 file.write(data)
                 header = replace(
@@ -319,11 +304,7 @@ class _Reading:
         self.number += len(good) + len(wrong_sum) + len(misshapen)
         self._leave_out("checksum", "a wrong checksum", begin + wrong_sum)
         self._leave_out("length", "a length that is not that of its slots", begin + misshapen)
-        samples = _Samples(
-            begin + good + 1,
-            floats.reshape(-1, self.header.num_floats),
-            slots,
-        )
+        samples = _Samples(begin + good + 1, floats.reshape(-1, self.header.num_floats), slots)
         return num_bytes, samples
 
     def _leave_out(self, reason: str, fault: str, indices: np.ndarray) -> None:
@@ -332,11 +313,7 @@ class _Reading:
         first = int(indices[0])
         if self.plan.skips is None:
             self._fail(first, fault)
-        self.plan.skips.add(
-            reason,
-            self._message(first, fault),
-            len(indices),
-        )
+        self.plan.skips.add(reason, self._message(first, fault), len(indices))
 
     def _message(self, index: int, fault: str) -> str:
         count = self.header.num_samples
@@ -345,9 +322,7 @@ class _Reading:
     def _fail(self, index: int, fault: str) -> NoReturn:
         message = self._message(index, fault)
         raise DecodeError(
-            f"{message}. Write the file again, or use on_error='skip'.",
-            self.file,
-            index + 1,
+            f"{message}. Write the file again, or use on_error='skip'.", self.file, index + 1
         )
 
 

@@ -88,13 +88,7 @@ def read_header(file: str) -> NormHeader:
     is_sane = min(fields) >= 0 and 0 < sum(dims) <= _MAX_DIMS
     if error_check != checksum or not is_sane:
         raise _not_norm(file, f"a header of {fields}")
-    return NormHeader(
-        checksum,
-        num_samples,
-        label_dim,
-        dense_dim,
-        num_slots,
-    )
+    return NormHeader(checksum, num_samples, label_dim, dense_dim, num_slots)
 
 
 def _sum_of(content: bytes) -> int:
@@ -110,10 +104,7 @@ def _not_norm(file: str, got: str) -> DecodeError:
 
 
 def samples_bytes(
-    floats: np.ndarray,
-    slots: Sequence[pa.Array],
-    key_bytes: int,
-    checksum: bool,
+    floats: np.ndarray, slots: Sequence[pa.Array], key_bytes: int, checksum: bool
 ) -> bytes:
     """Return the bytes of samples: values [n, floats] and the keys of each slot."""
     counts = [num_keys(slot) for slot in slots]
@@ -136,20 +127,12 @@ def samples_bytes(
         _put(data, place, count.astype("<i4"))
         place += 4
         keys = keys_of(slot).astype(f"<i{key_bytes}")
-        _put(
-            data,
-            _places(place, count, key_bytes),
-            keys,
-        )
+        _put(data, _places(place, count, key_bytes), keys)
         place += key_bytes * count
     if checksum:
         # sums of the samples and of what lies between them
         bounds = np.stack([starts, starts + sizes], axis=1)
-        sums = np.add.reduceat(
-            data,
-            bounds.reshape(-1),
-            dtype=np.uint8,
-        )
+        sums = np.add.reduceat(data, bounds.reshape(-1), dtype=np.uint8)
         data[starts + sizes] = sums[::2]
     return data.tobytes()
 

@@ -54,11 +54,7 @@ class Parquet(FileSource):
         return sum(_open(file).metadata.num_rows for file in self.files())
 
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)

@@ -29,12 +29,7 @@ class Skips:
     counts: dict[str, int] = field(default_factory=dict)
     last: str = ""
 
-    def add(
-        self,
-        reason: str,
-        message: str,
-        count: int = 1,
-    ) -> None:
+    def add(self, reason: str, message: str, count: int = 1) -> None:
         """Count `count` bad rows (or one torn file) under `reason`, and log `message`."""
         if reason in self.counts:
             level = logging.DEBUG
@@ -42,12 +37,7 @@ class Skips:
             level = logging.WARNING
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.last = printable(message)
-        logger.log(
-            level,
-            "skipped (%s): %s",
-            reason,
-            self.last,
-        )
+        logger.log(level, "skipped (%s): %s", reason, self.last)
 
     @property
     def total(self) -> int:
@@ -97,12 +87,7 @@ class ReadPlan:
             )
         return wanted
 
-    def leave_out(
-        self,
-        reason: str,
-        message: str,
-        rows: Sequence[BadRow],
-    ) -> None:
+    def leave_out(self, reason: str, message: str, rows: Sequence[BadRow]) -> None:
         """Count bad rows in `skips`, and pass them to `aside`."""
         assert self.skips is not None
         self.skips.add(reason, message, len(rows))

@@ -124,11 +124,7 @@ class Raw(FileSource):
         return total
 
     def read_file(
-        self,
-        section: Section,
-        skip_rows: int,
-        batch_rows: int,
-        plan: ReadPlan,
+        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         file = section.file
         wanted = wanted_fields(self.schema(), plan)

@@ -96,12 +96,7 @@ class Replay(Source):
         state: Mapping[str, Any] = {"at": begin, "emitted": 0}
         if position:
             state = position.state
-        runs = _merged(
-            self,
-            state["at"],
-            plan,
-            columns,
-        )
+        runs = _merged(self, state["at"], plan, columns)
         if self.late is None:
             labelled = _plain(runs)
         else:
@@ -138,11 +133,7 @@ class _Reading:
     """
 
     def __init__(
-        self,
-        replay: Replay,
-        number: int,
-        state: Mapping[str, Any],
-        plan: ReadPlan,
+        self, replay: Replay, number: int, state: Mapping[str, Any], plan: ReadPlan
     ) -> None:
         self.source = replay.sources[number]
         self.number = number
@@ -180,12 +171,7 @@ class _Reading:
         source = None
         if self._position is not None:
             source = dict(self._position.state)
-        return {
-            "source": source,
-            "skip": self._used,
-            "row": self._row,
-            "time": self._high,
-        }
+        return {"source": source, "skip": self._used, "row": self._row, "time": self._high}
 
     def fill(self) -> None:
         """Read until rows are at hand or the source ends."""
@@ -239,10 +225,7 @@ class _Reading:
 
 
 def _merged(
-    replay: Replay,
-    states: Sequence[Mapping[str, Any]],
-    plan: ReadPlan,
-    columns: list[str],
+    replay: Replay, states: Sequence[Mapping[str, Any]], plan: ReadPlan, columns: list[str]
 ) -> Iterator[Events]:
     """Yield the events of all sources by time, ties by source."""
     target, types = _target(replay, plan, columns)
@@ -251,12 +234,7 @@ def _merged(
         present = source.schema().names
         own_columns = tuple(name for name in target.names if name in present)
         own_plan = replace(plan, columns=own_columns, types=types)
-        reading = _Reading(
-            replay,
-            number,
-            state,
-            own_plan,
-        )
+        reading = _Reading(replay, number, state, own_plan)
         readings.append(reading)
     while True:
         for reading in readings:
@@ -267,9 +245,7 @@ def _merged(
 
 
 def _target(
-    replay: Replay,
-    plan: ReadPlan,
-    columns: list[str],
+    replay: Replay, plan: ReadPlan, columns: list[str]
 ) -> tuple[pa.Schema, dict[str, pa.DataType]]:
     """Return the columns to read of all sources, and the types that the plan gives some of them."""
     schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
@@ -311,12 +287,7 @@ def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Events:
         count = int(np.searchsorted(reading.keys, latest, side))
         if count:
             rows, keys, times, numbers = reading.take(count)
-            batch = _as_wanted(
-                rows,
-                target,
-                reading.number,
-                numbers,
-            )
+            batch = _as_wanted(rows, target, reading.number, numbers)
             batches.append(batch)
             all_keys.append(keys)
             all_times.append(times)
@@ -325,20 +296,11 @@ def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Events:
     order = np.argsort(keys, kind="stable")
     table = pa.Table.from_batches(batches)
     after = [reading.state() for reading in readings]
-    return Events(
-        table.take(pa.array(order)),
-        keys[order],
-        times[order],
-        before,
-        after,
-    )
+    return Events(table.take(pa.array(order)), keys[order], times[order], before, after)
 
 
 def _as_wanted(
-    rows: pa.RecordBatch,
-    target: pa.Schema,
-    source: int,
-    numbers: np.ndarray,
+    rows: pa.RecordBatch, target: pa.Schema, source: int, numbers: np.ndarray
 ) -> pa.RecordBatch:
     """Return the rows with exactly the columns of `target`, and with the place of each row."""
     arrays: list[pa.Array] = []
@@ -392,10 +354,4 @@ class _Pace:
         return count
 
     def position(self, run: Events, row: int) -> Position:
-        return Position(
-            {
-                **run.place(row),
-                "block": 0,
-                "now": self.now,
-            }
-        )
+        return Position({**run.place(row), "block": 0, "now": self.now})

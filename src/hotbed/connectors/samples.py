@@ -41,9 +41,7 @@ def fixed_lists(values: np.ndarray) -> pa.Array:
 
 
 def batches_to_write(
-    rows: Source,
-    columns: Sequence[str],
-    where: str,
+    rows: Source, columns: Sequence[str], where: str
 ) -> Iterator[dict[str, pa.Array]]:
     """Yield the columns of `rows` in parts.
 
@@ -72,12 +70,7 @@ def batches_to_write(
         yield arrays
 
 
-def matrix(
-    array: pa.Array,
-    name: str,
-    where: str,
-    width: int | None,
-) -> np.ndarray:
+def matrix(array: pa.Array, name: str, where: str, width: int | None) -> np.ndarray:
     """Return numbers [n, width] of a column of lists, or of single values.
 
     Args:

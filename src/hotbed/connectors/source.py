@@ -134,20 +134,9 @@ class Slice(Source):
         not_endless(self.source, "a slice")
         for name, value in (("start", self.start), ("stop", self.stop)):
             advice = "Give a row number from 0 on, or a fraction from 0.0 to 1.0."
-            checks.at_least(
-                name,
-                value,
-                0,
-                advice,
-            )
+            checks.at_least(name, value, 0, advice)
             if isinstance(value, float):
-                checks.between(
-                    name,
-                    value,
-                    0,
-                    1,
-                    advice,
-                )
+                checks.between(name, value, 0, 1, advice)
 
     def schema(self) -> pa.Schema:
         return self.source.schema()
@@ -192,11 +181,7 @@ class Slice(Source):
                 last = min(end, stop)
             if last > begin:
                 first = max(begin, row)
-                state = {
-                    "row": last,
-                    "cut": end - last,
-                    "source": after.to_json(),
-                }
+                state = {"row": last, "cut": end - last, "source": after.to_json()}
                 yield batch.slice(first - row, last - first), Position(state)
             row = end
             if stop is not None and row >= stop:
@@ -255,12 +240,7 @@ class Sort(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return rows_of(
-            self._sorted,
-            position,
-            batch_rows,
-            plan,
-        )
+        return rows_of(self._sorted, position, batch_rows, plan)
 
     @cached_property
     def _sorted(self) -> pa.Table:
@@ -412,12 +392,7 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array
 
 
-def rows_of(
-    table: pa.Table,
-    position: Position | None,
-    batch_rows: int,
-    plan: ReadPlan,
-) -> Batches:
+def rows_of(table: pa.Table, position: Position | None, batch_rows: int, plan: ReadPlan) -> Batches:
     """Yield the rows of `table` after `position`, as `Source.read` does."""
     row = 0
     if position:

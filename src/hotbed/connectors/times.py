@@ -12,11 +12,7 @@ from hotbed.errors import DataError, SchemaError
 EARLIEST = -(2**63)
 LATEST = 2**63 - 1
 _FLOAT_BELOW_MAX = 2.0**63 - 1024
-UNITS = {
-    "s": 1_000_000,
-    "ms": 1_000,
-    "us": 1,
-}
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 
 
@@ -116,12 +112,7 @@ def _from_format(values: pa.Array, form: str) -> pa.Array:
     zone = None
     if "%z" in form:
         zone = "UTC"
-    parsed = text.str.to_datetime(
-        form,
-        time_unit="us",
-        strict=False,
-        time_zone=zone,
-    )
+    parsed = text.str.to_datetime(form, time_unit="us", strict=False, time_zone=zone)
     return _microseconds(parsed)
 
 

@@ -12,17 +12,8 @@ from numpy.typing import NDArray
 
 from hotbed.errors import SchemaError
 
-_LISTS = {
-    pa.list_(pa.null()).id,
-    pa.large_list(pa.null()).id,
-    pa.list_(pa.null(), 1).id,
-}
-_BYTES = {
-    pa.string().id,
-    pa.large_string().id,
-    pa.binary().id,
-    pa.large_binary().id,
-}
+_LISTS = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id, pa.list_(pa.null(), 1).id}
+_BYTES = {pa.string().id, pa.large_string().id, pa.binary().id, pa.large_binary().id}
 
 
 def as_numpy(values: pa.Array) -> np.ndarray:

@@ -35,10 +35,7 @@ def dead_letters(rows: pa.RecordBatch, reason: str) -> Iterator[tuple[dict[str, 
 
 
 def located(
-    error: DecodeError,
-    source: Source,
-    raw: pa.RecordBatch,
-    after: Position,
+    error: DecodeError, source: Source, raw: pa.RecordBatch, after: Position
 ) -> DecodeError:
     """Return `error`, whose row counts within `raw`, with the place of the row in `source`.
 
@@ -54,12 +51,7 @@ def located(
     message = str(error)
     if origin.file:
         message = f"{origin}: {error}"
-    return DecodeError(
-        message,
-        origin.file,
-        origin.number,
-        error.column,
-    )
+    return DecodeError(message, origin.file, origin.number, error.column)
 
 
 @dataclass(frozen=True)

@@ -288,11 +288,7 @@ class Batch:
         start, stop, _ = rows.indices(self.num_samples)
         stop = max(start, stop)
         part = slice(start, stop)
-        return self._changed(
-            lambda ids: ids[part],
-            lambda array: array[part],
-            stop - start,
-        )
+        return self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
 
     def at(self, position: Position | None, encoder: Any = None) -> Batch:
         """Return the same samples, with `position` and the `encoder` that made them."""
@@ -305,17 +301,10 @@ class Batch:
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
-        return self._changed(
-            lambda ids: ids.take(rows),
-            lambda array: array[rows],
-            len(rows),
-        )
+        return self._changed(lambda ids: ids.take(rows), lambda array: array[rows], len(rows))
 
     def _changed(
-        self,
-        change_ids: Callable[[Ids], Ids],
-        change: Callable[[Any], Any],
-        num_samples: int,
+        self, change_ids: Callable[[Ids], Ids], change: Callable[[Any], Any], num_samples: int
     ) -> Batch:
         """Return a Batch of changed ids and arrays, without a position; None stays None."""
         ids: dict[str, Ids] = {}
@@ -333,15 +322,7 @@ class Batch:
         time = self.time
         if time is not None:
             time = change(time)
-        return Batch(
-            ids,
-            dense,
-            labels,
-            weight,
-            time,
-            None,
-            num_samples,
-        )
+        return Batch(ids, dense, labels, weight, time, None, num_samples)
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
@@ -365,11 +346,5 @@ class Batch:
         if first.time is not None:
             time = np.concatenate([part.time for part in parts])
         return Batch(
-            ids,
-            dense,
-            labels,
-            weight,
-            time,
-            None,
-            sum(part.num_samples for part in parts),
+            ids, dense, labels, weight, time, None, sum(part.num_samples for part in parts)
         )

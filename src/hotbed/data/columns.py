@@ -26,10 +26,7 @@ _TEXT = {
 }
 
 # Only a few functions of Arrow take views.
-_VIEWS = {
-    pa.string_view().id: pa.large_string(),
-    pa.binary_view().id: pa.large_binary(),
-}
+_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -165,10 +162,7 @@ def text_buffers(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     if values.type.id in _WIDE:
         width = np.dtype(np.int64)
     bounds = np.frombuffer(
-        offsets,
-        dtype=width,
-        count=len(values) + 1,
-        offset=values.offset * width.itemsize,
+        offsets, dtype=width, count=len(values) + 1, offset=values.offset * width.itemsize
     )
     if data is None or not data.size:
         return bounds, np.zeros(0, np.uint8)
@@ -198,11 +192,7 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
     return list_array(items, list_lengths(values), values)
 
 
-def transformed(
-    name: str,
-    transforms: Sequence[Transform],
-    context: Columns,
-) -> pa.Array:
+def transformed(name: str, transforms: Sequence[Transform], context: Columns) -> pa.Array:
     """Return the raw column `name` after `transforms`."""
     values = context.column(name)
     for transform in transforms:
@@ -215,11 +205,7 @@ def transformed(
     return values
 
 
-def _by_word(
-    transform: Transform,
-    values: pa.DictionaryArray,
-    context: Columns,
-) -> pa.Array:
+def _by_word(transform: Transform, values: pa.DictionaryArray, context: Columns) -> pa.Array:
     """Return `transform` applied to a dictionary column: once to each word, and to null."""
     null = pa.nulls(1, values.dictionary.type)
     words = pa.concat_arrays([values.dictionary, null])

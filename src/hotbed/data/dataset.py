@@ -78,14 +78,7 @@ class Dataset:
         for name, switch in (("drop_last", drop_last), ("cache", cache)):
             checks.one_of(f"dataset.{name}", switch, (True, False))
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
-        _check_stream_arguments(
-            source,
-            schema,
-            shuffle,
-            cache,
-            flush_seconds,
-            max_ahead_seconds,
-        )
+        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
         self.source = source
         self.schema = schema
         self.batch_size = int(batch_size)
@@ -364,12 +357,7 @@ class Dataset:
                     self._position = batch.position
                 yield batch
 
-    def _at(
-        self,
-        epoch: int,
-        place: dict[str, Any],
-        rows: int = 0,
-    ) -> Position:
+    def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
         state = {"epoch": epoch, **place}
         if self.endless:
             state["rows"] = rows
@@ -553,12 +541,7 @@ class Dataset:
         columns = self.schema.raw_columns(self._labels)
         if self.schema.time is not None and not self._labels:
             columns.append(self.schema.time.source)  # read if it is there
-        plan = ReadPlan(
-            tuple(columns),
-            self.schema.number_types(),
-            skips,
-            live,
-        )
+        plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
         num_rows = 0
         before = position
         chunk_rows = max(self.batch_size, READ_ROWS)
@@ -631,12 +614,7 @@ class Dataset:
         try:
             return self.encoder(raw, labels=self._labels, latest=latest)
         except DecodeError as error:
-            raise located(
-                error,
-                self.source,
-                raw,
-                after,
-            ) from error
+            raise located(error, self.source, raw, after) from error
 
     def _note_failure(self, block: int) -> None:
         """Record in the journal that a block has bad rows, so that its file may be corrected."""
@@ -644,12 +622,7 @@ class Dataset:
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})
 
-    def _put_aside(
-        self,
-        rows: pa.RecordBatch,
-        reason: str,
-        message: str,
-    ) -> None:
+    def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Store rows of an endless source that were left out as dead letters."""
         self.live.dead_letters.add_all(dead_letters(rows, reason))
 
@@ -659,20 +632,11 @@ def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch
         yield from (batch for batch in items if batch is not None)
 
 
-def _order_of(
-    source: Source,
-    shuffle: int,
-    seed: int,
-    cache: bool,
-) -> dict[str, Any]:
+def _order_of(source: Source, shuffle: int, seed: int, cache: bool) -> dict[str, Any]:
     """Return what orders the rows; resuming with another order would repeat and lose rows."""
     if shuffle <= source.endless:  # a stream keeps its order with shuffle=1
         return {}
-    return {
-        "shuffle": shuffle,
-        "seed": seed,
-        "cache": cache,
-    }
+    return {"shuffle": shuffle, "seed": seed, "cache": cache}
 
 
 def _check_stream_arguments(

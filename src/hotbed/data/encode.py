@@ -76,12 +76,7 @@ class Encoder:
     Example: `Encoder(schema)(pa.record_batch({"user": ["ann"], "label": [1]}))`
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        on_error: str = "raise",
-        aside: Aside | None = None,
-    ) -> None:
+    def __init__(self, schema: Schema, on_error: str = "raise", aside: Aside | None = None) -> None:
         self.schema = schema
         self.on_error = on_error
         self.aside = aside
@@ -97,11 +92,7 @@ class Encoder:
         self._noted: set[tuple[str, int]] = set()
 
     def __call__(
-        self,
-        rows: pa.RecordBatch | pa.Table,
-        *,
-        labels: bool = True,
-        latest: int | None = None,
+        self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
     ) -> Batch:
         """Return the Batch of `rows`.
 
@@ -130,37 +121,17 @@ class Encoder:
             except BadRows as bad:
                 if self.on_error != "skip":
                     row = int(np.flatnonzero(bad.mask)[0]) + 1
-                    raise DecodeError(
-                        bad.message,
-                        "",
-                        row,
-                        bad.column,
-                    ) from None
-                batch = self._leave_out(
-                    batch,
-                    bad.mask,
-                    "value",
-                    bad.message,
-                )
+                    raise DecodeError(bad.message, "", row, bad.column) from None
+                batch = self._leave_out(batch, bad.mask, "value", bad.message)
 
-    def _without_future(
-        self,
-        batch: pa.RecordBatch,
-        encoded: Batch,
-        latest: int,
-    ) -> Batch:
+    def _without_future(self, batch: pa.RecordBatch, encoded: Batch, latest: int) -> Batch:
         """Leave out the rows whose time is after `latest`."""
         future = encoded.time > latest
         if not future.any():
             return encoded
         newest = int(encoded.time.max())
         message = f"event of the future: the clock allows {latest} us, got {newest} us"
-        self._leave_out(
-            batch,
-            future,
-            "future",
-            message,
-        )
+        self._leave_out(batch, future, "future", message)
         return encoded.take(np.flatnonzero(~future))
 
     def forget_positives(self) -> None:
@@ -168,12 +139,7 @@ class Encoder:
         labels = self.schema.labels
         self.positives = [Positives(label) for label in labels if label.positive is not None]
 
-    def _note(
-        self,
-        encoded: Batch,
-        context: Columns,
-        latest: int | None,
-    ) -> None:
+    def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
         """Check whole columns: the unit of times, and the texts of positive labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
@@ -186,11 +152,7 @@ class Encoder:
             positives.add(encoded.labels[label.name], raw)
 
     def _leave_out(
-        self,
-        batch: pa.RecordBatch,
-        mask: np.ndarray,
-        reason: str,
-        message: str,
+        self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str
     ) -> pa.RecordBatch:
         """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
@@ -237,12 +199,7 @@ class Encoder:
         joined_with = joined_shape(self.shapes.get(name), shape)
         self.shapes = {**self.shapes, name: joined_with}
 
-    def _encode(
-        self,
-        batch: pa.RecordBatch,
-        labels: bool,
-        context: Columns,
-    ) -> Batch:
+    def _encode(self, batch: pa.RecordBatch, labels: bool, context: Columns) -> Batch:
         ids: dict[str, Ids] = {}
         dense: dict[str, np.ndarray] = {}
         targets: dict[str, np.ndarray] = {}
@@ -268,15 +225,7 @@ class Encoder:
                 raise SchemaError(
                     f"column {column.name!r}: {str(error).splitlines()[0]}"
                 ) from error
-        return Batch(
-            ids,
-            dense,
-            targets,
-            weight,
-            time,
-            None,
-            batch.num_rows,
-        )
+        return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
         if not column.transforms and column.padding is None and column.weights is None:

@@ -55,12 +55,7 @@ class FittedMap:
     _opening: ClassVar = threading.Lock()
 
     @classmethod
-    def write(
-        cls,
-        path: str | Path,
-        keys: IdArray,
-        values: Any = None,
-    ) -> FittedMap:
+    def write(cls, path: str | Path, keys: IdArray, values: Any = None) -> FittedMap:
         """Write a map whole, or not at all.
 
         Args:

@@ -16,19 +16,8 @@ from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_lengths, nulls_
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
-_PLAIN = {
-    pa.float32().id,
-    pa.int8().id,
-    pa.int16().id,
-    pa.int32().id,
-    pa.int64().id,
-}
-_MICROSECONDS = {
-    "s": 1e6,
-    "ms": 1e3,
-    "us": 1.0,
-    "ns": 1e-3,
-}
+_PLAIN = {pa.float32().id, pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id}
+_MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _YEAR = 31_556_952_000_000
 _YEAR_1980 = 10 * _YEAR
 _YEAR_2200 = 230 * _YEAR
@@ -40,12 +29,7 @@ NAMED_VALUES = 10
 class BadRows(Exception):
     """Rows of a column that cannot be used: those where `mask`, bool [n], is true."""
 
-    def __init__(
-        self,
-        column: str,
-        mask: np.ndarray,
-        message: str,
-    ) -> None:
+    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
         super().__init__(message)
         self.column = column
         self.mask = mask

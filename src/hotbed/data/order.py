@@ -49,12 +49,7 @@ def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, A
     state = None
     if source is not None:
         state = dict(source.state)
-    return {
-        "source": state,
-        "skip": skip,
-        "buffer": buffer,
-        "emitted": 0,
-    }
+    return {"source": state, "skip": skip, "buffer": buffer, "emitted": 0}
 
 
 def unshuffled(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
@@ -80,12 +75,7 @@ class Shuffle:
     seed: int
     epoch: int
 
-    def buffers(
-        self,
-        chunks: Iterator[Encoded],
-        index: int,
-        skip: int,
-    ) -> Iterator[Buffer]:
+    def buffers(self, chunks: Iterator[Encoded], index: int, skip: int) -> Iterator[Buffer]:
         """Yield the buffers from number `index` on, without the first `skip` rows of `chunks`."""
         pending: list[Encoded] = []
         num_pending = -skip
@@ -93,29 +83,15 @@ class Shuffle:
             pending.append(chunk)
             num_pending += chunk[0].num_samples
             while num_pending >= (size := self._rows(index)):
-                buffer, skip = self._permuted(
-                    pending,
-                    skip,
-                    size,
-                    index,
-                )
+                buffer, skip = self._permuted(pending, skip, size, index)
                 yield buffer
                 index = index + 1
                 num_pending = num_pending - size
         if num_pending > 0:
-            yield self._permuted(
-                pending,
-                skip,
-                num_pending,
-                index,
-            )[0]
+            yield self._permuted(pending, skip, num_pending, index)[0]
 
     def _permuted(
-        self,
-        pending: list[Encoded],
-        skip: int,
-        size: int,
-        index: int,
+        self, pending: list[Encoded], skip: int, size: int, index: int
     ) -> tuple[Buffer, int]:
         """Return the next `size` rows of `pending` after `skip`, permuted, and the new skip.
 
@@ -143,12 +119,7 @@ class Shuffle:
             after = place_at(chunk_begin, skip, index + 1)
         random = np.random.default_rng((self.seed, self.epoch, index))
         order = random.permutation(size)
-        return Buffer(
-            Batch.concat(parts).take(order),
-            before,
-            after,
-            permuted=True,
-        ), skip
+        return Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
 
     def _rows(self, index: int) -> int:
         if index:

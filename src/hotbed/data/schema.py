@@ -124,12 +124,7 @@ class Dense(Column):
         object.__setattr__(self, "transforms", tuple(self.transforms))
         object.__setattr__(self, "column", _read_column(self))
         where = f"dense {self.name!r}: width"
-        checks.at_least(
-            where,
-            self.width,
-            1,
-            "Give the length of its lists.",
-        )
+        checks.at_least(where, self.width, 1, "Give the length of its lists.")
         for place, transform in enumerate(self.transforms):
             later = self.transforms[place + 1 :]
             if transform.gives_nulls and not any(isinstance(fill, FillMissing) for fill in later):
@@ -170,12 +165,7 @@ class Id(Column):
         object.__setattr__(self, "table", self.table or self.name)
         checks.one_of(f"id {self.name!r}: pooling", self.pooling, POOLINGS)
         advice = "Give a length, or None for no limit."
-        checks.at_least(
-            f"id {self.name!r}: max_length",
-            self.max_length,
-            1,
-            advice,
-        )
+        checks.at_least(f"id {self.name!r}: max_length", self.max_length, 1, advice)
 
 
 def _read_column(column: Dense | Id) -> str | None:
@@ -400,13 +390,7 @@ class Schema:
             raw = cls.from_json(raw, folder)
         derived = value.get("derived", {})
         derived = config.build(derived, Mapping[str, str], "schema.derived")
-        schema = cls(
-            columns,
-            types,
-            shapes,
-            raw,
-            derived,
-        )
+        schema = cls(columns, types, shapes, raw, derived)
         if folder is None:
             return schema
         return schema.with_maps({fitted.digest: folder / fitted.path for fitted in schema.maps})

@@ -70,12 +70,7 @@ def xxh64(data: bytes, seed: int = 0) -> int:
         return int.from_bytes(data[start : start + width], "little")
 
     if size >= 32:
-        lanes = [
-            (seed + p1 + p2) & _MASK,
-            (seed + p2) & _MASK,
-            seed & _MASK,
-            (seed - p1) & _MASK,
-        ]
+        lanes = [(seed + p1 + p2) & _MASK, (seed + p2) & _MASK, seed & _MASK, (seed - p1) & _MASK]
         while position + 32 <= size:
             for number in range(4):
                 lanes[number] = one_round(lanes[number], word(position, 8))

@@ -29,12 +29,7 @@ _LN_2 = 0.6931471805599453
 _TWO_PI = 6.283185307179586
 
 
-def _bits(
-    seed: int,
-    name: int,
-    ids: ArrayLike,
-    dim: int,
-) -> tuple[Uint64Array, Uint64Array]:
+def _bits(seed: int, name: int, ids: ArrayLike, dim: int) -> tuple[Uint64Array, Uint64Array]:
     """Return 24 random bits for the even and for the odd lane of each lane pair.
 
     Returns two arrays [n, ceil(dim / 2)].
@@ -93,13 +88,7 @@ class Init(ABC):
     """How a new row starts; use `Uniform`, `Normal`, `Zeros` or `Constant`."""
 
     @abstractmethod
-    def rows(
-        self,
-        seed: int,
-        name: int,
-        ids: ArrayLike,
-        dim: int,
-    ) -> Float32Array:
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         """Return the initial rows, float32 [n, dim], of int64 ids [n].
 
         `name`: the hash of the table's name, see `name_hash`.
@@ -121,13 +110,7 @@ class Uniform(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Uniform.scale", self.scale, least=0)
 
-    def rows(
-        self,
-        seed: int,
-        name: int,
-        ids: ArrayLike,
-        dim: int,
-    ) -> Float32Array:
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         scale = np.float32(self.scale)
         unit = np.float32(2.0**-24)
 
@@ -135,12 +118,7 @@ class Uniform(Init):
             r = bits.astype(np.float32) * unit
             return (r + r - np.float32(1.0)) * scale
 
-        even, odd = _bits(
-            seed,
-            name,
-            ids,
-            dim,
-        )
+        even, odd = _bits(seed, name, ids, dim)
         return _lanes(lane(even), lane(odd), dim)
 
     def scaled(self, factor: float) -> Uniform:
@@ -159,19 +137,8 @@ class Normal(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Normal.std", self.std, least=0)
 
-    def rows(
-        self,
-        seed: int,
-        name: int,
-        ids: ArrayLike,
-        dim: int,
-    ) -> Float32Array:
-        even, odd = _bits(
-            seed,
-            name,
-            ids,
-            dim,
-        )
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
+        even, odd = _bits(seed, name, ids, dim)
         radius = np.sqrt(-2.0 * own_log((even + np.uint64(1)).astype(np.float64) * 2.0**-24))
         cos, sin = own_cos_sin(odd.astype(np.float64) * 2.0**-24)
         std = float(self.std)
@@ -187,13 +154,7 @@ class Normal(Init):
 class Zeros(Init):
     """Every lane 0."""
 
-    def rows(
-        self,
-        seed: int,
-        name: int,
-        ids: ArrayLike,
-        dim: int,
-    ) -> Float32Array:
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         return np.zeros((np.size(np.asarray(ids)), dim), np.float32)
 
     def scaled(self, factor: float) -> Zeros:
@@ -209,13 +170,7 @@ class Constant(Init):
     def __post_init__(self) -> None:
         checks.finite_number("Constant.value", self.value)
 
-    def rows(
-        self,
-        seed: int,
-        name: int,
-        ids: ArrayLike,
-        dim: int,
-    ) -> Float32Array:
+    def rows(self, seed: int, name: int, ids: ArrayLike, dim: int) -> Float32Array:
         return np.full((np.size(np.asarray(ids)), dim), self.value, np.float32)
 
     def scaled(self, factor: float) -> Constant:

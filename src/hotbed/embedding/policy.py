@@ -149,12 +149,7 @@ class Probability(Admission):
 
     def __post_init__(self) -> None:
         if not is_off(self.p):
-            checks.finite_number(
-                "Probability.p",
-                self.p,
-                least=0,
-                most=1,
-            )
+            checks.finite_number("Probability.p", self.p, least=0, most=1)
         _check_candidates("Probability", self.sketch_bytes, self.max_candidates)
 
     @property
@@ -336,11 +331,7 @@ def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ..
     return tuple(policies)
 
 
-def clock_of(
-    where: str,
-    admit: Admission | None,
-    policies: Sequence[Eviction],
-) -> Clock | None:
+def clock_of(where: str, admit: Admission | None, policies: Sequence[Eviction]) -> Clock | None:
     """Return the clock by which the policies of a table measure ages; None = they measure none.
 
     Args:
@@ -386,11 +377,7 @@ def admission_fields(policy: Admission | None) -> dict[str, Any]:
     """Return an admission as fields of the native core's; empty if it admits every id."""
     fields: dict[str, Any]
     if isinstance(policy, MinCount) and policy.is_on and policy.count:
-        fields = {
-            "kind": "min_count",
-            "min_count": policy.count,
-            "coefficient": policy.coefficient,
-        }
+        fields = {"kind": "min_count", "min_count": policy.count, "coefficient": policy.coefficient}
         if policy.expire_after is not None:
             fields["expire_after"] = policy.expire_after
     elif isinstance(policy, Probability) and policy.is_on and policy.p is not None:

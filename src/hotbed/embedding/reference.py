@@ -176,12 +176,7 @@ class ReferenceTable:
                 values.append(self.rows[id].value)
         return np.array(values, np.float32).reshape(len(values), self.dim)
 
-    def update(
-        self,
-        slots: ArrayLike,
-        grads: ArrayLike,
-        lr: float | None = None,
-    ) -> None:
+    def update(self, slots: ArrayLike, grads: ArrayLike, lr: float | None = None) -> None:
         """Sum the gradients float32 [n, dim] of each row in order, then apply the rule once a row.
 
         Slot -1 is skipped.
@@ -221,11 +216,7 @@ class ReferenceTable:
             row = self.rows[id]
             grad = sums.get(id, zero)
             value, state = self.rule.reference(
-                row.value[None],
-                row.state[None],
-                grad[None],
-                self.step,
-                lr,
+                row.value[None], row.state[None], grad[None], self.step, lr
             )
             row.value = value[0].astype(np.float32)
             row.state = state[0].astype(np.float32)
@@ -323,12 +314,7 @@ class ReferenceTable:
         return self._initial_row(id)
 
     def _initial_row(self, id: int) -> NDArray[np.float32]:
-        row: NDArray[np.float32] = self.init.rows(
-            self.seed,
-            self.name_hash,
-            [id],
-            self.dim,
-        )[0]
+        row: NDArray[np.float32] = self.init.rows(self.seed, self.name_hash, [id], self.dim)[0]
         return row
 
     def _occurrences(self, ids: list[int], time: ArrayLike | None) -> dict[int, list[int]]:
@@ -362,12 +348,7 @@ class ReferenceTable:
         for time in times:
             row.score = float(np.logaddexp2(row.score, time / half_life))
 
-    def _insert(
-        self,
-        id: int,
-        count: int,
-        times: list[int],
-    ) -> None:
+    def _insert(self, id: int, count: int, times: list[int]) -> None:
         row = self._new_row(id)
         row.last_seen = max(times)
         row.count = count

@@ -32,12 +32,7 @@ class ReferenceAdmission:
         name: the hash of the table's name.
     """
 
-    def __init__(
-        self,
-        policy: Admission | None,
-        seed: int,
-        name: int,
-    ) -> None:
+    def __init__(self, policy: Admission | None, seed: int, name: int) -> None:
         self.policy: MinCount | Probability | None = None
         if isinstance(policy, (MinCount, Probability)) and policy.is_on:
             admits_all = isinstance(policy, MinCount) and policy.count == 0
@@ -82,12 +77,7 @@ class ReferenceAdmission:
             del candidates[id]
         return count
 
-    def admits(
-        self,
-        id: int,
-        count: int,
-        occurrences: int,
-    ) -> bool:
+    def admits(self, id: int, count: int, occurrences: int) -> bool:
         """Return True if an id of this count, with so many occurrences in the batch, gets a row."""
         if isinstance(self.policy, MinCount):
             return count >= (self.policy.count or 0)
@@ -147,12 +137,7 @@ class ReferenceAdmission:
                 else:
                     candidates[id] = Candidate(candidate.count // 2, candidate.last_seen)
 
-    def _count_in_sketch(
-        self,
-        id: int,
-        added: int,
-        width: int,
-    ) -> int:
+    def _count_in_sketch(self, id: int, added: int, width: int) -> int:
         hashed = mix64_int(id)
         rows = self._sketch[partition_of(id)]
         counts = []

@@ -72,14 +72,7 @@ class Rule(ABC):
         """Check the fields that only this rule has."""
 
     @abstractmethod
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         """Apply the rule in place to values [n, dim] and state [n, width].
 
         `g`: regularized gradients [n, dim].
@@ -150,13 +143,7 @@ class Rule(ABC):
                 g = g + w.dtype.type(l2) * w
             if l1:
                 g = g + w.dtype.type(l1) * np.sign(w)
-            self._step(
-                w,
-                s,
-                g,
-                step,
-                self.lr if lr is None else lr,
-            )
+            self._step(w, s, g, step, self.lr if lr is None else lr)
         return w, s
 
 
@@ -171,14 +158,7 @@ class Sgd(Rule):
     def _check(self, name: str) -> None:
         pass
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         w -= w.dtype.type(lr) * g
 
 
@@ -198,21 +178,9 @@ class Momentum(Rule):
     _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
-        checks.finite_number(
-            f"{name}.momentum",
-            self.momentum,
-            least=0,
-            below=1,
-        )
+        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         within, after = _rates(w, lr, lr_inside=self.lr_inside)
         s[:] = _within(w.dtype.type(self.momentum) * s + within * g)
         w -= after * s
@@ -234,21 +202,9 @@ class Nesterov(Rule):
     _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
-        checks.finite_number(
-            f"{name}.momentum",
-            self.momentum,
-            least=0,
-            below=1,
-        )
+        checks.finite_number(f"{name}.momentum", self.momentum, least=0, below=1)
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         within, after = _rates(w, lr, lr_inside=self.lr_inside)
         momentum = w.dtype.type(self.momentum)
         s[:] = _within(momentum * s + within * g)
@@ -307,14 +263,7 @@ class Adagrad(Rule):
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.full(dim, self.initial_accumulator, np.float32)
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         s[:] = _within(s + g * g)
         w -= w.dtype.type(lr) * g / (np.sqrt(s) + w.dtype.type(self.eps))
 
@@ -342,14 +291,7 @@ class RowwiseAdagrad(Rule):
     def initial_state(self, dim: int) -> NDArray[np.float32]:
         return np.full(1, self.initial_accumulator, np.float32)
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         s[:] = _within(s + _sum_of_squares(g) / w.dtype.type(g.shape[1]))
         w -= (w.dtype.type(lr) / (np.sqrt(s) + w.dtype.type(self.eps))) * g
 
@@ -369,22 +311,10 @@ class RmsProp(Rule):
     _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
-        checks.finite_number(
-            f"{name}.alpha",
-            self.alpha,
-            least=0,
-            below=1,
-        )
+        checks.finite_number(f"{name}.alpha", self.alpha, least=0, below=1)
         checks.finite_number(f"{name}.eps", self.eps, above=0)
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         real = w.dtype.type
         s[:] = _within(real(self.alpha) * s + real(1.0 - self.alpha) * (g * g))
         w -= real(lr) * g / (np.sqrt(s) + real(self.eps))
@@ -414,32 +344,15 @@ class Adam(Rule):
     _moves_without_gradient: ClassVar[bool] = True
 
     def _check(self, name: str) -> None:
-        checks.finite_number(
-            f"{name}.beta1",
-            self.beta1,
-            least=0,
-            below=1,
-        )
-        checks.finite_number(
-            f"{name}.beta2",
-            self.beta2,
-            least=0,
-            below=1,
-        )
+        checks.finite_number(f"{name}.beta1", self.beta1, least=0, below=1)
+        checks.finite_number(f"{name}.beta2", self.beta2, least=0, below=1)
         checks.finite_number(f"{name}.eps", self.eps, above=0)
         checks.finite_number(f"{name}.decay", self.decay, least=0)
 
     def _decays(self) -> bool:
         return self.decay > 0 or super()._decays()
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         real = w.dtype.type
         dim = w.shape[1]
         m = s[:, :dim]
@@ -506,14 +419,7 @@ class Ftrl(Rule):
             [np.full(dim, self.initial_accumulator, np.float32), np.zeros(dim, np.float32)]
         )
 
-    def _step(
-        self,
-        w: FloatArray,
-        s: FloatArray,
-        g: FloatArray,
-        step: int,
-        lr: float,
-    ) -> None:
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, step: int, lr: float) -> None:
         real = w.dtype.type
         dim = w.shape[1]
         n = s[:, :dim]

@@ -139,12 +139,7 @@ class Table:
                 f"table.name: must be a string, not empty, got {self.name!r}. "
                 "Give the table a name."
             )
-        checks.whole_number(
-            f"{where}: dim",
-            self.dim,
-            1,
-            MAX_DIM,
-        )
+        checks.whole_number(f"{where}: dim", self.dim, 1, MAX_DIM)
         checks.finite_number(f"{where}: default", self.default)
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(
@@ -359,11 +354,7 @@ class Table:
         ids = as_ids(ids)
         rows = np.empty((len(ids), self.dim), np.float32)
         self._step().lookup(
-            [_one_each(ids)],
-            0,
-            [(_address(rows), self.dim)],
-            training=False,
-            keeps=False,
+            [_one_each(ids)], 0, [(_address(rows), self.dim)], training=False, keeps=False
         )
         return rows
 
@@ -372,11 +363,7 @@ class Table:
         return _core.Step([self.native], [(0, "none")])
 
     def _map(
-        self,
-        ids: NDArray[np.int64],
-        times: NDArray[np.int64] | None,
-        *,
-        training: bool,
+        self, ids: NDArray[np.int64], times: NDArray[np.int64] | None, *, training: bool
     ) -> _core.Step:
         step = self._step()
         step.map([_one_each(ids)], 0 if times is None else _address(times), training=training)
@@ -445,12 +432,7 @@ class Table:
         self.native.gather(slots, _address(rows))
         return rows
 
-    def update(
-        self,
-        slots: Any,
-        grads: Any,
-        lr: float | None = None,
-    ) -> None:
+    def update(self, slots: Any, grads: Any, lr: float | None = None) -> None:
         """Sum the gradients of each slot in order, then apply one step of the rule once a row.
 
         Args:
@@ -528,12 +510,7 @@ class Table:
         """
         moment: Any = self.step if self.clock == "steps" else now
         where = f"table {self.name!r}: now (int64 microseconds)"
-        checks.whole_number(
-            where,
-            moment,
-            NEVER,
-            2**63 - 1,
-        )
+        checks.whole_number(where, moment, NEVER, 2**63 - 1)
         return self._sweep(int(moment), partitions)
 
     def sweep(self, partitions: range = range(PARTITIONS)) -> int:
@@ -597,13 +574,7 @@ class Table:
                 f"table {self.name!r}: one snapshot at a time, got a second. Close the first."
             )
         self.num_taken += takes
-        return Snapshot(
-            self.native,
-            self.scalars,
-            self.state_width,
-            changes=changes,
-            takes=takes,
-        )
+        return Snapshot(self.native, self.scalars, self.state_width, changes=changes, takes=takes)
 
     def remove(self, ids: Any) -> int:
         """Remove the rows of ids, int64 [n], as an eviction does, and return their number."""
@@ -640,12 +611,7 @@ class Table:
             }
             self.native.load_rows(rows)
 
-    def _check_finite(
-        self,
-        column: str,
-        ids: NDArray[Any],
-        numbers: NDArray[np.float32],
-    ) -> None:
+    def _check_finite(self, column: str, ids: NDArray[Any], numbers: NDArray[np.float32]) -> None:
         is_finite = np.isfinite(numbers)
         if is_finite.all():
             return
@@ -707,12 +673,7 @@ class Table:
         watermark = scalars["watermark"]
         if self.clock == "steps":
             watermark = scalars.get("watermark_step", NEVER)
-        self.native.load_scalars(
-            scalars["step"],
-            watermark,
-            scalars["calls"],
-            rates,
-        )
+        self.native.load_scalars(scalars["step"], watermark, scalars["calls"], rates)
         self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
         if "min_count" in scalars:
             self.set_min_count(scalars["min_count"])

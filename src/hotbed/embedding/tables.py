@@ -69,9 +69,7 @@ def make_tables(
 
 
 def _check_overrides(
-    overrides: Mapping[str, Mapping[str, Any]],
-    names: Collection[str],
-    keywords: Collection[str],
+    overrides: Mapping[str, Mapping[str, Any]], names: Collection[str], keywords: Collection[str]
 ) -> None:
     for name, own in overrides.items():
         if name not in names:

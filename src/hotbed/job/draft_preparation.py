@@ -10,15 +10,7 @@ import polars as pl
 from hotbed import config
 from hotbed.errors import SchemaError
 from hotbed.job.draft import Sample, check_features, columns_text, flow, lines_of, rest_of_job
-from hotbed.job.roles import (
-    Line,
-    find_item,
-    find_label,
-    find_time,
-    find_user,
-    follow_item,
-    quoted,
-)
+from hotbed.job.roles import Line, find_item, find_label, find_time, find_user, follow_item, quoted
 
 NEGATIVES = 4
 """Rows that are added for each event of implicit feedback."""
@@ -76,12 +68,7 @@ def draft_preparation(
         SchemaError: a column is missing; or there is neither a label, nor a user and an item.
     """
     frame = sample.frame
-    roles = _roles(
-        sample,
-        label,
-        user,
-        item,
-    )
+    roles = _roles(sample, label, user, item)
     lines = [*_lines(frame, roles), *_derived_lines(roles)]
     check_features(sample.path, frame, lines)
     schema = columns_text(lines)
@@ -107,12 +94,7 @@ def draft_preparation(
     return Drafts(preparation, job + rest_of_job(lines, num_rows, _SHUFFLE_ROWS))
 
 
-def _roles(
-    sample: Sample,
-    label: str | None,
-    user: str | None,
-    item: str | None,
-) -> Roles:
+def _roles(sample: Sample, label: str | None, user: str | None, item: str | None) -> Roles:
     """Return the columns that were named, and guesses of the others."""
     frame = sample.frame
     named = {"--label": label, "--user": user, "--item": item}
@@ -124,10 +106,7 @@ def _roles(
             )
     target = label or find_label(frame)
     roles = Roles(
-        target,
-        find_time(frame, target or ""),
-        user or find_user(frame),
-        item or find_item(frame),
+        target, find_time(frame, target or ""), user or find_user(frame), item or find_item(frame)
     )
     if roles.label is None and (roles.user is None or roles.item is None):
         raise SchemaError(
@@ -203,10 +182,7 @@ def _negatives(frame: pl.DataFrame, roles: Roles) -> str:
     if following:
         columns = f", item_columns: [{', '.join(following)}]"
     return _NEGATIVES.format(
-        user=quoted(roles.user),
-        item=quoted(roles.item),
-        number=NEGATIVES,
-        columns=columns,
+        user=quoted(roles.user), item=quoted(roles.item), number=NEGATIVES, columns=columns
     )
 
 

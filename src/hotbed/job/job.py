@@ -380,10 +380,7 @@ def _metrics_of(specs: Sequence[Spec], path: str) -> dict[str, Any]:
 
 
 def _one_of(
-    spec: Spec,
-    kinds: Mapping[str, type],
-    path: str,
-    given: Mapping[str, object] | None = None,
+    spec: Spec, kinds: Mapping[str, type], path: str, given: Mapping[str, object] | None = None
 ) -> Any:
     """Return the object of one of the classes that `spec` describes."""
     any_of_them = functools.reduce(operator.or_, kinds.values())

@@ -84,11 +84,7 @@ class Learned:
 
 
 def train(
-    job: Job,
-    *,
-    restart: bool = False,
-    report: Report = ignore,
-    progress: bool = False,
+    job: Job, *, restart: bool = False, report: Report = ignore, progress: bool = False
 ) -> Learned:
     """Train the job's model from the start, then go through its stream; save model and report.
 
@@ -319,10 +315,7 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
 
 
 def predict_files(
-    model: Where,
-    files: Sequence[str],
-    out: Where,
-    report: Report = ignore,
+    model: Where, files: Sequence[str], out: Where, report: Report = ignore
 ) -> Predictions:
     """Score files with an exported model, without torch, batch by batch.
 
@@ -443,13 +436,7 @@ def inspect(job: Job) -> JobFacts:
         )
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
     of_requests = job.declared.raw or job.declared
-    return JobFacts(
-        columns,
-        of_requests.derived,
-        rest,
-        job.output,
-        _summary(newest(job)),
-    )
+    return JobFacts(columns, of_requests.derived, rest, job.output, _summary(newest(job)))
 
 
 def _summary(states: Where) -> str | None:
@@ -490,10 +477,7 @@ def restore(where: Where, state: int | None) -> dict[str, Any]:
 
 
 def init(
-    data_file: str,
-    out: Path,
-    label: str | None = None,
-    columns: Sequence[str] | None = None,
+    data_file: str, out: Path, label: str | None = None, columns: Sequence[str] | None = None
 ) -> None:
     """Write a commented job for a data file to `out`; `label`, `columns`: as in `draft`.
 
@@ -538,11 +522,7 @@ def init_preparation(
         _refuse_existing(path)
     sample = Sample.of(data_file, columns)
     drafts = draft_preparation(
-        sample,
-        str(out.with_name("prepared")),
-        label=label,
-        user=user,
-        item=item,
+        sample, str(out.with_name("prepared")), label=label, user=user, item=item
     )
     write_text(preparation, drafts.preparation)
     write_text(out, drafts.job)

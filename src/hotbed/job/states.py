@@ -49,10 +49,7 @@ def trained(job: Job) -> str:
 
 @contextlib.contextmanager
 def own_states(
-    job: Job,
-    *,
-    restart: bool = False,
-    report: Report = ignore,
+    job: Job, *, restart: bool = False, report: Report = ignore
 ) -> Iterator[Live | None]:
     """Hold the lock of the stream's states while the job trains and follows its stream.
 

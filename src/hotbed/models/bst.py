@@ -15,14 +15,7 @@ from hotbed.config import described
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.models.layers import (
-    MLP,
-    History,
-    HistoryInputs,
-    LogitHead,
-    TransformerLayer,
-    xavier_,
-)
+from hotbed.models.layers import MLP, History, HistoryInputs, LogitHead, TransformerLayer, xavier_
 from hotbed.models.layers.dense import Activation
 from hotbed.models.layers.inputs import Histories
 
@@ -78,13 +71,7 @@ class BST(nn.Module):
         self.pooling = pooling
         self.transformers = nn.ModuleList()
         for dim, own_length in zip(self.inputs.dims, self.inputs.lengths, strict=True):
-            transformer = _Transformer(
-                dim,
-                own_length,
-                num_layers,
-                num_heads,
-                dropout,
-            )
+            transformer = _Transformer(dim, own_length, num_layers, num_heads, dropout)
             self.transformers.append(transformer)
         self.mlp = MLP(
             self.inputs.output_dim + sum(self.inputs.dims),
@@ -115,12 +102,7 @@ class _Transformer(nn.Module):
     """Transformer layers over the target and its history, [n, 1 + length, dim]."""
 
     def __init__(
-        self,
-        dim: int,
-        length: int,
-        num_layers: int,
-        num_heads: int,
-        dropout: float,
+        self, dim: int, length: int, num_layers: int, num_heads: int, dropout: float
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:

@@ -62,11 +62,7 @@ class DCN(nn.Module):
         self.mlp: MLP | None = None
         if hidden:
             self.mlp = MLP(
-                width,
-                hidden,
-                activation=activation,
-                dropout=dropout,
-                batch_norm=batch_norm,
+                width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
             )
         self.head = LogitHead([width, *hidden[-1:]])
         xavier_(self)
@@ -128,19 +124,12 @@ class DCNv2(nn.Module):
             self.cross = CrossNetV2(width, num_cross_layers)
         else:
             self.cross = CrossNetMix(
-                width,
-                num_cross_layers,
-                rank=low_rank,
-                num_experts=num_experts,
+                width, num_cross_layers, rank=low_rank, num_experts=num_experts
             )
         self.mlp: MLP | None = None
         if hidden:
             self.mlp = MLP(
-                width,
-                hidden,
-                activation=activation,
-                dropout=dropout,
-                batch_norm=batch_norm,
+                width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm
             )
         self.stacked = structure == "stacked"
         widths = [width, *hidden[-1:]]

@@ -64,10 +64,7 @@ class DIN(nn.Module):
         self.inputs = HistoryInputs(schema, tables, histories, length)
         self.poolings = nn.ModuleList(
             AttentionPooling(
-                dim,
-                attention_hidden,
-                activation=attention_activation,
-                softmax=softmax,
+                dim, attention_hidden, activation=attention_activation, softmax=softmax
             )
             for dim in self.inputs.dims
         )

@@ -71,13 +71,7 @@ class DLRM(nn.Module):
         else:
             self.dot = DotInteraction(num_fields)
             width = self.dot.output_dim + dim * (self.bottom is not None)
-        self.top = MLP(
-            width,
-            hidden,
-            activation=activation,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
+        self.top = MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
         self.head = LogitHead(self.top.output_dim)
         xavier_(self)
 

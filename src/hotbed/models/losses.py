@@ -48,12 +48,7 @@ class Loss(ABC):
     outputs: ClassVar[tuple[int, ...]] = ()
     """Shape of the prediction of a sample."""
 
-    def __call__(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None = None,
-    ) -> Tensor:
+    def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a float32 scalar; 0 for an empty batch.
 
         Args:
@@ -81,12 +76,7 @@ class Loss(ABC):
         return self._mean(prediction.float(), label.float(), weight)
 
     @abstractmethod
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         """Return the loss of checked float32 inputs."""
 
 
@@ -114,19 +104,9 @@ class BCE(Loss):
         checks.finite_number("BCE.pos_weight", self.pos_weight, least=0)
         if self.missing_below is not None:
             checks.finite_number("BCE.missing_below", self.missing_below)
-        checks.finite_number(
-            "BCE.label_smoothing",
-            self.label_smoothing,
-            least=0,
-            most=1,
-        )
+        checks.finite_number("BCE.label_smoothing", self.label_smoothing, least=0, most=1)
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if self.missing_below is not None:
             known = (label >= self.missing_below).float()
             weight = known if weight is None else known * weight
@@ -134,11 +114,7 @@ class BCE(Loss):
             label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)
         total = F.binary_cross_entropy_with_logits(
-            prediction,
-            label,
-            weight,
-            reduction="sum",
-            pos_weight=positive,
+            prediction, label, weight, reduction="sum", pos_weight=positive
         )
         return total / max(len(label), 1)
 
@@ -159,12 +135,7 @@ class CrossEntropy(Loss):
         """Return the logits [n] of label 1 from logits [n, 2]."""
         return prediction[:, 1] - prediction[:, 0]
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         return BCE()(self.difference(prediction), label, weight)
 
 
@@ -175,12 +146,7 @@ class MSE(Loss):
     The prediction is used as it is.
     """
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         squared = (prediction - label).square()
         return _sum(squared, weight) / max(len(label), 1)
 
@@ -197,12 +163,7 @@ class Focal(Loss):
     def __post_init__(self) -> None:
         checks.finite_number("Focal.gamma", self.gamma, least=0)
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         entropy = F.binary_cross_entropy_with_logits(prediction, label, reduction="none")
         return _sum(entropy * (1.0 - torch.exp(-entropy)).pow(self.gamma), weight) / max(
             len(label), 1
@@ -220,12 +181,7 @@ class Pairwise(Loss):
     Source: Burges et al., "Learning to Rank using Gradient Descent" (RankNet), ICML 2005.
     """
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         positive = label > 0.5
         margin = prediction[positive].unsqueeze(1) - prediction[~positive].unsqueeze(0)
         pairs = None
@@ -250,12 +206,7 @@ class Softmax(Loss):
     def __post_init__(self) -> None:
         checks.finite_number("Softmax.temperature", self.temperature, least=1e-6)
 
-    def _mean(
-        self,
-        prediction: Tensor,
-        label: Tensor,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         gains = label
         if weight is not None:
             gains = label * weight
@@ -346,12 +297,7 @@ def correct_sampling(logit: T, negative_rate: float) -> T:
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014,
         section 6.3.
     """
-    checks.finite_number(
-        "negative_rate",
-        negative_rate,
-        above=0,
-        most=1,
-    )
+    checks.finite_number("negative_rate", negative_rate, above=0, most=1)
     return logit + math.log(negative_rate)
 
 

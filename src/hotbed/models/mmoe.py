@@ -66,13 +66,7 @@ class MMoE(nn.Module):
         self.inputs = FeatureInputs(schema, tables)
 
         def mlp(width: int, hidden: Sequence[int]) -> MLP:
-            return MLP(
-                width,
-                hidden,
-                activation=activation,
-                dropout=dropout,
-                batch_norm=batch_norm,
-            )
+            return MLP(width, hidden, activation=activation, dropout=dropout, batch_norm=batch_norm)
 
         width = self.inputs.output_dim
         mixed = expert_hidden[-1]

@@ -35,10 +35,7 @@ class Recorded:
 
 
 @contextmanager
-def recorded(
-    network: nn.Module,
-    names: Sequence[str],
-) -> Iterator[Recorded]:
+def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
     """Record outputs of modules, and their gradients, while the network runs within.
 
     They are copies in host memory, of the newest pass. Under loss scaling, gradients are multiplied

@@ -240,9 +240,7 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
     def _check_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError if a setting differs that tables of its group cannot follow."""
         fixed = [key for key in self.defaults if key not in _FREE]
-        for number, (own, before) in enumerate(
-            zip(self.param_groups, self._settings, strict=True),
-        ):
+        for number, (own, before) in enumerate(zip(self.param_groups, self._settings, strict=True)):
             tables = _tables_of(own)
             if not tables:
                 continue

@@ -102,10 +102,7 @@ def _add_l1(optimizer: torch.optim.Optimizer, *arguments: Any, l1: float) -> Non
 
 
 def _set_eps(
-    optimizer: torch.optim.Optimizer,
-    *arguments: Any,
-    eps_hat: float,
-    beta2: float,
+    optimizer: torch.optim.Optimizer, *arguments: Any, eps_hat: float, beta2: float
 ) -> None:
     """Set torch's eps before a step so that it is the paper's epsilon hat.
 

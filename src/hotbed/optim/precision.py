@@ -85,12 +85,7 @@ def precision(level: str, device: torch.device) -> AmpPrecision:
     >>> precision("O2", torch.device("cpu"))
     AmpPrecision(compute=torch.bfloat16, scaled=False, convert=False)
     """
-    checks.one_of(
-        "amp_level",
-        level,
-        AMP_LEVELS,
-        did_you_mean(str(level), AMP_LEVELS),
-    )
+    checks.one_of("amp_level", level, AMP_LEVELS, did_you_mean(str(level), AMP_LEVELS))
     if level == "auto":
         level = "O2" if device.type == "cuda" else "O0"
         if level == "O0":
@@ -142,10 +137,5 @@ def boost(level: str | Boost) -> Boost | None:
     """
     if isinstance(level, Boost):
         return level
-    checks.one_of(
-        "boost_level",
-        level,
-        BOOST_LEVELS,
-        did_you_mean(str(level), BOOST_LEVELS),
-    )
+    checks.one_of("boost_level", level, BOOST_LEVELS, did_you_mean(str(level), BOOST_LEVELS))
     return BOOST_LEVELS[level]

@@ -37,12 +37,7 @@ class Schedule(ABC):
 
     def __post_init__(self) -> None:
         where = f"{type(self).__name__}.steps"
-        checks.at_least(
-            where,
-            self.steps,
-            1,
-            "Give a number of steps.",
-        )
+        checks.at_least(where, self.steps, 1, "Give a number of steps.")
 
     @abstractmethod
     def at(self, progress: float) -> float:

@@ -156,21 +156,10 @@ def _adamw(group: Group, sparse: bool) -> Rule:
 _OFF = {"maximize": False, "differentiable": False}
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _TWINS: Mapping[type[torch.optim.Optimizer], _Twin] = {
-    torch.optim.SGD: _Twin(
-        _sgd,
-        ("momentum_buffer",),
-        {**_OFF, "dampening": 0},
-    ),
-    torch.optim.Adagrad: _Twin(
-        _adagrad,
-        ("sum",),
-        {**_OFF, "lr_decay": 0},
-    ),
+    torch.optim.SGD: _Twin(_sgd, ("momentum_buffer",), {**_OFF, "dampening": 0}),
+    torch.optim.Adagrad: _Twin(_adagrad, ("sum",), {**_OFF, "lr_decay": 0}),
     torch.optim.RMSprop: _Twin(
-        _rms_prop,
-        ("square_avg",),
-        {**_OFF, "momentum": 0, "centered": False},
-        sparse=False,
+        _rms_prop, ("square_avg",), {**_OFF, "momentum": 0, "centered": False}, sparse=False
     ),
     torch.optim.Adam: _Twin(_adam, _MOMENTS, {**_OFF, "amsgrad": False}, sparse=False),
     torch.optim.AdamW: _Twin(_adamw, _MOMENTS, {**_OFF, "amsgrad": False}, sparse=False),

@@ -200,14 +200,7 @@ def compact(where: Where) -> Saved | None:
                 writer.write(name, newest.read(name))
         tables = []
         for number, name in enumerate(reader.table_names):
-            tables.append(
-                write_merged(
-                    writer,
-                    number,
-                    reader,
-                    name,
-                )
-            )
+            tables.append(write_merged(writer, number, reader, name))
         full = replace(
             manifest,
             kind="full",

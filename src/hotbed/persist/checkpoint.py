@@ -147,12 +147,7 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
 
 
 def _captured_table(name: str, table: Table, rows: TableRows) -> CapturedTable:
-    return CapturedTable(
-        name,
-        describe(table.config),
-        len(table),
-        rows,
-    )
+    return CapturedTable(name, describe(table.config), len(table), rows)
 
 
 def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) -> Capture:
@@ -188,13 +183,7 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         progress=progress,
         tables=(),
     )
-    return Capture(
-        manifest,
-        tensors,
-        arrays,
-        tables,
-        changes,
-    )
+    return Capture(manifest, tensors, arrays, tables, changes)
 
 
 def track_changes(tables: Iterable[Table]) -> bool:
@@ -211,12 +200,7 @@ def track_changes(tables: Iterable[Table]) -> bool:
     return True
 
 
-def write(
-    where: Where,
-    captured: Capture,
-    keep: int = 1,
-    parent: Saved | None = None,
-) -> Saved:
+def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
     """Write a capture as the newest checkpoint under `where` and close it.
 
     Args:
@@ -354,12 +338,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         state.tables[entry.name].check_clock(entry.scalars)
     tensors = _loaded_tensors(reader)
     if state.network is not None:
-        load_network(
-            folder,
-            state.network,
-            state.rows,
-            tensors,
-        )
+        load_network(folder, state.network, state.rows, tensors)
     for name in reader.table_names:
         load_table(reader, name, state.tables[name])
     dense = reader.manifest.dense
@@ -367,13 +346,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     for name, optimizer in state.optimizers.items():
         if optimizer is not None and name in optimizers:
             try:
-                _load_optimizer(
-                    optimizer,
-                    name,
-                    tensors,
-                    optimizers[name],
-                    accepted,
-                )
+                _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
             except PersistError as error:
                 raise PersistError(f"{folder}: {error}") from error
 
@@ -415,23 +388,14 @@ def _load_optimizer(
     if isinstance(optimizer, SparseOptimizer):
         load_table_groups(optimizer, plain)
     else:
-        unflatten(
-            optimizer,
-            name,
-            tensors,
-            plain,
-        )
+        unflatten(optimizer, name, tensors, plain)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
         if accepted.intersection(fields or ["optimizer.lr"]):
             set_rate(group, rate)
 
 
-def warm_start_network(
-    network: nn.Module,
-    checkpoint: Reader,
-    names: Mapping[str, str],
-) -> None:
+def warm_start_network(network: nn.Module, checkpoint: Reader, names: Mapping[str, str]) -> None:
     """Load parameters and buffers of another job's network into a network of this one.
 
     Args:
@@ -519,13 +483,7 @@ class Saver:
             captured.close(saved=False)
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotbed-saver")
-        self._writing = self._thread.submit(
-            write,
-            self._where,
-            captured,
-            self._keep,
-            self._last,
-        )
+        self._writing = self._thread.submit(write, self._where, captured, self._keep, self._last)
         self._thread.shutdown(wait=False)  # it ends with the save
 
     def wait(self) -> Saved | None:

@@ -32,12 +32,7 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
         tables = {}
         for name, table in state.items():
             candidates = table.candidates()
-            tables[name] = _of_table(
-                table.dim,
-                table.scalars(),
-                table.export(),
-                candidates,
-            )
+            tables[name] = _of_table(table.dim, table.scalars(), table.export(), candidates)
         return _hex(_canonical({"tables": tables}))
     parts = {
         "tables": {name: table_digest(state, name) for name in state.table_names},
@@ -68,12 +63,7 @@ def table_digest(reader: Reader, name: str) -> str:
     """Return the content digest of one table of a checkpoint."""
     entry = reader.entry(name)
     dim = entry.config["dim"]
-    return _of_table(
-        dim,
-        entry.scalars,
-        reader.rows(name),
-        reader.candidates(name),
-    )
+    return _of_table(dim, entry.scalars, reader.rows(name), reader.candidates(name))
 
 
 def _of_table(
@@ -139,12 +129,7 @@ def _hashed(tree: Any, arrays: Arrays) -> Any:
 
 
 def _canonical(value: Any) -> bytes:
-    text = json.dumps(
-        value,
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-    )
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
 

@@ -286,12 +286,7 @@ class Link:
             types = removed_types()
         else:
             types = row_types(entry, self.manifest.contents, self._place(MANIFEST_FILE))
-        yield from checked_rows(
-            batches,
-            part,
-            types,
-            self._place(part.file),
-        )
+        yield from checked_rows(batches, part, types, self._place(part.file))
         self._sound.add(part.file)
 
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
@@ -323,14 +318,7 @@ class Link:
         tensors = []
         for name, tensor in plain:
             data = memoryview(tensor["data"])
-            tensors.append(
-                DenseTensor(
-                    name,
-                    tensor["dtype"],
-                    tensor["shape"],
-                    data,
-                )
-            )
+            tensors.append(DenseTensor(name, tensor["dtype"], tensor["shape"], data))
         return sorted(tensors, key=lambda tensor: tensor.name)
 
     def arrays(self) -> Arrays:

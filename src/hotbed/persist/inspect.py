@@ -103,10 +103,7 @@ def _description(reader: Reader) -> dict[str, Any]:
         "bytes": num_bytes,
         "positions": manifest.positions,
         "counters": manifest.counters,
-        "dense": {
-            "tensors": len(network),
-            "parameters": num_parameters,
-        },
+        "dense": {"tensors": len(network), "parameters": num_parameters},
         **_id_graph(reader),
         "derived": dict(schema.derived),
         "maps": len(schema.maps),
@@ -249,22 +246,12 @@ def _table_difference(one: Reader, two: Reader, name: str) -> dict[str, Any] | N
             continue
         old_ids = old.column("id")
         new_ids = new.column("id")
-        common = np.intersect1d(
-            old_ids,
-            new_ids,
-            assume_unique=True,
-            return_indices=True,
-        )
+        common = np.intersect1d(old_ids, new_ids, assume_unique=True, return_indices=True)
         _, old_rows, new_rows = common
         total["added"] += new.num_rows - len(new_rows)
         total["removed"] += old.num_rows - len(old_rows)
         if len(old_rows):
-            changed, largest = _row_differences(
-                old,
-                new,
-                old_rows,
-                new_rows,
-            )
+            changed, largest = _row_differences(old, new, old_rows, new_rows)
             total["changed"] += changed
             total["largest"] = max(total["largest"], largest)
     return total

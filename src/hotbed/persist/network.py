@@ -27,10 +27,7 @@ def network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[st
 
 
 def load_network(
-    folder: str,
-    network: nn.Module,
-    rows: Iterable[nn.Parameter],
-    tensors: Mapping[str, Tensor],
+    folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
     """Load what `network_tensors` returned into a network that was built alike.
 

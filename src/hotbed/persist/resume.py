@@ -110,12 +110,7 @@ def _without_paths(column: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def compare(
-    place: str,
-    saved: Meaning,
-    here: Meaning,
-    allow: Sequence[str] = (),
-) -> set[str]:
+def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()) -> set[str]:
     """Compare what a checkpoint means with what would resume; return the names of accepted changes.
 
     Args:
@@ -135,48 +130,22 @@ def compare(
         if is_known and decision == "refuse" and not _matches(name, allow):
             refused.append(name)
             continue
-        _log_change(
-            place,
-            name,
-            saved,
-            here,
-        )
+        _log_change(place, name, saved, here)
         if is_known and decision != "keep":
             accepted.add(name)
     if refused:
-        raise _refusal(
-            place,
-            refused,
-            saved,
-            here,
-        )
+        raise _refusal(place, refused, saved, here)
     return accepted
 
 
-def _log_change(
-    place: str,
-    name: str,
-    saved: Meaning,
-    here: Meaning,
-) -> None:
+def _log_change(place: str, name: str, saved: Meaning, here: Meaning) -> None:
     before = _shown(name, saved)
     after = _shown(name, here)
     decision = decided(name)
     if _is_unknown(name, saved):
-        log.info(
-            "%s: it does not say %s, resumed with %s",
-            place,
-            name,
-            after,
-        )
+        log.info("%s: it does not say %s, resumed with %s", place, name, after)
     elif decision == "keep":
-        log.info(
-            "%s: %s stays %s, received %s",
-            place,
-            name,
-            before,
-            after,
-        )
+        log.info("%s: %s stays %s, received %s", place, name, before, after)
     elif decision == "warn":
         log.warning(
             "%s: %s was %s, resumed with %s; the bits may differ from those of an unbroken run",
@@ -186,21 +155,10 @@ def _log_change(
             after,
         )
     else:
-        log.info(
-            "%s: %s was %s, resumed with %s",
-            place,
-            name,
-            before,
-            after,
-        )
+        log.info("%s: %s was %s, resumed with %s", place, name, before, after)
 
 
-def _refusal(
-    place: str,
-    refused: list[str],
-    saved: Meaning,
-    here: Meaning,
-) -> PersistError:
+def _refusal(place: str, refused: list[str], saved: Meaning, here: Meaning) -> PersistError:
     first, *rest = refused
     others = f" (also changed: {', '.join(rest)})" if rest else ""
     return PersistError(

@@ -89,23 +89,13 @@ class SaveThreads:
     def _clocks(self) -> Clocks:
         """Read the clocks; on systems that cannot tell, no thread seems to work."""
         if not hasattr(time, "pthread_getcpuclockid"):
-            return Clocks(
-                time.perf_counter(),
-                0.0,
-                0.0,
-                0.0,
-            )
+            return Clocks(time.perf_counter(), 0.0, 0.0, 0.0)
         wall = time.perf_counter()
         process = time.process_time()
         own = time.thread_time()
         for ident in self._idents:
             own += time.clock_gettime(time.pthread_getcpuclockid(ident))
-        return Clocks(
-            wall,
-            process,
-            own,
-            time.process_time(),
-        )
+        return Clocks(wall, process, own, time.process_time())
 
     def take(self) -> memoryview:
         """Return memory for a piece, in whole pages.
@@ -216,10 +206,7 @@ class HashedFile:
     def _send_piece(self) -> None:
         if self._piece is not None:
             self._pending += self._threads.send(
-                self._piece,
-                self._filled,
-                self._hash.update,
-                self._raw.write,
+                self._piece, self._filled, self._hash.update, self._raw.write
             )
             self._threads.pace()
         self._piece = None

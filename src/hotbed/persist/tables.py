@@ -73,20 +73,10 @@ def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> 
     folder = table_folder(number, table.name)
     rows = table.rows
     # every part before the removed ids: a part's file is written in one go, and removals are few
-    parts = _write_parts(
-        writer,
-        f"{folder}/rows",
-        partition_ranges(rows.num_rows),
-        rows.rows,
-    )
+    parts = _write_parts(writer, f"{folder}/rows", partition_ranges(rows.num_rows), rows.rows)
     removed: tuple[PartEntry, ...] = ()
     if rows.changes:
-        removed = _write_parts(
-            writer,
-            f"{folder}/removed",
-            partition_ranges(0),
-            rows.removed,
-        )
+        removed = _write_parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
     file = f"{folder}/candidates.arrow"
     num_candidates = writer.write_batches(file, rows.candidates())
     candidates = None
@@ -124,12 +114,7 @@ def write_merged(
             yield batch if columns is None else with_columns(batch, columns)
 
     folder = table_folder(number, name)
-    parts = _write_parts(
-        writer,
-        f"{folder}/rows",
-        spans,
-        next_span,
-    )
+    parts = _write_parts(writer, f"{folder}/rows", spans, next_span)
     return replace(entry, parts=parts, removed=())
 
 
@@ -147,14 +132,7 @@ def _write_parts(
         file = f"{name}-{first:03d}-{last:03d}.arrow"
         rows = writer.write_batches(file, _gathered(batches_of(span)))
         if rows:
-            parts.append(
-                PartEntry(
-                    file=file,
-                    first=first,
-                    last=last,
-                    rows=rows,
-                )
-            )
+            parts.append(PartEntry(file=file, first=first, last=last, rows=rows))
     return tuple(parts)
 
 
@@ -285,23 +263,12 @@ def warm_start(
     sources = _sources(checkpoint, rename)
     matches = {here: there for here, there in sources.items() if here in tables}
     for here, there in matches.items():
-        _check_alike(
-            tables[here],
-            checkpoint,
-            there,
-            optimizer_state=optimizer_state,
-        )
+        _check_alike(tables[here], checkpoint, there, optimizer_state=optimizer_state)
         if now is None:
             _check_times(tables[here], checkpoint, there)
     checkpoint.verify()
     for here, there in matches.items():
-        _load_rows(
-            tables[here],
-            checkpoint,
-            there,
-            optimizer_state=optimizer_state,
-            now=now,
-        )
+        _load_rows(tables[here], checkpoint, there, optimizer_state=optimizer_state, now=now)
     return matches
 
 
@@ -335,13 +302,7 @@ def _renamed(name: str, rename: Renames) -> str:
     return name
 
 
-def _check_alike(
-    table: Table,
-    checkpoint: Reader,
-    there: str,
-    *,
-    optimizer_state: bool,
-) -> None:
+def _check_alike(table: Table, checkpoint: Reader, there: str, *, optimizer_state: bool) -> None:
     config = checkpoint.entry(there).config
     if config["dim"] != table.dim:
         raise PersistError(
@@ -369,12 +330,7 @@ def _check_times(table: Table, checkpoint: Reader, there: str) -> None:
 
 
 def _load_rows(
-    table: Table,
-    checkpoint: Reader,
-    there: str,
-    *,
-    optimizer_state: bool,
-    now: int | None,
+    table: Table, checkpoint: Reader, there: str, *, optimizer_state: bool, now: int | None
 ) -> None:
     scalars = checkpoint.entry(there).scalars
     left_out = {"partition", "updated"} if optimizer_state else {"partition", "updated", "state"}

@@ -76,11 +76,7 @@ class _Pass:
         return part
 
     def _learn(
-        self,
-        chunk: Chunk,
-        context: Columns,
-        part: _Part,
-        writers: Sequence[ShuffleWriter],
+        self, chunk: Chunk, context: Columns, part: _Part, writers: Sequence[ShuffleWriter]
     ) -> None:
         """Learn from a chunk; `context`: the columns of its training rows."""
         for task, learner in zip(self.tasks, part.learners, strict=True):
@@ -129,12 +125,7 @@ class _Finishing:
         return fit.learned(results, self.priors[number])
 
 
-def fit(
-    schema: Schema,
-    work: Work,
-    view: View,
-    output: Path,
-) -> Fitted:
+def fit(schema: Schema, work: Work, view: View, output: Path) -> Fitted:
     """Fit all transforms of `schema` on the training rows.
 
     Args:
@@ -159,22 +150,9 @@ def fit(
             if task.learner().keyed:
                 num_fits += 1
                 places = Places(output, work.folder / f"fit-{num_fits:03d}", num_fits)
-                fits.append(
-                    keyed_fit(
-                        task,
-                        schema,
-                        places,
-                        work.num_buckets,
-                        view.seed,
-                    )
-                )
+                fits.append(keyed_fit(task, schema, places, work.num_buckets, view.seed))
         shuffles = [Shuffle(keyed.places.folder, work.num_buckets) for keyed in fits]
-        learning = _Pass(
-            view,
-            plain,
-            fits,
-            shuffles,
-        )
+        learning = _Pass(view, plain, fits, shuffles)
         part = _learn(work, learning, number)
         for task, learner in zip(plain, part.learners, strict=True):
             schema = _filled(schema, task, learner.learned())
@@ -206,12 +184,7 @@ def _learn(work: Work, learning: _Pass, number: int) -> _Part:
     return merged
 
 
-def _finished(
-    work: Work,
-    learning: _Pass,
-    labels: Sequence[Moments],
-    number: int,
-) -> list[Learned]:
+def _finished(work: Work, learning: _Pass, labels: Sequence[Moments], number: int) -> list[Learned]:
     """Return what the keyed fits of a pass learned; `labels`: of each fit."""
     if not learning.fits:
         return []

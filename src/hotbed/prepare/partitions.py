@@ -53,12 +53,7 @@ class Chunk:
     copies: NDArray[np.int64]
 
     @staticmethod
-    def of(
-        partition: Partition,
-        number: int,
-        first_row: int,
-        rows: pa.RecordBatch,
-    ) -> Chunk:
+    def of(partition: Partition, number: int, first_row: int, rows: pa.RecordBatch) -> Chunk:
         """Return a chunk of neighbouring rows, all for training."""
         return Chunk(
             partition,
@@ -102,27 +97,12 @@ class Chunk:
         A positive and its negatives are in one fold: in different ones, their target encodings
         would tell them apart.
         """
-        return hash_places(
-            self.partition.file,
-            self.places,
-            seed,
-            purpose,
-        )
+        return hash_places(self.partition.file, self.places, seed, purpose)
 
-    def located(
-        self,
-        row: int,
-        message: str,
-        column: str | None,
-    ) -> DecodeError:
+    def located(self, row: int, message: str, column: str | None) -> DecodeError:
         """Return the error of a row that cannot be used, with its place in the source."""
         place = self.partition.place(int(self.places[row]))
-        return DecodeError(
-            f"{place}: {message}",
-            place.file,
-            place.number,
-            column,
-        )
+        return DecodeError(f"{place}: {message}", place.file, place.number, column)
 
 
 @dataclass(frozen=True)
@@ -145,12 +125,7 @@ class Partition:
         """Yield its rows in chunks of exactly `CHUNK_ROWS` rows, but for the last one."""
         row = self.first_row
         for number, rows in enumerate(_of_equal_size(self._batches(plan))):
-            yield Chunk.of(
-                self,
-                number,
-                row,
-                rows,
-            )
+            yield Chunk.of(self, number, row, rows)
             row += rows.num_rows
 
     def place(self, row: int) -> Place:

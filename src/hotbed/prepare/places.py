@@ -23,10 +23,7 @@ class Purpose(IntEnum):
 
 
 def hash_places(
-    file: int,
-    rows: NDArray[np.int64],
-    seed: int,
-    purpose: Purpose = Purpose.FOLDS,
+    file: int, rows: NDArray[np.int64], seed: int, purpose: Purpose = Purpose.FOLDS
 ) -> Uint64Array:
     """Return the hash of each place, uint64 [n].
 

@@ -68,9 +68,7 @@ class Ray(Engine):
         rows.context.enable_progress_bars = False
         tasks_at_a_time = min(self.num_workers, len(items))
         outcomes = rows.map(
-            _run_item,
-            fn_args=[work],
-            compute=data.TaskPoolStrategy(size=tasks_at_a_time),
+            _run_item, fn_args=[work], compute=data.TaskPoolStrategy(size=tasks_at_a_time)
         )
         for done, row in enumerate(outcomes.iter_rows(), 1):
             outcome: _Outcome = row["outcome"]
@@ -87,8 +85,7 @@ class Ray(Engine):
         for node in ray.nodes():
             if node["Alive"] and node["Resources"].get("CPU"):
                 on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                    node["NodeID"],
-                    soft=False,
+                    node["NodeID"], soft=False
                 )
                 answer = is_folder.options(scheduling_strategy=on_node).remote(str(folder))
                 answers[node["NodeManagerHostname"]] = answer

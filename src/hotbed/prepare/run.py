@@ -33,14 +33,7 @@ from hotbed.prepare.partitions import Chunk, partitions_of
 from hotbed.prepare.preparation import Preparation
 from hotbed.prepare.report import Profile, write_report
 from hotbed.prepare.sampling.split import Holdout
-from hotbed.prepare.stages import (
-    Report,
-    Work,
-    add_negatives,
-    derive,
-    num_buckets,
-    split,
-)
+from hotbed.prepare.stages import Report, Work, add_negatives, derive, num_buckets, split
 from hotbed.prepare.view import View
 
 REPORT_FILE = "report.html"
@@ -101,12 +94,7 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def run(
-    job: Preparation,
-    engine: Engine,
-    folder: Path,
-    report: Report,
-) -> None:
+def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:
     """Fit the schema of a preparation, and write its rows into `folder`."""
     engine.check_folder(folder)
     work = _work(job, engine, folder, report)
@@ -116,11 +104,7 @@ def run(
 
 
 def run_again(
-    job: Preparation,
-    fitted: Schema,
-    engine: Engine,
-    folder: Path,
-    report: Report,
+    job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report
 ) -> None:
     """Write the rows of a preparation with a schema that was fitted before.
 
@@ -135,13 +119,7 @@ def run_again(
     _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
 
 
-def apply(
-    job: Preparation,
-    fitted: Schema,
-    engine: Engine,
-    folder: Path,
-    report: Report,
-) -> None:
+def apply(job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report) -> None:
     """Write all rows of the source with a schema that was fitted before, as the part `valid`."""
     engine.check_folder(folder)
     work = _work(job, engine, folder, report)
@@ -160,21 +138,11 @@ class _Everything(Holdout):
     def inputs(self) -> Sequence[str]:
         return ()
 
-    def valid_rows(
-        self,
-        chunk: Chunk,
-        schema: Schema,
-        seed: int,
-    ) -> NDArray[np.bool_]:
+    def valid_rows(self, chunk: Chunk, schema: Schema, seed: int) -> NDArray[np.bool_]:
         return np.ones(len(chunk), bool)
 
 
-def _work(
-    job: Preparation,
-    engine: Engine,
-    folder: Path,
-    report: Report,
-) -> Work:
+def _work(job: Preparation, engine: Engine, folder: Path, report: Report) -> Work:
     return Work(
         engine,
         partitions_of(job.source),
@@ -184,12 +152,7 @@ def _work(
     )
 
 
-def _arranged(
-    job: Preparation,
-    work: Work,
-    *,
-    all_positive: bool = False,
-) -> View:
+def _arranged(job: Preparation, work: Work, *, all_positive: bool = False) -> View:
     """Return the view after all stages before the fits.
 
     Args:
@@ -216,12 +179,7 @@ def _arranged(
     return replace(view, down_sample=job.down_sample)
 
 
-def _write(
-    job: Preparation,
-    work: Work,
-    fitted: Fitted,
-    folder: Path,
-) -> None:
+def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> None:
     """Write the rows of a view, the report, and last the workflow."""
     raw = replace(fitted.schema, derived=_descriptions(job))
     layout = Layout.of(_with_weight(raw, job), _first_rows(work, fitted.view))
@@ -242,22 +200,9 @@ def _write(
     for name, count in work.counts.items():
         about[name.replace("_", " ")] = f"{count:,}"
     facts = {f"rows left out ({reason})": count for reason, count in skipped.items()}
-    write_report(
-        folder / REPORT_FILE,
-        profile,
-        raw,
-        facts=facts,
-        about=about,
-    )
+    write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about)
     counts = {**work.counts, "skipped": dict(skipped)}
-    write_workflow(
-        folder,
-        plain,
-        layout.schema(),
-        raw,
-        files,
-        counts,
-    )
+    write_workflow(folder, plain, layout.schema(), raw, files, counts)
 
 
 def _described(job: Preparation) -> dict[str, Any]:
@@ -314,12 +259,7 @@ def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
     if job.on_error == "skip":
         skips = Skips()
     words = [name for name in _only_words(job.schema) if name not in as_they_are]
-    return ReadPlan(
-        tuple(names),
-        types,
-        skips,
-        words=words,
-    )
+    return ReadPlan(tuple(names), types, skips, words=words)
 
 
 def _keys_and_groups(job: Preparation) -> list[str]:

@@ -159,12 +159,7 @@ class Side:
         self.num_buckets = num_buckets
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(
-        self,
-        number: int,
-        bucket: Bucket,
-        columns: Mapping[str, Sliceable],
-    ) -> None:
+    def write(self, number: int, bucket: Bucket, columns: Mapping[str, Sliceable]) -> None:
         """Write the columns of bucket `number`, each aligned with `bucket.rows`.
 
         The column `row` of `bucket.rows` holds the number of each row in its chunk.

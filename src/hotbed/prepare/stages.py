@@ -82,26 +82,14 @@ class Work:
     counts: dict[str, int] = field(default_factory=dict)
 
     def map(
-        self,
-        stage: str,
-        task: Callable[[Item], Result],
-        items: Sequence[Item],
+        self, stage: str, task: Callable[[Item], Result], items: Sequence[Item]
     ) -> Iterator[Result]:
         """Yield `task(item)` for each item, in order, and report how far the stage is."""
         total = len(items)
         self.report(Stage(stage, 0, total))
-        return self.engine.map(
-            task,
-            items,
-            lambda done: self.report(Stage(stage, done, total)),
-        )
+        return self.engine.map(task, items, lambda done: self.report(Stage(stage, done, total)))
 
-    def shuffled(
-        self,
-        stage: str,
-        view: View,
-        select: Select,
-    ) -> Shuffle:
+    def shuffled(self, stage: str, view: View, select: Select) -> Shuffle:
         """Return the rows of a view by key; `select` returns keys and rows of a chunk."""
         shuffle = Shuffle(self.folder / _file_name(stage), self.num_buckets)
         for _ in self.map(stage, _Shuffling(view, shuffle, select), self.partitions):
@@ -279,12 +267,7 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
     Catalogue.write(catalogue, tables, negatives.exponent)
     users = work.shuffled("users", view, _Users(negatives, job.schema, job.seed))
     side = work.side("negatives")
-    task = _Drawing(
-        users,
-        side,
-        negatives,
-        catalogue,
-    )
+    task = _Drawing(users, side, negatives, catalogue)
     totals = np.zeros(2, np.int64)
     for counts in work.map("negatives", task, users.buckets()):
         totals += counts

@@ -21,12 +21,7 @@ from hotbed.prepare.partitions import CHUNK_ROWS, TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose, hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.down_sample import DownSample
-from hotbed.prepare.sampling.negatives import (
-    Negatives,
-    expand,
-    label_of,
-    with_label,
-)
+from hotbed.prepare.sampling.negatives import Negatives, expand, label_of, with_label
 from hotbed.prepare.sampling.split import Holdout
 from hotbed.prepare.shuffle import Side, SideReader
 
@@ -152,11 +147,7 @@ class View:
             else:
                 yield self._sampled(piece, self.down_sample)
 
-    def _sampled(
-        self,
-        chunk: Chunk,
-        sample: DownSample,
-    ) -> Chunk:
+    def _sampled(self, chunk: Chunk, sample: DownSample) -> Chunk:
         """Return the rows that are kept, with their weights."""
         label = self.schema[sample.label]
         assert isinstance(label, Label)
@@ -177,12 +168,7 @@ class View:
 class _Adding:
     """Adds the negatives of one partition."""
 
-    def __init__(
-        self,
-        drawn: Drawn,
-        partition: Partition,
-        schema: Schema,
-    ) -> None:
+    def __init__(self, drawn: Drawn, partition: Partition, schema: Schema) -> None:
         self._negatives = drawn.negatives
         self._catalogue = Catalogue.open(drawn.catalogue)
         self._items = drawn.side.reader(partition.number)

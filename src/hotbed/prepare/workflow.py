@@ -103,13 +103,7 @@ class Workflow:
         job = Preparation.from_json(plain)
         write = run_again if training else apply
         with new_output(output, restart=restart) as folder:
-            write(
-                job,
-                self.raw,
-                engine or Local(),
-                folder,
-                report,
-            )
+            write(job, self.raw, engine or Local(), folder, report)
         return Workflow(output)
 
 
@@ -140,10 +134,5 @@ def prepare(
         PersistError: another process writes the output.
     """
     with new_output(job.output, restart=restart) as folder:
-        run(
-            job,
-            engine or Local(),
-            folder,
-            report,
-        )
+        run(job, engine or Local(), folder, report)
     return Workflow(job.output)

@@ -292,10 +292,7 @@ class _CachedLookup:
         if deadline is not None and self._retries.is_needed:
             if self._retries.starts(began):
                 threading.Thread(
-                    target=self._retry,
-                    args=(missing, deadline),
-                    daemon=True,
-                    name="hotbed-cache",
+                    target=self._retry, args=(missing, deadline), daemon=True, name="hotbed-cache"
                 ).start()
             return None
         try:

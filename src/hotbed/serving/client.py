@@ -86,10 +86,7 @@ class Client:
             connection.close()
 
     def predict(
-        self,
-        model: str,
-        columns: Mapping[str, Any],
-        context: Mapping[str, Any] | None = None,
+        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> Predictions:
         """Return predictions of n candidates by the version that is served now.
 
@@ -108,10 +105,7 @@ class Client:
         return outputs
 
     def ask(
-        self,
-        model: str,
-        columns: Mapping[str, Any],
-        context: Mapping[str, Any] | None = None,
+        self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
     ) -> Scores:
         """Return predictions by output, the version that gave them, and the number of late rows.
 
@@ -126,10 +120,7 @@ class Client:
         head = {"inputs": specs, "parameters": {"binary_data_output": True}}
         parts = [json.dumps(head).encode()]
         parts += [tensor.data for tensor in tensors]
-        headers = {
-            HEADER_LENGTH: str(len(parts[0])),
-            "Content-Type": "application/octet-stream",
-        }
+        headers = {HEADER_LENGTH: str(len(parts[0])), "Content-Type": "application/octet-stream"}
         path = f"/v2/models/{quote(model, safe='')}/infer"
         body, head_bytes = self._send("POST", path, b"".join(parts), headers)
         return _scores(body, head_bytes)
@@ -141,11 +132,7 @@ class Client:
         return models
 
     def _send(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str],
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[bytes, int]:
         """Return the body of the answer, and the length of its JSON."""
         path = self._parts.path.rstrip("/") + path

@@ -59,10 +59,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
 
 
 def add_health_and_reflection(
-    server: Any,
-    service: str,
-    pool: Any,
-    ready: Callable[[], bool],
+    server: Any, service: str, pool: Any, ready: Callable[[], bool]
 ) -> Health:
     """Add both to a gRPC server of `service`, whose messages are described in `pool`."""
     health = Health([service], ready)

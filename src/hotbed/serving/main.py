@@ -25,11 +25,7 @@ _SETTINGS = (Options, ServerLimits, RemoteOptions)
 Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions)
 
 
-def serve_models(
-    sources: Sequence[str],
-    watch: Sequence[str],
-    settings: Mapping[str, Any],
-) -> None:
+def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Serve exported models until SIGTERM; the command `hotbed serve`.
 
     Args:
@@ -62,11 +58,7 @@ def serve_models(
         server.run()
 
 
-def serve_rows(
-    sources: Sequence[str],
-    watch: Sequence[str],
-    settings: Mapping[str, Any],
-) -> None:
+def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
     """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
 
     Args:
@@ -124,8 +116,7 @@ def _build(kind: type[Settings], settings: Mapping[str, Any]) -> Settings:
 
 @contextmanager
 def _following(
-    followed: Sequence[tuple[str, str]],
-    follow: Callable[[str, Callable[[], Follower]], None],
+    followed: Sequence[tuple[str, str]], follow: Callable[[str, Callable[[], Follower]], None]
 ) -> Iterator[None]:
     """Call `follow` with each followed model and what opens its source."""
     with collecting(source for _, source in followed) as cache:
@@ -152,10 +143,7 @@ def models_of(sources: Sequence[str]) -> dict[str, str]:
     return models
 
 
-def followed_of(
-    watch: Sequence[str],
-    models: Mapping[str, str],
-) -> list[tuple[str, str]]:
+def followed_of(watch: Sequence[str], models: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return (model, source) of each `--watch [NAME=]SOURCE`; without a name, of the first model.
 
     Raises ConfigError for an unknown model, and for one that a parameter server serves.

@@ -45,11 +45,7 @@ class ParameterServer(RowStore):
         >>> rows, found = server.lookup("ranker", "user", [7, 8])
     """
 
-    def __init__(
-        self,
-        folder: str | Path | None = None,
-        dtype: RowDtype = "float32",
-    ) -> None:
+    def __init__(self, folder: str | Path | None = None, dtype: RowDtype = "float32") -> None:
         if folder is None:
             self._temporary = TemporaryFolder(_TEMPORARY)
             folder = self._temporary.path
@@ -61,11 +57,7 @@ class ParameterServer(RowStore):
         self._folder_lock: SharedLock | None = None
 
     @staticmethod
-    def connect(
-        url: str,
-        token: str | None = None,
-        trusted: str | Path | None = None,
-    ) -> RowStore:
+    def connect(url: str, token: str | None = None, trusted: str | Path | None = None) -> RowStore:
         """Connect to a `hotbed parameter-server` in another process. Needs the extra `serve`.
 
         Args:
@@ -178,12 +170,7 @@ class ParameterServer(RowStore):
             f"{newest.digest[:12]}. Use the newest."
         )
 
-    def changes(
-        self,
-        name: str,
-        since: str,
-        to: str,
-    ) -> Mapping[str, IdArray] | None:
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, IdArray] | None:
         version = self.version(name, to)
         return version.changed(since)
 
@@ -191,12 +178,7 @@ class ParameterServer(RowStore):
         version = self.model(name)
         return version.hot(table, n)
 
-    def lookup(
-        self,
-        model: str,
-        table: str,
-        ids: Any,
-    ) -> tuple[RowArray, NDArray[np.bool_]]:
+    def lookup(self, model: str, table: str, ids: Any) -> tuple[RowArray, NDArray[np.bool_]]:
         """Return the rows of ids, int64 [n] -> float32 [n, dim], and which ids have one, bool [n].
 
         Raises RowShapeError for anything but whole numbers, as `Table.find` does.

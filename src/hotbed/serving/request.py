@@ -74,22 +74,13 @@ class _Features:
         raw: The raw columns that they read.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        columns: Sequence[Id | Dense],
-        kind: type,
-    ) -> None:
+    def __init__(self, schema: Schema, columns: Sequence[Id | Dense], kind: type) -> None:
         self._features = [_feature(schema, column) for column in columns]
         self._plain = [feature.plain for feature in self._features]
         self._kind = kind
         self.raw = _raw_columns(self._features)
 
-    def encode_plain(
-        self,
-        values: dict[str, Any],
-        encoded: dict[str, Any],
-    ) -> list[_Feature]:
+    def encode_plain(self, values: dict[str, Any], encoded: dict[str, Any]) -> list[_Feature]:
         """Encode what takes no more than a change of type; return the other features."""
         flat, counts = plain_columns(values, self._plain, self._kind)
         rest = list[_Feature]()
@@ -143,11 +134,7 @@ class RequestEncoder:
         self._raw = self._ids.raw | self._dense.raw
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
-    def __call__(
-        self,
-        columns: Columns,
-        context: Mapping[str, Any] | None = None,
-    ) -> ScoreRequest:
+    def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> ScoreRequest:
         """Return the encoded request. Raises DataError for columns that do not fit."""
         values, num_samples = _columns_by_name(columns)
         shared = _shared_values(context)
@@ -175,10 +162,7 @@ class RequestEncoder:
         return ScoreRequest(ids, dense, num_samples)
 
     def _encode_plain(
-        self,
-        values: dict[str, Any],
-        ids: dict[str, Any],
-        dense: dict[str, Any],
+        self, values: dict[str, Any], ids: dict[str, Any], dense: dict[str, Any]
     ) -> list[_Feature]:
         """Encode the features that take no more than a change of type; return the other ones."""
         for name in self._raw:

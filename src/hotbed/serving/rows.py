@@ -40,11 +40,7 @@ class ServedTable:
         FormatError: The files hold rows of another dim.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        layers: Sequence[FrozenRows],
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], layers: Sequence[FrozenRows]) -> None:
         key = json.dumps(config, sort_keys=True)
         self.name, self.dim, native_config = _native_table(key)
         self.layers = tuple(layers)
@@ -65,11 +61,7 @@ class ServedTable:
         rows = flat.reshape(-1, self.dim)
         return rows, has_row.astype(bool)
 
-    def batches(
-        self,
-        ids: IdArray,
-        batch_rows: int = 65_536,
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, ids: IdArray, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ids as record batches of `id` and `value`."""
         for start in range(0, len(ids), batch_rows):
             part = ids[start : start + batch_rows]

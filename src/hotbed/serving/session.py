@@ -90,20 +90,10 @@ class InferenceSession:
         widths = {column.name: column.width for column in model.schema.dense}
         self._dense = [(name, widths[name]) for name in graph["dense"]]
         self._outputs: list[str] = graph["outputs"]
-        self._session = _open_graph(
-            model,
-            model.graph_bytes(),
-            model.weights(),
-            num_threads,
-        )
+        self._session = _open_graph(model, model.graph_bytes(), model.weights(), num_threads)
         self._plain: PlainInputs | None = None
         if "ids" in graph:
-            ids_session = _open_graph(
-                model,
-                model.ids_bytes(),
-                (),
-                num_threads,
-            )
+            ids_session = _open_graph(model, model.ids_bytes(), (), num_threads)
             self._plain = PlainInputs(graph["ids"], ids_session)
         # inputs that the network does not use are not in its graph
         self._inputs = {argument.name for argument in self._session.get_inputs()}
@@ -120,11 +110,7 @@ class InferenceSession:
             # the version before bypass it from then on.
             self._lookups[name] = _lookup(model, features, embedding_cache)
 
-    def predict(
-        self,
-        columns: Columns,
-        context: Mapping[str, Any] | None = None,
-    ) -> Predictions:
+    def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
         """Return predictions of n candidates: float32 [n], a dict of them for several labels.
 
         The arguments are those of `ask`.
@@ -134,11 +120,7 @@ class InferenceSession:
             return next(iter(outputs.values()))
         return dict(outputs)
 
-    def ask(
-        self,
-        columns: Columns,
-        context: Mapping[str, Any] | None = None,
-    ) -> Scores:
+    def ask(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Scores:
         """Return predictions of n candidates by output, and the version that gave them.
 
         Args:
@@ -293,10 +275,7 @@ class InferenceSession:
                 rows_back = rows.num_rows - (error.row or 1) + 1
                 place = source.locate(position, rows_back)
                 raise DecodeError(
-                    f"{place}: {error}",
-                    place.file,
-                    place.number,
-                    error.column,
+                    f"{place}: {error}", place.file, place.number, error.column
                 ) from error
             yield pa.record_batch(dict(scores.outputs))
 
@@ -326,9 +305,7 @@ def _open_version(path: str | Path, cache: EmbeddingCache | None) -> ModelVersio
 
 
 def _lookup(
-    model: ModelVersion,
-    features: Sequence[FeatureSpec],
-    cache: EmbeddingCache | None,
+    model: ModelVersion, features: Sequence[FeatureSpec], cache: EmbeddingCache | None
 ) -> LookupCall:
     if cache is not None:
         return cache.lookup(model, features)
@@ -356,10 +333,7 @@ def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> R
 
 
 def _open_graph(
-    model: ModelVersion,
-    graph: bytes,
-    weights: Iterable[Weight],
-    num_threads: int,
+    model: ModelVersion, graph: bytes, weights: Iterable[Weight], num_threads: int
 ) -> Any:
     """Open a graph of a version with weights."""
     try:

@@ -93,9 +93,7 @@ class Broker:
             "memory://hotbed/",
         ]
         self._process = subprocess.Popen(
-            [*self._command, *addresses],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            [*self._command, *addresses], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -200,21 +198,12 @@ class Broker:
             )
 
     def _queued(
-        self,
-        topic: str,
-        value: bytes | None,
-        partition: int,
-        timestamp: int,
-        delivered: Any,
+        self, topic: str, value: bytes | None, partition: int, timestamp: int, delivered: Any
     ) -> bool:
         """Give a message to the producer; False where its queue is full."""
         try:
             self._producer.produce(
-                topic,
-                value,
-                partition=partition,
-                timestamp=timestamp,
-                on_delivery=delivered,
+                topic, value, partition=partition, timestamp=timestamp, on_delivery=delivered
             )
         except BufferError:
             return False

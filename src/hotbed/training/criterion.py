@@ -155,13 +155,7 @@ class Criterion:
             return losses.get(label)
         return losses
 
-    def _one(
-        self,
-        loss: Any,
-        outputs: Any,
-        labels: Any,
-        weight: Tensor | None,
-    ) -> Tensor:
+    def _one(self, loss: Any, outputs: Any, labels: Any, weight: Tensor | None) -> Tensor:
         if weight is None:
             return _scalar(loss, loss(outputs, labels))
         key = id(loss)

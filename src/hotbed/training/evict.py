@@ -312,12 +312,7 @@ class Evict:
 
     def _schedule(self, tables: Mapping[str, Table], clock: WallClock | None) -> EvictionSchedule:
         return EvictionSchedule(
-            tables,
-            self._steps,
-            self._seconds,
-            self._clock,
-            self._lateness,
-            wall_clock=clock,
+            tables, self._steps, self._seconds, self._clock, self._lateness, wall_clock=clock
         )
 
 

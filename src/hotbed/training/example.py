@@ -65,11 +65,7 @@ class Example:
 
 
 def prepare(
-    item: Any,
-    device: torch.device,
-    *,
-    labelled: bool,
-    network: nn.Module | None = None,
+    item: Any, device: torch.device, *, labelled: bool, network: nn.Module | None = None
 ) -> Example:
     """Return an `Example` of a `Batch`, of a tuple of arrays or tensors, or of one array.
 
@@ -107,14 +103,7 @@ def prepare(
         arguments, keywords = arguments_of(state.model, data)
         time = state.times_of(arguments, keywords)
     return Example(
-        arguments,
-        labels,
-        None,
-        _length(labels) or _length(items),
-        None,
-        device,
-        keywords,
-        time,
+        arguments, labels, None, _length(labels) or _length(items), None, device, keywords, time
     )
 
 

@@ -85,9 +85,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
 
 
 def _calls(
-    data: Iterable[Any],
-    run: Run,
-    update: Update | None,
+    data: Iterable[Any], run: Run, update: Update | None
 ) -> Generator[Sequence[Example], None, None]:
     """Yield the examples of each call: those between two `on_step_end`."""
     planner = None if update is None else update.planner
@@ -131,12 +129,7 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
             if item is None:
                 yield None
             else:
-                yield prepare(
-                    item,
-                    learner.device,
-                    labelled=labelled,
-                    network=learner.network,
-                )
+                yield prepare(item, learner.device, labelled=labelled, network=learner.network)
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()

@@ -41,12 +41,7 @@ from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.criterion import Criterion
-from hotbed.training.described import (
-    described_argument,
-    given_tables,
-    headline_of,
-    summary_of,
-)
+from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
 from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import (
     check_batches,
@@ -59,12 +54,7 @@ from hotbed.training.loop import (
 )
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run
-from hotbed.training.scorer import (
-    Collector,
-    Progressive,
-    Scorer,
-    to_predict,
-)
+from hotbed.training.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
@@ -431,12 +421,7 @@ class RecModel:
             if state is None:
                 checkpoint.save(now, self.state())
             schema = self._request_schema()
-            return export(
-                state or now,
-                path,
-                graph,
-                () if schema is None else schema.maps,
-            ).folder
+            return export(state or now, path, graph, () if schema is None else schema.maps).folder
 
     def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
@@ -554,12 +539,7 @@ class RecModel:
             given = [*given, ProgressBar()]
         return Callbacks(given)
 
-    def _begin(
-        self,
-        goal: Goal,
-        callbacks: Callbacks,
-        observer: Progressive | None,
-    ) -> Run:
+    def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
         check_single_rank("RecModel")
         schema = getattr(goal.dataset, "schema", None)

@@ -182,11 +182,7 @@ class Scorer:
         for name, _, metric in self._fed:
             if hasattr(metric, "state"):
                 metrics[name] = metric.state()
-        return {
-            "loss": self._loss,
-            "seen": self._seen,
-            "metrics": metrics or dict(self._saved),
-        }
+        return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; a metric without an entry starts anew."""
@@ -415,11 +411,7 @@ def host(value: Any) -> Any:
 
 
 def _update(
-    metric: Any,
-    arguments: Scores,
-    extras: Mapping[str, Any],
-    rows: slice,
-    num_rows: int,
+    metric: Any, arguments: Scores, extras: Mapping[str, Any], rows: slice, num_rows: int
 ) -> None:
     """Feed a metric with `rows` of its arguments."""
     parts = [_part(value, rows, num_rows) for value in arguments]

@@ -48,9 +48,7 @@ def make_batch() -> dict[str, dict[str, Tensor] | Tensor]:
 
 
 def train_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: dict[str, dict[str, Tensor] | Tensor],
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, dict[str, Tensor] | Tensor]
 ) -> Tensor:
     optimizer.zero_grad()
     rating = model(batch["words"], batch["topics"])

@@ -42,12 +42,7 @@ from hotbed.compat.mx_rec.no_effect import REASONS as REC_SDK_REASONS
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[2] / "docs/migrate"
-KINDS = {
-    "same": "same",
-    "mapped": "mapped",
-    "unused": "no effect",
-    "different": "different",
-}
+KINDS = {"same": "same", "mapped": "mapped", "unused": "no effect", "different": "different"}
 
 
 class Parameter(NamedTuple):

@@ -147,20 +147,11 @@ def learn_batches(model: nn.Module, optimizers: tuple[Any, Any]) -> list[float]:
 def own_table(name: str = "cross", **policies: Any) -> hb.Table:
     """Return the engine's table that a description stands for."""
     rule = framework.current().optimizers[0].rule
-    return hb.Table(
-        name,
-        4,
-        rule=rule,
-        init=hb.Normal(std=0.01),
-        capacity=10_000,
-        **policies,
-    )
+    return hb.Table(name, 4, rule=rule, init=hb.Normal(std=0.01), capacity=10_000, **policies)
 
 
 def plain_losses(
-    own: hb.Table,
-    batches: Iterable[tuple[Tensor, ...]],
-    out: nn.Linear | None = None,
+    own: hb.Table, batches: Iterable[tuple[Tensor, ...]], out: nn.Linear | None = None
 ) -> list[float]:
     """Return the losses of a loop of the engine's own face over the columns."""
     embedding = hb.Embedding(own)
@@ -203,8 +194,7 @@ def test_automatic_mode_has_the_bits_of_a_plain_loop(caplog: pytest.LogCaptureFi
 
 
 def test_automatic_mode_as_written_equals_the_engine(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learned: list[Any] = []
 
@@ -549,9 +539,7 @@ def refused(make: Callable[[], nn.Module], data: Any = None, **keywords: Any) ->
     model, _ = begin(make)
     with pytest.raises(ConfigError) as error:
         mx.modify_graph_and_start_emb_cache(
-            model,
-            train=dataset() if data is None else data,
-            **keywords,
+            model, train=dataset() if data is None else data, **keywords
         )
     assert framework.current().pipeline is None
     assert framework.current().traced is None

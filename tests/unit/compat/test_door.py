@@ -138,8 +138,7 @@ def _foreign(tree: ast.AST, libraries: dict[str, str]) -> Iterator[str]:
 
 
 def _of_arrays(
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-    libraries: dict[str, str],
+    function: ast.FunctionDef | ast.AsyncFunctionDef, libraries: dict[str, str]
 ) -> Iterator[str]:
     """Yield arithmetic on the arrays of a function, and loops over them."""
     arrays = set()

@@ -132,8 +132,7 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[torch.Tenso
 
 
 def test_feature_spec_mode_as_written_equals_the_engine(
-    steps: ModuleType,
-    learned: list[tuple[str, list[torch.Tensor]]],
+    steps: ModuleType, learned: list[tuple[str, list[torch.Tensor]]]
 ) -> None:
     torch.manual_seed(0)
     steps.feature_spec_mode(source(), SCHEMA, STEPS)
@@ -144,8 +143,7 @@ def test_feature_spec_mode_as_written_equals_the_engine(
 
 
 def automatic_by_the_engine(
-    train: hb.Dataset,
-    evaluation: hb.Dataset,
+    train: hb.Dataset, evaluation: hb.Dataset
 ) -> tuple[str, list[torch.Tensor]]:
     """Learn what `automatic_mode` learns, by the engine's own face."""
     table = hb.Table(

@@ -51,11 +51,7 @@ def reader(folder: Path) -> hugectr.DataReaderParams:
 
 def solver() -> hugectr.Solver:
     return hugectr.CreateSolver(
-        seed=SEED,
-        lr=LR,
-        batchsize=BATCH_SIZE,
-        batchsize_eval=BATCH_SIZE,
-        max_eval_batches=1,
+        seed=SEED, lr=LR, batchsize=BATCH_SIZE, batchsize_eval=BATCH_SIZE, max_eval_batches=1
     )
 
 
@@ -109,12 +105,7 @@ def old_json(folder: Path) -> dict[str, Any]:
         "optimizer": {
             "type": "Adam",
             "update_type": "Global",
-            "adam_hparam": {
-                "learning_rate": LR,
-                "beta1": 0.9,
-                "beta2": 0.999,
-                "epsilon": 1e-7,
-            },
+            "adam_hparam": {"learning_rate": LR, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7},
         },
         "layers": [
             {
@@ -161,11 +152,7 @@ def old_json(folder: Path) -> dict[str, Any]:
 def by_session(folder: Path) -> hugectr.Session:
     path = folder / "old.json"
     path.write_text(json.dumps(old_json(folder)))
-    old = hugectr.solver_parser_helper(
-        seed=SEED,
-        batchsize=BATCH_SIZE,
-        batchsize_eval=BATCH_SIZE,
-    )
+    old = hugectr.solver_parser_helper(seed=SEED, batchsize=BATCH_SIZE, batchsize_eval=BATCH_SIZE)
     session = hugectr.Session(old, str(path))
     session.set_learning_rate(LR)
     return session

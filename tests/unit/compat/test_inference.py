@@ -377,11 +377,7 @@ def parquet(home: Path, columns: dict[str, Any], numbers: Any, offsets: Any) -> 
         ids = [[one - offset for one in row] for row in columns[DEEP[slot]]]
         table[f"C{slot}"] = pa.array(ids, pa.list_(pa.int64()))
     pq.write_table(pa.table(table), home / "0.parquet")
-    entries = {
-        "labels": ["label"],
-        "conts": ["I0", "I1"],
-        "cats": ["C0", "C1", "C2"],
-    }
+    entries = {"labels": ["label"], "conts": ["I0", "I1"], "cats": ["C0", "C1", "C2"]}
     metadata: dict[str, Any] = {"file_stats": [{"file_name": "0.parquet", "num_rows": NUM_SAMPLES}]}
     for role, names in entries.items():
         places = [list(table).index(name) for name in names]

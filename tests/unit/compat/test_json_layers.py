@@ -34,9 +34,7 @@ NEW_DATA: dict[str, Any] = {
     "type": "Data",
     "label": {"top": ["click", "buy"], "label_dim": [1, 2]},
     "dense": {"top": "dense", "dense_dim": 0},
-    "sparse": [
-        {"top": "user", "nnz_per_slot": [2, 3], "is_fixed_length": True, "slot_num": 2},
-    ],
+    "sparse": [{"top": "user", "nnz_per_slot": [2, 3], "is_fixed_length": True, "slot_num": 2}],
 }
 OLD_EMBEDDING: dict[str, Any] = {
     "name": "sparse_embedding1",
@@ -189,12 +187,7 @@ def test_embeddings_of_both_dialects() -> None:
         (
             {
                 "type": "GRU",
-                "gru_param": {
-                    "num_output": 2,
-                    "batchsize": 3,
-                    "SeqLength": 4,
-                    "vector_size": 5,
-                },
+                "gru_param": {"num_output": 2, "batchsize": 3, "SeqLength": 4, "vector_size": 5},
             },
             {"num_output": 2, "batchsize": 3, "SeqLength": 4, "vector_size": 5},
         ),
@@ -220,11 +213,7 @@ def test_embeddings_of_both_dialects() -> None:
         ),
         (
             {"type": "BinaryCrossEntropyLoss", "regularizer": "L2", "lambda": 0.1},
-            {
-                "use_regularizer": True,
-                "regularizer_type": hugectr.Regularizer_t.L2,
-                "lambda": 0.1,
-            },
+            {"use_regularizer": True, "regularizer_type": hugectr.Regularizer_t.L2, "lambda": 0.1},
         ),
         (
             {"type": "MultiCrossEntropyLoss", "target_weight": [0.5, 1.0]},

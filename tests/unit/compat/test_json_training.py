@@ -26,17 +26,8 @@ SOLVER: dict[str, Any] = {
     "eval_interval": 100,
     "max_eval_batches": 30,
 }
-RATE: dict[str, Any] = {
-    "learning_rate": 0.01,
-    "beta1": 0.8,
-    "beta2": 0.99,
-    "epsilon": 1e-6,
-}
-ADAM: dict[str, Any] = {
-    "type": "Adam",
-    "update_type": "Global",
-    "adam_hparam": RATE,
-}
+RATE: dict[str, Any] = {"learning_rate": 0.01, "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6}
+ADAM: dict[str, Any] = {"type": "Adam", "update_type": "Global", "adam_hparam": RATE}
 
 
 def test_solver_is_that_of_the_call() -> None:
@@ -135,10 +126,7 @@ def test_missing_key_of_the_solver_is_rejected() -> None:
         (
             ADAM,
             hugectr.OptParams(
-                beta1=0.8,
-                beta2=0.99,
-                epsilon=1e-6,
-                learning_rate=hugectr.LearningRate(0.01),
+                beta1=0.8, beta2=0.99, epsilon=1e-6, learning_rate=hugectr.LearningRate(0.01)
             ),
         ),
         (
@@ -162,10 +150,7 @@ def test_missing_key_of_the_solver_is_rejected() -> None:
             ),
         ),
         (
-            {
-                "type": "Nesterov",
-                "nesterov_hparam": {"learning_rate": 1, "momentum_factor": 0.9},
-            },
+            {"type": "Nesterov", "nesterov_hparam": {"learning_rate": 1, "momentum_factor": 0.9}},
             hugectr.OptParams(
                 hugectr.Optimizer_t.Nesterov,
                 hugectr.Update_t.Local,

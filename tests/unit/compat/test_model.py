@@ -173,12 +173,7 @@ def test_fit_prints_what_hugectr_prints(capsys: Any) -> None:
     lines = re.sub(r"\[HCTR\]\[[\d:.]+\]\[INFO\]\[RK0\]\[main\]: ", "", capsys.readouterr().out)
     assert re.findall(
         r"^Iter: (\d+) Time\(5 iters\): \S+s Loss: 0\.\d+ lr:0\.05$", lines, re.M
-    ) == [
-        "5",
-        "10",
-        "15",
-        "20",
-    ]
+    ) == ["5", "10", "15", "20"]
     metrics = re.findall(r"^Evaluation, (\w+): \S+$", lines, re.M)
     assert metrics == ["AUC", "AverageLoss", "HitRate", "NDCG", "SMAPE"] * 2
     assert re.search(r"^Finish 20 iterations with batchsize: 64 in \d+\.\d\ds\.$", lines, re.M)

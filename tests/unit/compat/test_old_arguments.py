@@ -14,10 +14,7 @@ from hotbed.errors import ConfigError, DataError
 
 def test_length_of_v4_3_masks_keys_for_any_query() -> None:
     layer = hugectr.DenseLayer(
-        hugectr.Layer_t.SequenceMask,
-        ["lengths"],
-        ["mask"],
-        max_sequence_len=10,
+        hugectr.Layer_t.SequenceMask, ["lengths"], ["mask"], max_sequence_len=10
     )
     assert (layer.max_sequence_len_from, layer.max_sequence_len_to) == (1, 10)
 
@@ -60,11 +57,7 @@ def test_tensors_that_no_loss_needs_are_not_in_the_network() -> None:
     layers = [
         hugectr.DenseLayer(hugectr.Layer_t.Reshape, ["embedding"], ["score"], leading_dim=1),
         hugectr.DenseLayer(hugectr.Layer_t.InnerProduct, ["dense"], ["unused"], num_output=3),
-        hugectr.DenseLayer(
-            hugectr.Layer_t.BinaryCrossEntropyLoss,
-            ["score", "label"],
-            ["loss"],
-        ),
+        hugectr.DenseLayer(hugectr.Layer_t.BinaryCrossEntropyLoss, ["score", "label"], ["loss"]),
     ]
     graph = hugectr.Graph(hugectr.Input(1, "label", 2, "dense", [sparse]), [table], layers)
     translation = translate(graph, hugectr.CreateOptimizer())

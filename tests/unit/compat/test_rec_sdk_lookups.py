@@ -130,9 +130,7 @@ def by_formula(name: str, keywords: dict[str, float], row: np.ndarray, grads: An
     ],
 )
 def test_optimizers_follow_their_formulas(
-    module: str,
-    factory: str,
-    keywords: dict[str, float],
+    module: str, factory: str, keywords: dict[str, float]
 ) -> None:
     keywords = {"learning_rate": 0.25, **keywords}
     create = getattr(getattr(mx.optimizers, module), f"create_hash_optimizer{factory}")
@@ -359,9 +357,7 @@ def test_off_thresholds_are_the_same_however_they_are_written() -> None:
     ids=str,
 )
 def test_seconds_of_a_batch_are_the_times_of_its_rows(
-    first: Any,
-    second: Any,
-    kept: list[int],
+    first: Any, second: Any, kept: list[int]
 ) -> None:
     program = Program({"access_threshold": 0, "eviction_threshold": 60})
     hook = mx.EvictHook(True, evict_time_interval=None, evict_step_interval=2)
@@ -423,9 +419,7 @@ def test_mapping_ahead_has_the_bits_of_one_batch_at_a_time() -> None:
 
 @pytest.mark.parametrize(("train_steps", "warnings"), [(-1, 1), (1, 0)])
 def test_an_evaluation_past_which_ids_are_mapped_is_logged_once(
-    train_steps: int,
-    warnings: int,
-    caplog: pytest.LogCaptureFixture,
+    train_steps: int, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = Program({"access_threshold": 2}, train_steps=train_steps)
     for batch in program.insert.over([{USER: torch.tensor([1, 2]), "time": 0}] * 40):

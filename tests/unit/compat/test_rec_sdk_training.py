@@ -129,13 +129,7 @@ LEARNED = [[1.0], [0.0], [-1.0]]
 
 @pytest.mark.parametrize(
     ("threshold", "read"),
-    [
-        (None, LEARNED),
-        (-1, LEARNED),
-        (0, LEARNED),
-        (1, LEARNED),
-        (2, [[0.0], [1.0], [0.0]]),
-    ],
+    [(None, LEARNED), (-1, LEARNED), (0, LEARNED), (1, LEARNED), (2, [[0.0], [1.0], [0.0]])],
 )
 def test_thresholds(threshold: int | None, read: list[list[float]]) -> None:
     program = Program(spec={"access_threshold": threshold})

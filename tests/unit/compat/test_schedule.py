@@ -14,13 +14,7 @@ from hotbed.errors import ConfigError
 
 
 def rate_by_hand(
-    step: int,
-    base: float,
-    warmup: int,
-    start: int,
-    steps: int,
-    power: float,
-    end: float,
+    step: int, base: float, warmup: int, start: int, steps: int, power: float, end: float
 ) -> float:
     """The four cases of HugeCTR's documentation, for step 1, 2, …"""
     if step <= warmup:

@@ -41,11 +41,7 @@ ADAM = OptParams()
 def embedding(name: str, bottom: str, dim: int, **arguments: Any) -> SparseEmbedding:
     values = {"combiner": "sum", **arguments}
     return SparseEmbedding(
-        TYPE,
-        embedding_vec_size=dim,
-        sparse_embedding_name=name,
-        bottom_name=bottom,
-        **values,
+        TYPE, embedding_vec_size=dim, sparse_embedding_name=name, bottom_name=bottom, **values
     )
 
 
@@ -257,10 +253,7 @@ def test_cross_entropy_of_two_logits(dim: int, name: str) -> None:
 
 def test_multi_cross_entropy_leaves_out_missing_labels() -> None:
     end = layer(
-        Layer_t.MultiCrossEntropyLoss,
-        ["logit", "label"],
-        "loss",
-        target_weight_vec=[0.5, 2.0],
+        Layer_t.MultiCrossEntropyLoss, ["logit", "label"], "loss", target_weight_vec=[0.5, 2.0]
     )
     translation = losses([*one_fc("dense", 2), end], [2], ["label"])
     labels = {"label_0": [1.0, -1.0], "label_1": [0.0, 1.0]}
@@ -367,10 +360,7 @@ MISTAKES = {
         [*one_fc("dense"), layer(Layer_t.BinaryCrossEntropyLoss, ["logit", "lable"], "loss")],
         "loss.bottom_names: the second is not a label, got 'lable'. Did you mean 'label'?",
     ),
-    "two losses of one label": (
-        [*one_fc("dense"), BCE, BCE],
-        "label 'label': two losses take it",
-    ),
+    "two losses of one label": ([*one_fc("dense"), BCE, BCE], "label 'label': two losses take it"),
     "shapes that do not fit": (
         [layer(Layer_t.Reshape, "dense", "rows", leading_dim=2), *one_fc("rows"), BCE],
         "rows.inputs: reshape does not take these shapes, got dense [n, 3].",
@@ -383,10 +373,7 @@ MISTAKES = {
         [
             *one_fc("dense"),
             layer(
-                Layer_t.MultiCrossEntropyLoss,
-                ["logit", "label"],
-                "loss",
-                target_weight_vec=[1, 1],
+                Layer_t.MultiCrossEntropyLoss, ["logit", "label"], "loss", target_weight_vec=[1, 1]
             ),
         ],
         "loss.target_weight_vec: expected one for each of 1 labels",

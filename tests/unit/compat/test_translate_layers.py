@@ -157,16 +157,10 @@ CASES = {
         (5,),
     ),
     "WeightMultiply": Case(
-        {"weight_dims": [5, 3]},
-        [(5,)],
-        lambda w, x: (x[:, :, None] * w[0]).flatten(1),
-        (15,),
+        {"weight_dims": [5, 3]}, [(5,)], lambda w, x: (x[:, :, None] * w[0]).flatten(1), (15,)
     ),
     "Multiply": Case(
-        {"weight_dims": [5, 3]},
-        [(5,)],
-        lambda w, x: (x[:, :, None] * w[0]).flatten(1),
-        (15,),
+        {"weight_dims": [5, 3]}, [(5,)], lambda w, x: (x[:, :, None] * w[0]).flatten(1), (15,)
     ),
     "BatchNorm": Case(
         {"factor": 0.9, "eps": 1e-3},
@@ -187,12 +181,7 @@ CASES = {
         (10,),
     ),
     "Interaction": Case({}, [(4,), (3, 4)], interaction, (11,)),
-    "FmOrder2": Case(
-        {"out_dim": 3},
-        [(6,)],
-        lambda w, x: x[:, :3] * x[:, 3:],
-        (3,),
-    ),
+    "FmOrder2": Case({"out_dim": 3}, [(6,)], lambda w, x: x[:, :3] * x[:, 3:], (3,)),
     "Dropout": Case({"dropout_rate": 0.5}, [(5,)], lambda w, x: x, (5,)),
     "ELU": Case(
         {"elu_alpha": 0.5}, [(5,)], lambda w, x: torch.where(x > 0, x, 0.5 * x.expm1()), (5,)
@@ -216,10 +205,7 @@ CASES = {
     ),
     "Reshape": Case({"leading_dim": 6}, [(3, 2)], lambda w, x: x.reshape(-1, 6), (6,)),
     "Reshape of all": Case(
-        {"layer_type": Layer_t.Reshape},
-        [(3, 2)],
-        lambda w, x: x.reshape(-1, 6),
-        (6,),
+        {"layer_type": Layer_t.Reshape}, [(3, 2)], lambda w, x: x.reshape(-1, 6), (6,)
     ),
     "Reshape with steps": Case(
         {"layer_type": Layer_t.Reshape, "leading_dim": 2, "time_step": 3},
@@ -239,35 +225,21 @@ CASES = {
         lambda w, x: torch.cat([x[:, 2], x[:, 0]], 1),
         (4,),
     ),
-    "Slice": Case(
-        {"ranges": [(0, 3), (2, 5)]},
-        [(5,)],
-        lambda w, x: (x[:, :3], x[:, 2:]),
-        (3, 3),
-    ),
+    "Slice": Case({"ranges": [(0, 3), (2, 5)]}, [(5,)], lambda w, x: (x[:, :3], x[:, 2:]), (3, 3)),
     "Select": Case({"dim": 1, "index": [2, 0]}, [(3, 2)], lambda w, x: x[:, [2, 0]], (4,)),
     "Gather": Case({"indices": [4, 1]}, [(5,)], lambda w, x: x[:, [4, 1]], (2,)),
     "FusedReshapeConcat": Case(
         {},
         [(3, 2), (3, 4)],
-        lambda w, *x: (
-            side_by_side(*x)[:, :2].reshape(-1, 6),
-            side_by_side(*x)[:, 2],
-        ),
+        lambda w, *x: (side_by_side(*x)[:, :2].reshape(-1, 6), side_by_side(*x)[:, 2]),
         (12, 6),
     ),
     "FusedReshapeConcatGeneral": Case(
-        {},
-        [(3, 2), (3, 4)],
-        lambda w, *x: side_by_side(*x).reshape(-1, 6),
-        (18,),
+        {}, [(3, 2), (3, 4)], lambda w, *x: side_by_side(*x).reshape(-1, 6), (18,)
     ),
     "PReLU_Dice": Case({"elu_alpha": 0.2, "eps": 1e-5}, [(5,)], dice, (5,), training=True),
     "Scale": Case(
-        {"axis": 0, "factor": 2},
-        [(3,)],
-        lambda w, x: torch.stack([x, x], 2).flatten(1),
-        (6,),
+        {"axis": 0, "factor": 2}, [(3,)], lambda w, x: torch.stack([x, x], 2).flatten(1), (6,)
     ),
     "Scale of rows": Case(
         {"layer_type": Layer_t.Scale, "axis": 1, "factor": 2},
@@ -289,11 +261,7 @@ CASES = {
         (12,),
     ),
     "scores of MultiHeadAttention": Case(
-        {
-            "layer_type": Layer_t.MultiHeadAttention,
-            "num_attention_heads": 2,
-            "transpose_b": True,
-        },
+        {"layer_type": Layer_t.MultiHeadAttention, "num_attention_heads": 2, "transpose_b": True},
         [(3, 4)] * 2,
         lambda w, q, k: scores(2, q, k),
         (18,),

@@ -184,8 +184,7 @@ def test_an_empty_table_is_written_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "num_states"),
-    [(hb.Sgd(), 0), (hb.Adagrad(), 1), (hb.Adam(), 2), (hb.Ftrl(), 2)],
+    ("rule", "num_states"), [(hb.Sgd(), 0), (hb.Adagrad(), 1), (hb.Adam(), 2), (hb.Ftrl(), 2)]
 )
 def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
     rule: Any, num_states: int, tmp_path: Path

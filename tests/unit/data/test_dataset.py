@@ -344,8 +344,7 @@ def test_a_file_with_another_delimiter_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("click;user;price\n1;2;3,5\n0;3;4,5\n")
     schema = Schema([Label("click"), Id("user")])
     with pytest.raises(
-        SchemaError,
-        match=r"got one column, 'click;user;price'\. Read the file with delimiter=';'",
+        SchemaError, match=r"got one column, 'click;user;price'\. Read the file with delimiter=';'"
     ):
         list(Dataset(Csv(tmp_path / "a.csv"), schema))
 

@@ -99,9 +99,7 @@ def trained(module: hb.EmbeddingCollection, per_step: int = 1, *, by_backward: b
     ids=str,
 )
 def test_updates_by_targets_equal_those_of_the_optimizer(
-    rule: hb.Rule,
-    by_backward: bool,
-    per_step: int,
+    rule: hb.Rule, by_backward: bool, per_step: int
 ) -> None:
     module = collection(rule)
     trained(module, per_step, by_backward=by_backward)

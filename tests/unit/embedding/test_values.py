@@ -58,10 +58,7 @@ def test_a_sketch_takes_the_largest_power_of_two_that_fits() -> None:
     assert [
         hb.MinCount(3, sketch_bytes=n).sketch_width
         for n in (MIN_SKETCH_BYTES, 2 * MIN_SKETCH_BYTES - 1)
-    ] == [
-        16,
-        16,
-    ]
+    ] == [16, 16]
     assert hb.Probability(0.5, sketch_bytes=1 << 20).sketch_width == 256
     assert hb.MinCount(3).sketch_width == 0
 

@@ -110,9 +110,7 @@ def losses(of: hb.RecModel) -> list[float]:
     return [point.loss for point in history.points]
 
 
-def test_a_network_gives_back_its_description_and_that_learns_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_a_network_gives_back_its_description_and_that_learns_the_same_bits(tmp_path: Path) -> None:
     first = model(DCN)
     plain = first.network.to_json()
     assert json.dumps(plain) == json.dumps(DCN)
@@ -215,11 +213,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
     (("layers", 2, "weight_init"), "zeros", "layers[2].weight_init: add has no weights"),
     (("layers", 0, "inputs"), [], "layers[0].inputs: not a list of names, got []"),
     (("layers", 0, "inputs"), ["x", "numbers"], 'layers[0].inputs: mlp takes x, got ["x", "numb'),
-    (
-        ("layers", 2, "inputs"),
-        ["a", "c"],
-        'layers[2].inputs[1]: unknown tensor, got "c"',
-    ),
+    (("layers", 2, "inputs"), ["a", "c"], 'layers[2].inputs[1]: unknown tensor, got "c"'),
     (
         ("layers", 2, "inputs"),
         ["a", "x"],
@@ -236,11 +230,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
         ["sum"],
         "layers[0]: the layer needs its own output, got deep -> cut -> sum -> deep",
     ),
-    (
-        ("layers", 1, "outputs"),
-        ["a"],
-        'layers[2].inputs[1]: unknown tensor, got "b"',
-    ),
+    (("layers", 1, "outputs"), ["a"], 'layers[2].inputs[1]: unknown tensor, got "b"'),
     (
         ("layers", 1, "ranges"),
         [[0, 3]],
@@ -407,10 +397,7 @@ def test_initializers_set_weights_and_biases() -> None:
     ],
 )
 def test_initializers_follow_inputs_or_outputs_of_the_weight(
-    name: str,
-    weight_spread: float,
-    bias_spread: float,
-    bias_bound: float,
+    name: str, weight_spread: float, bias_spread: float, bias_bound: float
 ) -> None:
     torch.manual_seed(0)
     keys = {"hidden": [400, 4], "weight_init": name, "bias_init": name}

@@ -219,9 +219,7 @@ def test_a_table_does_not_resume_by_another_clock(tmp_path: Path) -> None:
     assert len(same) == 20
 
 
-def test_rows_without_ages_count_as_seen_when_a_table_begins_to_count_steps(
-    tmp_path: Path,
-) -> None:
+def test_rows_without_ages_count_as_seen_when_a_table_begins_to_count_steps(tmp_path: Path) -> None:
     table = tracked()
     for _ in range(7):
         learn(table, range(20))
@@ -308,11 +306,7 @@ def test_compaction_gives_one_full_of_the_same_content_and_the_run_goes_on(tmp_p
     made = compact(tmp_path)
     assert made is not None
     reader = open_checkpoint(tmp_path)
-    assert (reader.manifest.kind, len(reader.links), content_digest(reader)) == (
-        "full",
-        1,
-        digest,
-    )
+    assert (reader.manifest.kind, len(reader.links), content_digest(reader)) == ("full", 1, digest)
     assert compact(tmp_path) is None
     follower = Replica()
     follower.apply(reader)

@@ -37,13 +37,7 @@ class Graph(nn.Module):
 
 def stage(function, num_outputs, dtypes=("int64", "int64")):
     tensors = [
-        TensorSpec(
-            name,
-            dtype,
-            (),
-            "samples",
-            len(EDGES),
-        )
+        TensorSpec(name, dtype, (), "samples", len(EDGES))
         for name, dtype in zip("xy", dtypes, strict=False)
     ]
     lookups = [
@@ -62,16 +56,7 @@ def stage(function, num_outputs, dtypes=("int64", "int64")):
         )
         for number in range(num_outputs)
     ]
-    return IdStage(
-        PlainModel(
-            nn.Identity(),
-            tensors,
-            None,
-            Graph(function),
-            lookups,
-            None,
-        )
-    )
+    return IdStage(PlainModel(nn.Identity(), tensors, None, Graph(function), lookups, None))
 
 
 def export(own):

@@ -109,11 +109,7 @@ def by_hand(chunks_of_rows: list[list[Row]], gap: float, length: int) -> list[di
     st.sampled_from([pa.int64(), pa.string()]),
 )
 def test_derived_columns_equal_those_of_a_dict(
-    chunks_of_rows: list[list[Row]],
-    num_buckets: int,
-    gap: int,
-    length: int,
-    user_type: pa.DataType,
+    chunks_of_rows: list[list[Row]], num_buckets: int, gap: int, length: int, user_type: pa.DataType
 ) -> None:
     keys: dict[str, Any] = {"by": "user", "time": "time"}
     derivations = [

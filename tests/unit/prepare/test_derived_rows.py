@@ -40,10 +40,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hb.sources.Csv:
 
 
 def prepared(
-    source: hb.sources.Csv,
-    folder: Path,
-    columns: list[Any],
-    derivations: list[Any],
+    source: hb.sources.Csv, folder: Path, columns: list[Any], derivations: list[Any]
 ) -> pl.DataFrame:
     schema = hb.Schema([hb.Dense("number"), hb.Time("at"), hb.Id("user"), *columns])
     job = Preparation(source, schema, derivations, output=str(folder / "prepared"))

@@ -48,9 +48,7 @@ def plays(path: Path, num_rows: int = 600, seed: int = 0) -> Path:
     return path
 
 
-def test_events_without_a_label_get_negatives_whose_columns_follow_the_item(
-    tmp_path: Path,
-) -> None:
+def test_events_without_a_label_get_negatives_whose_columns_follow_the_item(tmp_path: Path) -> None:
     job, text = preparation_of(plays(tmp_path / "plays.csv"))
     assert job.negatives == hb.prepare.Negatives(
         "userId", "film", per_positive=4, item_columns=["studio", "minutes"]
@@ -135,11 +133,7 @@ def test_init_writes_a_preparation_and_a_job_that_run(
     ],
 )
 def test_drafts_of_real_files_prepare_rows_that_train(
-    shared_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    file: str,
-    num_rows: int,
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, num_rows: int
 ) -> None:
     head = tmp_path / Path(file).name
     with (shared_data / file).open() as lines:

@@ -61,10 +61,7 @@ def num_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def prepared(
-    source: hb.sources.Source,
-    folder: Path,
-    columns: list[Any],
-    workers: int = 2,
+    source: hb.sources.Source, folder: Path, columns: list[Any], workers: int = 2
 ) -> tuple[hb.Schema, pl.DataFrame]:
     """Return the fitted schema over raw rows, and all rows with raw and prepared columns."""
     schema = hb.Schema([hb.Label("clicked"), hb.Dense("number"), *columns])
@@ -277,9 +274,7 @@ def test_row_without_the_label_of_an_encoding_is_named(tmp_path: Path) -> None:
     encode = hb.Dense("city", [hb.transforms.TargetEncode("clicked")])
     source = hb.sources.Parquet(str(tmp_path / "raw.parquet"))
     job = Preparation(
-        source,
-        hb.Schema([hb.Label("clicked"), encode]),
-        output=str(tmp_path / "prepared"),
+        source, hb.Schema([hb.Label("clicked"), encode]), output=str(tmp_path / "prepared")
     )
     with pytest.raises(DecodeError, match=r"raw\.parquet.*label 'clicked': expected a value") as at:
         prepare(job)

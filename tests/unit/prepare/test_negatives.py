@@ -211,9 +211,7 @@ def test_the_raw_label_of_a_negative_is_encoded_as_zero(
 ) -> None:
     chunk = pa.record_batch({"user": [1], "item": ["a"], "label": values})
     Catalogue.write(
-        tmp_path,
-        [pa.table({"key": [5], "train": [1], "valid": [0], "value item": ["b"]})],
-        0,
+        tmp_path, [pa.table({"key": [5], "train": [1], "valid": [0], "value item": ["b"]})], 0
     )
     items = pa.FixedSizeListArray.from_arrays(pa.array([0, 0]), 2)
     expanded = expand(Negatives("user", "item", 2), chunk, label, Catalogue.open(tmp_path), items)

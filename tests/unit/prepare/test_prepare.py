@@ -96,12 +96,7 @@ def source(tmp_path: Path) -> hb.sources.Parquet:
 
 @pytest.fixture
 def job(source: hb.sources.Source, tmp_path: Path) -> Preparation:
-    return Preparation(
-        source,
-        SCHEMA,
-        derive=[HISTORY],
-        output=str(tmp_path / "prepared"),
-    )
+    return Preparation(source, SCHEMA, derive=[HISTORY], output=str(tmp_path / "prepared"))
 
 
 def batches(source: hb.sources.Source, schema: Schema) -> Iterator[hb.Batch]:

@@ -164,11 +164,7 @@ def test_page_shows_parts_columns_and_labels_and_fetches_nothing(tmp_path: Path)
     assert not re.findall(r"(?:src|href)=|https?://|@import|url\(", page)
     assert "a &lt;file&gt;" in page
     charts = charts_of(page)
-    assert list(charts) == [
-        "Rows per hour",
-        "Share of positives, clicked",
-        "price",
-    ]
+    assert list(charts) == ["Rows per hour", "Share of positives, clicked", "price"]
     rows = {line["name"]: line for line in charts["Rows per hour"]["series"]}
     assert sum(rows["training"]["y"]) == 3000
     assert sum(rows["validation"]["y"]) == 1000

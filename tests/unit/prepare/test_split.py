@@ -32,12 +32,7 @@ def chunk(
 ) -> Chunk:
     rows = len(users or times or [])
     batch = pa.record_batch({"user": users or [0] * rows, "time": times or [0] * rows})
-    return Chunk.of(
-        Partition(0, Memory({"user": [0]}), file),
-        0,
-        first_row,
-        batch,
-    )
+    return Chunk.of(Partition(0, Memory({"user": [0]}), file), 0, first_row, batch)
 
 
 def by_time(valid: float, chunks: list[Chunk]) -> Holdout:

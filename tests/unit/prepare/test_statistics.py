@@ -33,10 +33,7 @@ chunks = st.lists(st.lists(row, max_size=12), max_size=4)
 Row = tuple[int, float, int, int | None]
 
 
-def in_buckets(
-    parts: list[pa.RecordBatch],
-    num_buckets: int,
-) -> list[pa.Table]:
+def in_buckets(parts: list[pa.RecordBatch], num_buckets: int) -> list[pa.Table]:
     """Return the tables of all buckets with rows, through files."""
     with tempfile.TemporaryDirectory() as folder:
         shuffle = Shuffle(Path(folder), num_buckets)

@@ -23,10 +23,7 @@ numbers = st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
 
 
 def learned(
-    chunks: list[pa.Array],
-    num_buckets: int,
-    min_count: int = 1,
-    max_size: int | None = None,
+    chunks: list[pa.Array], num_buckets: int, min_count: int = 1, max_size: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the vocabulary of all chunks, through files."""
     with tempfile.TemporaryDirectory() as folder:

@@ -280,10 +280,7 @@ def test_inspect_describes_the_id_graph(exported: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("brings_graph", [True, False])
 def test_published_versions_are_served_with_the_id_graph(
-    bags: hb.RecModel,
-    exported: Path,
-    tmp_path: Path,
-    brings_graph: bool,
+    bags: hb.RecModel, exported: Path, tmp_path: Path, brings_graph: bool
 ) -> None:
     publisher = PublishDirectory(tmp_path / "published")
     saver = Saver(tmp_path / "run")
@@ -322,10 +319,7 @@ def test_unbounded_ids_are_served_whole(tmp_path: Path) -> None:
     model = Binned()
     ids = torch.tensor([5, 15, 25, 2**60])
     model, optimizer, _ = hb.auto(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        unbounded=["item"],
-        batch=(ids,),
+        model, torch.optim.SGD(model.parameters(), lr=0.1), unbounded=["item"], batch=(ids,)
     )
     for _ in range(3):
         optimizer.zero_grad()

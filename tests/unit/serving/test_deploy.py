@@ -70,7 +70,7 @@ KNOWN: dict[str, dict[str, Any]] = {
                 "protocolVersion": str,
                 "storageUri": str,
             },
-        },
+        }
     },
 }
 
@@ -125,10 +125,7 @@ def test_every_field_is_one_that_kserve_has(kserve: Mapping[str, Any]) -> None:
         {"model": {"storageURI": "x", "runtime": 1}},
         KNOWN["serving.kserve.io/v1beta1 InferenceService"]["predictor"],
         "",
-    ) == [
-        ".model.storageURI",
-        ".model.runtime",
-    ]
+    ) == [".model.storageURI", ".model.runtime"]
 
 
 def test_the_service_and_its_runtime_fit_together(kserve: Mapping[str, Any]) -> None:

@@ -64,11 +64,7 @@ def test_encoded_values_score_as_the_columns_they_come_from(
     ],
 )
 def test_values_that_do_not_fit_are_rejected_by_name(
-    session: hb.InferenceSession,
-    batch: hb.Batch,
-    dense: Any,
-    changed: dict[str, Any],
-    message: str,
+    session: hb.InferenceSession, batch: hb.Batch, dense: Any, changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         session.ask_encoded(dense, {**batch.ids, **changed})

@@ -57,13 +57,7 @@ def test_the_messages_are_those_of_the_stock_client() -> None:
         **model_config_pb2.DESCRIPTOR.message_types_by_name,
         **service_pb2.DESCRIPTOR.message_types_by_name,
     }
-    partly = {
-        "ModelInput",
-        "ModelOutput",
-        "ModelDynamicBatching",
-        "ModelConfig",
-        "ModelStatistics",
-    }
+    partly = {"ModelInput", "ModelOutput", "ModelDynamicBatching", "ModelConfig", "ModelStatistics"}
     nested = {
         "TensorMetadata": "ModelMetadataResponse",
         "InferInputTensor": "ModelInferRequest",

@@ -262,10 +262,7 @@ def test_scoring_before_learning_sees_tables_as_they_were(
         watch = Declared()
         windows = Windows(seconds=64 * 7)
         history = model.online_train(
-            Ahead(many(), depth=depth),
-            [windows, watch],
-            progressive=progressive,
-            progress=False,
+            Ahead(many(), depth=depth), [windows, watch], progressive=progressive, progress=False
         )
         tables = [list(map(counts, window.tables.values())) for window in windows.points]
         results.append((everything(model), dict(history.metrics), tables))
@@ -470,11 +467,7 @@ def test_evictions_by_the_clock_are_repeated_from_the_journal(
     def run(depth: int, clock: Any) -> tuple[Any, Declared]:
         watch = Declared()
         model = hb.RecModel(network(evict=hb.Ttl(seconds=64 * 4)), "bce", "adam")
-        callbacks = [
-            UsesClock(clock, journal),
-            Evict(seconds_interval=4, clock="wall"),
-            watch,
-        ]
+        callbacks = [UsesClock(clock, journal), Evict(seconds_interval=4, clock="wall"), watch]
         data = Ahead(many(), depth=depth)
         model.online_train(data, callbacks, progressive=False, progress=False)
         return everything(model), watch

@@ -247,9 +247,7 @@ def test_a_second_pass_over_a_batch_is_an_error(converted_model: Any) -> None:
         loop(model, optimizer, change)
 
 
-def test_an_evaluation_between_two_steps_leaves_the_plans_to_the_step(
-    converted_model: Any,
-) -> None:
+def test_an_evaluation_between_two_steps_leaves_the_plans_to_the_step(converted_model: Any) -> None:
     results = []
     for depth in (0, 2):
         model, optimizer = converted_model(tables={"user": {}, "item": {}, "bag": {}})

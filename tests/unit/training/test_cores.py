@@ -72,12 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def drive(
-    chosen: Cores,
-    machine: Machine,
-    steps: range,
-    journal: Journal | None = None,
-) -> None:
+def drive(chosen: Cores, machine: Machine, steps: range, journal: Journal | None = None) -> None:
     chosen.begin(steps.start, journal)
     for step in steps:
         machine.step()

@@ -131,14 +131,7 @@ def test_fit_left_at_any_step_resumes_to_the_bits_of_one_that_was_not(
     for stop in stops:
         broken = model()
         torch.manual_seed(1)
-        fit(
-            broken,
-            shuffled(),
-            dataset(256, 7),
-            4,
-            callbacks(tmp_path / "parts"),
-            max_steps=stop,
-        )
+        fit(broken, shuffled(), dataset(256, 7), 4, callbacks(tmp_path / "parts"), max_steps=stop)
     torch.manual_seed(2)
     history = fit(parts, shuffled(), dataset(256, 7), 4, callbacks(tmp_path / "parts"))
     assert digest(tmp_path / "parts") == digest(tmp_path / "whole")

@@ -302,11 +302,7 @@ def test_several_labels_have_losses_and_metrics_each() -> None:
     )
     assert set(
         both.evaluate([hb.Batch({}, {"x": x}, {"click": y, "spend": y}) for x, y in pairs()])
-    ) == {
-        "loss",
-        "click.auc",
-        "spend.auc",
-    }
+    ) == {"loss", "click.auc", "spend.auc"}
     with pytest.raises(ConfigError, match="has no label or no loss"):
         quiet(hb.RecModel(Two(), {"click": "bce"}, "adam"), data)
 

@@ -217,8 +217,7 @@ def test_a_stream_is_not_resumed_with_another_rule_unless_it_is_allowed(tmp_path
     stream(tmp_path, 10, build(rule=hb.Adagrad()), max_steps=2)
     newest = open_checkpoint(tmp_path).folder
     with pytest.raises(
-        PersistError,
-        match=r"tables.user.rule is 'adagrad' in the checkpoint, got 'momentum'",
+        PersistError, match=r"tables.user.rule is 'adagrad' in the checkpoint, got 'momentum'"
     ):
         stream(tmp_path, 10, build(rule=hb.Momentum()))
     assert open_checkpoint(tmp_path).folder == newest

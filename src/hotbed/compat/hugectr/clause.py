@@ -80,10 +80,7 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
 
 
 def by_order(
-    name: str,
-    order: list[str],
-    args: tuple[Any, ...],
-    keywords: Mapping[str, Any],
+    name: str, order: list[str], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return named arguments for positional and named ones.
 

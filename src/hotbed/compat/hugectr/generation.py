@@ -109,11 +109,7 @@ class SampleFiles:
             return path
         path = str(folder / f"gen_{number}.data")
         norm = Norm(
-            path,
-            self._labels,
-            list(self._slots),
-            key_bits=self.key_bits,
-            checksum=self.checksum,
+            path, self._labels, list(self._slots), key_bits=self.key_bits, checksum=self.checksum
         )
         norm.write(rows)
         return path
@@ -122,14 +118,7 @@ class SampleFiles:
         dense = {name: 1 for name in self._dense}
         if self.kind is DataReaderType_t.Norm and self.dense_dim:
             dense = {"dense": self.dense_dim}
-        return Generated(
-            count,
-            self._labels,
-            dense,
-            self._slots,
-            self.distribution,
-            seed=seed,
-        )
+        return Generated(count, self._labels, dense, self._slots, self.distribution, seed=seed)
 
     def _raw_rows(self, raw: Raw, count: int, seed: int) -> Generated:
         dense = {raw.dense: raw.num_dense} if raw.num_dense else {}
@@ -213,10 +202,7 @@ def generate_missing(
 
 
 def _layout_of(
-    reader: DataReaderParams,
-    input: Input,
-    solver: Solver,
-    sizes: Sequence[int],
+    reader: DataReaderParams, input: Input, solver: Solver, sizes: Sequence[int]
 ) -> SampleFiles:
     """Return the samples that a reader expects."""
     hotness: list[int] = []

@@ -46,11 +46,7 @@ def read_training(spec: Mapping[str, Any]) -> TrainingFile:
     values = read_clause(spec, "config", [*CLAUSES, "inference", "model_name"])
     needed(values, "config", CLAUSES)
     optimizer = read_optimizer(values["optimizer"])
-    return TrainingFile(
-        read_solver(values["solver"], optimizer),
-        optimizer,
-        read_graph(values),
-    )
+    return TrainingFile(read_solver(values["solver"], optimizer), optimizer, read_graph(values))
 
 
 def recognises(spec: Mapping[str, Any]) -> bool:
@@ -180,8 +176,7 @@ class _Loop:
                 break
             if prefix:
                 model.export_predictions(
-                    f"{prefix}_prediction_{iteration}",
-                    f"{prefix}_label_{iteration}",
+                    f"{prefix}_prediction_{iteration}", f"{prefix}_label_{iteration}"
                 )
 
     def _print_success(self, threshold: float, where: str, iteration: int) -> None:

@@ -91,11 +91,7 @@ NO_EFFECT: Mapping[str, Knob] = {
         _CUDA,
     ),
     **_inference(
-        {
-            "device_id": "v3.1",
-            "use_gpu_embedding_cache": "v3.1",
-            "deployed_devices": "v3.2",
-        },
+        {"device_id": "v3.1", "use_gpu_embedding_cache": "v3.1", "deployed_devices": "v3.2"},
         "requests are scored on the CPU",
     ),
     **_inference(
@@ -120,10 +116,7 @@ NO_EFFECT: Mapping[str, Knob] = {
         {"volatile_db": "v3.2", "persistent_db": "v3.2"},
         "rows lie in files that processes map and share",
     ),
-    **_inference(
-        {"update_source": "v3.3"},
-        "models follow a trainer by its published versions",
-    ),
+    **_inference({"update_source": "v3.3"}, "models follow a trainer by its published versions"),
 }
 
 KNOBS = NoEffect("hugectr", {name: knob.reason for name, knob in NO_EFFECT.items()})

@@ -92,10 +92,7 @@ def named_columns(input: Input) -> Columns:
 
 
 def training_data(
-    reader: DataReaderParams,
-    input: Input,
-    solver: Solver,
-    schema: Schema,
+    reader: DataReaderParams, input: Input, solver: Solver, schema: Schema
 ) -> Dataset:
     """Return the training data of a reader; each epoch reads all of its sources in turn.
 
@@ -110,20 +107,12 @@ def training_data(
         shuffles = reader.async_param.shuffle
     source = _source(reader, input, solver, reader.source, reader.num_samples)
     return _dataset(
-        source,
-        reader,
-        schema,
-        solver.batchsize,
-        solver,
-        shuffle=SHUFFLE_ROWS * shuffles,
+        source, reader, schema, solver.batchsize, solver, shuffle=SHUFFLE_ROWS * shuffles
     )
 
 
 def evaluation_data(
-    reader: DataReaderParams,
-    input: Input,
-    solver: Solver,
-    schema: Schema,
+    reader: DataReaderParams, input: Input, solver: Solver, schema: Schema
 ) -> Dataset:
     """Return the evaluation data of a reader, in the order of its file.
 
@@ -137,12 +126,7 @@ def evaluation_data(
     if reader.cache_eval_data:
         source = source.slice(0, reader.cache_eval_data * solver.batchsize_eval)
     return _dataset(
-        source,
-        reader,
-        schema,
-        solver.batchsize_eval,
-        solver,
-        cache=bool(reader.cache_eval_data),
+        source, reader, schema, solver.batchsize_eval, solver, cache=bool(reader.cache_eval_data)
     )
 
 
@@ -253,12 +237,7 @@ def _source(
     return Concat(files)
 
 
-def _norm(
-    reader: DataReaderParams,
-    input: Input,
-    solver: Solver,
-    path: str,
-) -> Norm:
+def _norm(reader: DataReaderParams, input: Input, solver: Solver, path: str) -> Norm:
     named = named_columns(input)
     norm = Norm(
         path,
@@ -280,12 +259,7 @@ def _norm(
     return norm
 
 
-def raw_source(
-    reader: DataReaderParams,
-    input: Input,
-    solver: Solver,
-    path: str,
-) -> Raw:
+def raw_source(reader: DataReaderParams, input: Input, solver: Solver, path: str) -> Raw:
     """Return a file of a Raw or RawAsync reader."""
     named = named_columns(input)
     hotness = [1] * len(named.slots)

@@ -175,11 +175,7 @@ class Reading:
             return []
         num_samples, num_evaluated = self.counts
         description = json.dumps(
-            {
-                "samples": self.counts,
-                "slots": self.reader.slot_size_array,
-                "input": repr(inputs),
-            }
+            {"samples": self.counts, "slots": self.reader.slot_size_array, "input": repr(inputs)}
         )
         paths = [path for path in (*_listed(self.reader.source), self.reader.eval_source) if path]
         for path in paths:
@@ -189,12 +185,7 @@ class Reading:
                     f"{path}: was generated with other sizes, got {mark} of an earlier run. "
                     "Remove its folder, or run with the same --max-iter and --data-scale."
                 )
-        written = generate_missing(
-            self.reader,
-            inputs,
-            solver,
-            (num_samples, num_evaluated),
-        )
+        written = generate_missing(self.reader, inputs, solver, (num_samples, num_evaluated))
         for path in written:
             _mark(Path(path)).write_text(description)
         return written

@@ -48,8 +48,7 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
             params = self.solver.fit
             if params is None or arguments or keywords:
                 params = rehearsal.fit(
-                    FitParams(*arguments, **keywords),
-                    repeats=self.solver.repeat_dataset,
+                    FitParams(*arguments, **keywords), repeats=self.solver.repeat_dataset
                 )
             before = self.get_learning_rate_scheduler().get_step()
             history = super().fit(**vars(params))

@@ -75,9 +75,7 @@ class Session:
         return self.model.get_eval_metrics()
 
     def evaluation(
-        self,
-        export_predictions_out_file: str = "",
-        export_labels_out_file: str = "",
+        self, export_predictions_out_file: str = "", export_labels_out_file: str = ""
     ) -> list[tuple[str, float]]:
         """Return the metrics of a whole evaluation.
 

@@ -11,12 +11,7 @@ from pathlib import Path
 
 from hotbed.compat.hugectr.clause import clause, required
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
-from hotbed.compat.hugectr.generation import (
-    EVALUATION_SEED,
-    FileCounts,
-    SampleFiles,
-    filled_sizes,
-)
+from hotbed.compat.hugectr.generation import EVALUATION_SEED, FileCounts, SampleFiles, filled_sizes
 from hotbed.connectors import Distribution, Keys, PowerLaw, Raw, UniformKeys
 from hotbed.connectors.raw import NumberType
 from hotbed.errors import ConfigError

@@ -5,12 +5,7 @@ Calls become values of the engine, which does the work. docs/migrate/mindspore.m
 side.
 """
 
-from hotbed.compat.mindspore_rec.callback import (
-    Callback,
-    LossMonitor,
-    RunContext,
-    TimeMonitor,
-)
+from hotbed.compat.mindspore_rec.callback import Callback, LossMonitor, RunContext, TimeMonitor
 from hotbed.compat.mindspore_rec.checkpoint import CheckpointConfig, ModelCheckpoint
 from hotbed.compat.mindspore_rec.embedding import HashEmbeddingLookup
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter

@@ -25,12 +25,7 @@ _STEP_EVENTS = (
     "on_eval_step_begin",
     "on_eval_step_end",
 )
-_SUNK_EVENTS = (
-    "epoch_begin",
-    "epoch_end",
-    "on_train_epoch_begin",
-    "on_train_epoch_end",
-)
+_SUNK_EVENTS = ("epoch_begin", "epoch_end", "on_train_epoch_begin", "on_train_epoch_end")
 
 
 class CallbackParams(dict[str, Any]):

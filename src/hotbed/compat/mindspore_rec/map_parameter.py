@@ -298,10 +298,7 @@ class MapParameter(nn.Module):
         self.reader = ChangeReader(table)
 
     def _check_values(
-        self,
-        caller: str,
-        keys: NDArray[np.int64],
-        values: NDArray[np.float32],
+        self, caller: str, keys: NDArray[np.int64], values: NDArray[np.float32]
     ) -> None:
         """Raise RowShapeError unless there is one value for each key."""
         expected = [len(keys), *self.value_shape]

@@ -214,18 +214,11 @@ class RecModel:
         training = Training(self.engine, data, args, initial_epoch=initial_epoch)
         epochs = range(initial_epoch, epoch) if initial_epoch else epoch
         return self.engine.fit(
-            train_dataset,
-            valid_dataset,
-            epochs,
-            adapted(callbacks, training),
-            progress=False,
+            train_dataset, valid_dataset, epochs, adapted(callbacks, training), progress=False
         )
 
     def eval(
-        self,
-        valid_dataset: Iterable[Any],
-        callbacks: Any = None,
-        dataset_sink_mode: bool = False,
+        self, valid_dataset: Iterable[Any], callbacks: Any = None, dataset_sink_mode: bool = False
     ) -> dict[str, float]:
         """Return the metrics of `valid_dataset` by name; nothing is learned."""
         _check_sink_mode(dataset_sink_mode)
@@ -252,12 +245,7 @@ class RecModel:
         return self.engine.predict([predict_data])
 
     def _args(
-        self,
-        mode: str,
-        data: Any,
-        *,
-        epoch_num: int | None,
-        dataset_sink_mode: bool,
+        self, mode: str, data: Any, *, epoch_num: int | None, dataset_sink_mode: bool
     ) -> CallbackParams:
         """Return what the callbacks of a call read before its first event."""
         return CallbackParams(

@@ -16,11 +16,7 @@ from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.saver.hook import CheckpointSaverHook
 from hotbed.compat.mx_rec.saver.saver import Saver, latest_checkpoint
 from hotbed.compat.mx_rec.saver.warm_start import WarmStartSettings, warm_start
-from hotbed.compat.mx_rec.util.initialize import (
-    get_initializer,
-    init,
-    terminate_config_initializer,
-)
+from hotbed.compat.mx_rec.util.initialize import get_initializer, init, terminate_config_initializer
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.compat.mx_rec.util.variable import get_collection, get_dense_and_sparse_variable
 

@@ -18,12 +18,7 @@ from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.compat.mx_rec.progress import Progress
 from hotbed.compat.mx_rec.updates import Updates
 from hotbed.data.batch import Batch
-from hotbed.embedding.modules import (
-    EmbeddingCollection,
-    Feature,
-    RowTargets,
-    Target,
-)
+from hotbed.embedding.modules import EmbeddingCollection, Feature, RowTargets, Target
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.ahead import Ahead
@@ -84,10 +79,7 @@ class Pipeline:
     """
 
     def __init__(
-        self,
-        owner: Framework,
-        tables: Mapping[str, Table],
-        optimizers: Mapping[str, HashOptimizer],
+        self, owner: Framework, tables: Mapping[str, Table], optimizers: Mapping[str, HashOptimizer]
     ) -> None:
         self.owner = owner
         self.tables = dict(tables)
@@ -158,12 +150,7 @@ class Pipeline:
     def _read(self, raw: Any, reader: Reader) -> Current:
         tensors = as_tensors(raw)
         batch, shapes = reader.read(tensors)
-        return Current(
-            tensors,
-            batch,
-            shapes,
-            reader,
-        )
+        return Current(tensors, batch, shapes, reader)
 
     def _begin(self, current: Current) -> Any:
         self.current = current
@@ -281,11 +268,7 @@ class Pipeline:
         return rows.view(*current.shapes[column.name], rows.shape[-1])
 
     def look_up(
-        self,
-        columns: tuple[Column, ...],
-        batch: Batch,
-        *,
-        training: bool,
+        self, columns: tuple[Column, ...], batch: Batch, *, training: bool
     ) -> dict[str, Tensor]:
         """Return the rows of columns by name, [m, dim], of one native call.
 
@@ -353,9 +336,7 @@ class Pipeline:
     # --- updates
 
     def apply_gradients(
-        self,
-        optimizer: HashOptimizer,
-        gradients: Sequence[tuple[Tensor | None, Tensor]],
+        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Tensor | None, Tensor]]
     ) -> None:
         """Update the rows at addresses with their gradients, and forget these lookups."""
         pairs = [(self.updates.target_at(optimizer, address), grad) for grad, address in gradients]
@@ -372,9 +353,7 @@ class Pipeline:
         self._forget_rows()
 
     def _update(
-        self,
-        optimizer: HashOptimizer,
-        gradients: Sequence[tuple[Target, Tensor | None]],
+        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
     ) -> None:
         self.updates.apply(optimizer, gradients)
         self._forget_rows()

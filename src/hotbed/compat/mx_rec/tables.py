@@ -64,11 +64,7 @@ def agreed(thresholds: Iterable[tuple[str, str, Thresholds]]) -> dict[str, Thres
     return {table: own for table, (_, own) in first.items()}
 
 
-def make_table(
-    table: SparseTable,
-    optimizer: HashOptimizer,
-    thresholds: Thresholds,
-) -> Table:
+def make_table(table: SparseTable, optimizer: HashOptimizer, thresholds: Thresholds) -> Table:
     """Return the table of the engine that a description stands for."""
     admit = None
     if thresholds.admits:
@@ -89,9 +85,7 @@ def make_table(
 
 
 def make_tables(
-    owner: Framework,
-    thresholds: Mapping[str, Thresholds],
-    names: Iterable[str],
+    owner: Framework, thresholds: Mapping[str, Thresholds], names: Iterable[str]
 ) -> dict[str, Table]:
     """Return the tables of the engine by name, of the descriptions `names`."""
     owners = owners_of(owner)

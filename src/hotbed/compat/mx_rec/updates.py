@@ -82,9 +82,7 @@ class Updates:
             )
 
     def apply(
-        self,
-        optimizer: HashOptimizer,
-        gradients: Sequence[tuple[Target, Tensor | None]],
+        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
     ) -> None:
         """Update rows with their gradients, and forget these lookups; None updates nothing."""
         rates = dict.fromkeys(self._optimizers, optimizer.learning_rate)

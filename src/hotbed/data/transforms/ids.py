@@ -39,12 +39,7 @@ class Hash(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.at_least(
-            "hash.bins",
-            self.bins,
-            1,
-            _BINS_ADVICE,
-        )
+        checks.at_least("hash.bins", self.bins, 1, _BINS_ADVICE)
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         return _into_bins(context.hash(values, self.seed), self.bins)
@@ -70,12 +65,7 @@ class Cross(Transform):
             object.__setattr__(self, "with_", (self.with_,))
         else:
             object.__setattr__(self, "with_", tuple(self.with_))
-        checks.at_least(
-            "cross.bins",
-            self.bins,
-            1,
-            _BINS_ADVICE,
-        )
+        checks.at_least("cross.bins", self.bins, 1, _BINS_ADVICE)
         if not self.with_:
             raise ConfigError(
                 "cross.with_: expected at least one column, got []. Name the columns to combine "

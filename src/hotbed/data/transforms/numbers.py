@@ -39,12 +39,7 @@ class Bucketize(Transform):
                     f"bucketize.boundaries: boundaries must rise, got {self.boundaries}. Sort "
                     "them and drop repeats."
                 )
-        checks.at_least(
-            "bucketize.bins",
-            self.bins,
-            2,
-            "Give the number of buckets.",
-        )
+        checks.at_least("bucketize.bins", self.bins, 2, "Give the number of buckets.")
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.boundaries is None:

@@ -44,10 +44,7 @@ class TableModule(Carrier, ABC):
     """
 
     def __init__(
-        self,
-        tables: Sequence[Table],
-        features: Sequence[Feature],
-        buckets: Sequence[int] = (),
+        self, tables: Sequence[Table], features: Sequence[Feature], buckets: Sequence[int] = ()
     ) -> None:
         super().__init__()
         self.tables = list(tables)
@@ -92,12 +89,7 @@ class TableModule(Carrier, ABC):
             self.register_parameter(
                 f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
             )
-        self.gradients = RowGradients(
-            self.tables,
-            self.groups,
-            self.rows,
-            self.buckets,
-        )
+        self.gradients = RowGradients(self.tables, self.groups, self.rows, self.buckets)
         # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
         self.tickets = Tickets()  # of compiled lookups whose backward may still come
@@ -129,12 +121,7 @@ class TableModule(Carrier, ABC):
             lines.append(f"{feature.name}: {pooling}{self.tables[number]}")
         return "\n".join(lines)
 
-    def pool(
-        self,
-        inputs: Sequence[Ids],
-        time: Any = None,
-        plan: Plan | None = None,
-    ) -> Pooled:
+    def pool(self, inputs: Sequence[Ids], time: Any = None, plan: Plan | None = None) -> Pooled:
         """Return the pooled features side by side, and the rows of each sequence feature.
 
         The shapes are [n, output_dim], and [m, dim] for each sequence feature. `self.lookup`
@@ -145,12 +132,7 @@ class TableModule(Carrier, ABC):
             time: int64 microseconds, or None.
             plan: `self.map(inputs, time)`, if the ids were mapped ahead.
         """
-        return self.lookup.pool(
-            self,
-            inputs,
-            time,
-            plan,
-        )
+        return self.lookup.pool(self, inputs, time, plan)
 
     def map(
         self,
@@ -182,21 +164,12 @@ class TableModule(Carrier, ABC):
                 step.map(host.addresses, _address(times), training=training)
             else:
                 task = step.map_later(
-                    queue,
-                    host.addresses,
-                    _address(times),
-                    (host, times),
-                    training=training,
+                    queue, host.addresses, _address(times), (host, times), training=training
                 )
         except ValueError:
             host.check_offsets(self.features)
             raise
-        return Plan(
-            tuple(inputs),
-            host,
-            step,
-            task,
-        )
+        return Plan(tuple(inputs), host, step, task)
 
     def map_and_pool(
         self,
@@ -226,11 +199,7 @@ class TableModule(Carrier, ABC):
         step = Step(self._natives(), self._layout)
         try:
             step.lookup(
-                host.addresses,
-                _address(times),
-                results.addresses,
-                training=training,
-                keeps=keeps,
+                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
             )
         except ValueError:
             host.check_offsets(self.features)
@@ -245,12 +214,7 @@ class TableModule(Carrier, ABC):
         times = [table.check_times(time, num_samples) for table in self.tables]
         return next((checked for checked in times if checked is not None), None)
 
-    def receive(
-        self,
-        step: Step,
-        flat: Tensor | None,
-        sequences: Sequence[Tensor | None],
-    ) -> None:
+    def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
         """Sum the gradients of a lookup's results by id, as `.grad` of the group parameters.
 
         Rows of a frozen table get sums of zero, so that gradient clipping ignores them.
@@ -295,12 +259,7 @@ class TableModule(Carrier, ABC):
         frozen = [table.frozen for table in self.tables]
         rest = iter(sequences)
         rows = []
-        for table, dim, pooled in zip(
-            self._table_of,
-            self.dims,
-            self.pooled,
-            strict=True,
-        ):
+        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
             row = (0, 0)
             if not pooled:
                 grad = next(rest)
@@ -345,10 +304,7 @@ class TableModule(Carrier, ABC):
 
 
 def update_tables(
-    modules: Sequence[TableModule],
-    rates: Sequence[Sequence[float]],
-    *,
-    keeps: bool = False,
+    modules: Sequence[TableModule], rates: Sequence[Sequence[float]], *, keeps: bool = False
 ) -> None:
     """Update the tables of `modules` as `TableModule.update` does; a table in two steps once.
 
@@ -386,11 +342,7 @@ class _Results:
         self.addresses: list[tuple[int, int]] = []
         address = self.flat.data_ptr()
         for feature, dim, values, offsets in zip(
-            module.features,
-            module.dims,
-            host.values,
-            host.offsets,
-            strict=True,
+            module.features, module.dims, host.values, host.offsets, strict=True
         ):
             if feature.pooling != "none":
                 self.addresses.append((address, width))

@@ -81,14 +81,7 @@ def pool_compiled(
     moment = nothing if time is None else time
     learns = torch.is_grad_enabled() and module.training
     results = pool(
-        module.anchor,
-        values,
-        offsets,
-        weights,
-        moment,
-        module.number,
-        module.training,
-        learns,
+        module.anchor, values, offsets, weights, moment, module.number, module.training, learns
     )
     return results[0], list(results[1:-1])
 
@@ -115,18 +108,10 @@ def pool(
     module = alive[number]
     inputs = [
         Ids(v, o if len(o) else None, w if len(w) else None)
-        for v, o, w in zip(
-            values,
-            offsets,
-            weights,
-            strict=True,
-        )
+        for v, o, w in zip(values, offsets, weights, strict=True)
     ]
     (flat, sequences), step = module.map_and_pool(
-        inputs,
-        time if len(time) else None,
-        training=training,
-        keeps=learns,
+        inputs, time if len(time) else None, training=training, keeps=learns
     )
     ticket = -1
     if learns:

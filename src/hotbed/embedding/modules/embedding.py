@@ -29,10 +29,7 @@ class Embedding(TableModule):
     """
 
     def __init__(
-        self,
-        table: Table,
-        buckets: Sequence[int] = (),
-        max_norm: float | None = None,
+        self, table: Table, buckets: Sequence[int] = (), max_norm: float | None = None
     ) -> None:
         super().__init__([table], [Feature(table.name, table.name, "none")], buckets)
         if max_norm is not None:
@@ -69,12 +66,7 @@ class EmbeddingBag(TableModule):
         hb.Ids.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        pooling: str = "sum",
-        buckets: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, table: Table, pooling: str = "sum", buckets: Sequence[int] = ()) -> None:
         if pooling == "none":
             raise ConfigError(
                 "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "

@@ -93,13 +93,7 @@ class Sums:
                 if address is not None:
                     rates[table] = rate
         addresses: list[int | None] = [array.__array_interface__["data"][0] for array in arrays]
-        return Sums(
-            list(rates),
-            step,
-            arrays,
-            addresses,
-            list(rates.values()),
-        )
+        return Sums(list(rates), step, arrays, addresses, list(rates.values()))
 
 
 class RowGradients:
@@ -143,12 +137,7 @@ class RowGradients:
         finite = step.sum_gradients(rows, addresses)
         earlier = self._waiting()
         if self._pending is not None and any(self._pending.step.num_uniques()):
-            step, grads = self._merge(
-                self._pending.step,
-                earlier,
-                step,
-                grads,
-            )
+            step, grads = self._merge(self._pending.step, earlier, step, grads)
             addresses = self._addresses(step.num_uniques(), grads)
             # sums of finite sums may overflow: they must be checked again
             finite = False
@@ -191,13 +180,7 @@ class RowGradients:
         for group, rate in zip(self._groups, rates, strict=True):
             for number in group.tables:
                 rate_of[number] = rate
-        return Sums(
-            self._tables,
-            pending.step,
-            grads,
-            [*addresses],
-            rate_of,
-        )
+        return Sums(self._tables, pending.step, grads, [*addresses], rate_of)
 
     def drop(self) -> None:
         """Drop the gradients that wait."""
@@ -221,24 +204,11 @@ class RowGradients:
         ]
         self._wait(step, grads, self._addresses(step.num_uniques(), grads), finite=True)
 
-    def _wait(
-        self,
-        step: Step,
-        grads: list[Tensor],
-        addresses: list[int],
-        *,
-        finite: bool,
-    ) -> None:
+    def _wait(self, step: Step, grads: list[Tensor], addresses: list[int], *, finite: bool) -> None:
         for parameter, grad in zip(self._parameters, grads, strict=True):
             parameter.grad = grad
         versions = [grad._version for grad in grads]
-        self._pending = Pending(
-            step,
-            grads,
-            addresses,
-            versions,
-            finite,
-        )
+        self._pending = Pending(step, grads, addresses, versions, finite)
 
     def _waiting(self) -> list[Tensor]:
         """Return the gradients of each group that wait, as they are now; [] for none."""
@@ -271,11 +241,7 @@ class RowGradients:
         return addresses
 
     def _merge(
-        self,
-        earlier: Step,
-        earlier_grads: Sequence[Tensor],
-        step: Step,
-        grads: Sequence[Tensor],
+        self, earlier: Step, earlier_grads: Sequence[Tensor], step: Step, grads: Sequence[Tensor]
     ) -> tuple[Step, list[Tensor]]:
         """Add the gradients of a micro-batch to those that wait already."""
         rows = [dense_rows(grad) for grad in earlier_grads]
@@ -316,12 +282,7 @@ class Weighted:
     device: torch.device
 
     @staticmethod
-    def of(
-        table: Table,
-        feature: str,
-        pooling: str,
-        ids: Ids,
-    ) -> Weighted:
+    def of(table: Table, feature: str, pooling: str, ids: Ids) -> Weighted:
         rows = torch.from_numpy(table.lookup(int64(ids.values, feature).numpy()))
         results = torch.arange(len(rows), device="cpu")
         shares = torch.ones(len(rows), dtype=torch.float32, device="cpu")
@@ -330,12 +291,7 @@ class Weighted:
             results = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
             if pooling == "mean":
                 shares = 1.0 / lengths[results].float()
-        return Weighted(
-            rows,
-            results,
-            shares,
-            ids.weights.device,
-        )
+        return Weighted(rows, results, shares, ids.weights.device)
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""

@@ -117,12 +117,7 @@ class HostIds:
 
     def check_offsets(self, features: Sequence[Feature]) -> None:
         """Raise RowShapeError that names the feature whose offsets are wrong, if there is one."""
-        for feature, values, offsets in zip(
-            features,
-            self.values,
-            self.offsets,
-            strict=True,
-        ):
+        for feature, values, offsets in zip(features, self.values, self.offsets, strict=True):
             if offsets is None:
                 continue
             starts = offsets[0] == 0

@@ -33,11 +33,7 @@ class Lookup(ABC):
 
     @abstractmethod
     def pool(
-        self,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
+        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         """Return the results of `module` for the ids of each of its features.
 
@@ -53,11 +49,7 @@ class LocalLookup(Lookup):
     """Looks up rows in the tables of this process, and lets gradients through to them."""
 
     def pool(
-        self,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
+        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
         weighted = any(weight is not None for weight in weights)
@@ -69,21 +61,10 @@ class LocalLookup(Lookup):
         if torch.is_grad_enabled() and (weighted or module.learns):
             anchor = module.anchor if module.learns else module.anchor.detach()
             flat, *sequences = _Pool.apply(  # type: ignore[no-untyped-call]  # torch has no types
-                anchor,
-                module,
-                inputs,
-                time,
-                plan,
-                *weights,
+                anchor, module, inputs, time, plan, *weights
             )
             return flat, sequences
-        results, _ = module.map_and_pool(
-            inputs,
-            time,
-            plan,
-            training=module.training,
-            keeps=False,
-        )
+        results, _ = module.map_and_pool(inputs, time, plan, training=module.training, keeps=False)
         return results
 
 
@@ -117,11 +98,7 @@ class _Pool(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Any:
         results, step = module.map_and_pool(
-            inputs,
-            time,
-            plan,
-            training=module.training,
-            keeps=True,
+            inputs, time, plan, training=module.training, keeps=True
         )
         ctx.step = step
         ctx.module = module
@@ -131,10 +108,7 @@ class _Pool(torch.autograd.Function):
             if weight is not None:
                 feature = module.features[number]
                 ctx.weighted[number] = Weighted.of(
-                    module.table_of(number),
-                    feature.name,
-                    feature.pooling,
-                    inputs[number],
+                    module.table_of(number), feature.name, feature.pooling, inputs[number]
                 )
         ctx.set_materialize_grads(False)
         flat, sequences = results

@@ -33,13 +33,7 @@ class RowsData(Tensor):
     rows: TableRows
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         target = _target(args, kwargs)
         if _writes(func) and isinstance(target, RowsData):
             raise _written(func, target.rows)
@@ -111,13 +105,7 @@ class TableRows(nn.Parameter):
         return self
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch; reject one whose result would have a gradient, or that writes.
 
         This parameter is empty: a penalty over all parameters would leave the rows out, and so

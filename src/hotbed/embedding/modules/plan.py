@@ -107,9 +107,7 @@ class Plans:
         )
 
 
-def statistics_after(
-    tasks: Iterable[tuple[Sequence[Table], MapTask]],
-) -> dict[str, dict[str, int]]:
+def statistics_after(tasks: Iterable[tuple[Sequence[Table], MapTask]]) -> dict[str, dict[str, int]]:
     """Return the statistics of tables by name, as they are after the last of their maps."""
     statistics = {}
     for tables, task in tasks:

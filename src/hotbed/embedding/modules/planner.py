@@ -103,10 +103,7 @@ class Planner:
 
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
         return collection.map(
-            collection.inputs_of(batch),
-            batch.time,
-            training=True,
-            queue=self._queue,
+            collection.inputs_of(batch), batch.time, training=True, queue=self._queue
         )
 
     def _followed(self, collection: EmbeddingCollection) -> bool:

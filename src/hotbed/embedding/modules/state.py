@@ -120,7 +120,7 @@ class Carrier(nn.Module, ABC):
             if isinstance(states, Mapping):
                 received = sorted(states)
             raise PersistError(
-                f"state_dict: expected tables {sorted(names)}, got {received}. {ADVICE}",
+                f"state_dict: expected tables {sorted(names)}, got {received}. {ADVICE}"
             )
         for table in self.tables:
             check_state(table, states[table.name])
@@ -128,10 +128,7 @@ class Carrier(nn.Module, ABC):
             load_state(table, states[table.name])
 
     def _save_to_state_dict(
-        self,
-        destination: dict[str, Any],
-        prefix: str,
-        keep_vars: bool,
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         for name, value in (*self._parameters.items(), *self._buffers.items()):
             if value is None or name in self._non_persistent_buffers_set:
@@ -238,7 +235,7 @@ def check_state(table: Table, state: Any) -> None:
     if not isinstance(state, Mapping) or not parts <= set(state):
         received = type(state).__name__
         raise PersistError(
-            f"{where}: expected rows, candidates, scalars and a rule, got {received}. {ADVICE}",
+            f"{where}: expected rows, candidates, scalars and a rule, got {received}. {ADVICE}"
         )
     rule = config.kind_of(type(table.rule))
     if state["rule"] != rule:

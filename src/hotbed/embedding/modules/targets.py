@@ -75,11 +75,7 @@ class RowTargets(Lookup):
         self._warned = False
 
     def pool(
-        self,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None,
+        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         """Return the results of `module`, and keep a target for each of its tables.
 
@@ -93,11 +89,7 @@ class RowTargets(Lookup):
             )
         learns = module.training and module.learns and torch.is_grad_enabled()
         pooled, step = module.map_and_pool(
-            inputs,
-            time,
-            plan,
-            training=module.training,
-            keeps=learns,
+            inputs, time, plan, training=module.training, keeps=learns
         )
         if not learns:
             return pooled
@@ -106,10 +98,7 @@ class RowTargets(Lookup):
         self._watch(len(targets))
         leaves = [target.rows for target in targets]
         flat, *sequences = _Read.apply(  # type: ignore[no-untyped-call]  # torch has no types
-            module,
-            step,
-            pooled,
-            *leaves,
+            module, step, pooled, *leaves
         )
         return flat, sequences
 
@@ -139,13 +128,7 @@ class RowTargets(Lookup):
                 left_out = np.flatnonzero(np.isin(ids, self.fixed[table.name]))
                 step.leave_out(number, left_out)
                 slots[torch.from_numpy(left_out)] = -1
-            target = Target(
-                rows.requires_grad_(),
-                slots,
-                step,
-                module.tables,
-                number,
-            )
+            target = Target(rows.requires_grad_(), slots, step, module.tables, number)
             targets.append(target)
         return targets
 
@@ -163,13 +146,7 @@ class _Read(torch.autograd.Function):
     """Results of a lookup as a function of the distinct rows of its tables."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        module: TableModule,
-        step: Step,
-        pooled: Pooled,
-        *leaves: Tensor,
-    ) -> Any:
+    def forward(ctx: Any, module: TableModule, step: Step, pooled: Pooled, *leaves: Tensor) -> Any:
         ctx.module = module
         ctx.step = step
         ctx.sizes = [len(leaf) for leaf in leaves]
@@ -185,10 +162,7 @@ class _Read(torch.autograd.Function):
         return None, None, None, *sums
 
 
-def update_targets(
-    gradients: Sequence[tuple[Target, Tensor]],
-    rates: Mapping[str, float],
-) -> None:
+def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[str, float]) -> None:
     """Apply the rule of each table to the rows of targets, once a row.
 
     Gradients of one row in several targets are summed. All are checked before any row changes. A

@@ -35,12 +35,7 @@ class Place:
         """Return the place of an item of the list here."""
         return Place(f"{self.text}[{number}]")
 
-    def error(
-        self,
-        problem: str,
-        value: object,
-        advice: str,
-    ) -> ConfigError:
+    def error(self, problem: str, value: object, advice: str) -> ConfigError:
         """Return the error that something is wrong here; `value`: what was received."""
         return ConfigError(f"{self.text}: {problem}, got {short(value)}. {advice}")
 

@@ -49,12 +49,7 @@ class GraphInputs(nn.Module):
 
     _device: Tensor
 
-    def __init__(
-        self,
-        schema: Schema,
-        tables: Mapping[str, Table],
-        nodes: Sequence[Node],
-    ) -> None:
+    def __init__(self, schema: Schema, tables: Mapping[str, Table], nodes: Sequence[Node]) -> None:
         super().__init__()
         inputs = [_input(node, schema) for node in nodes]
         self._dense = [one for one in inputs if one.is_dense]
@@ -205,13 +200,7 @@ def _input(node: Node, schema: Schema) -> _Input:
     if dim is not None and not suffix:
         advice = "Add a suffix for tables beside, or set the dim of the tables themselves."
         raise node.place.key("dim").error("a dim without a suffix", dim, advice)
-    return _Input(
-        node,
-        columns,
-        suffix,
-        dim,
-        length or 0,
-    )
+    return _Input(node, columns, suffix, dim, length or 0)
 
 
 def _columns(names: Sequence[str], node: Node, schema: Schema) -> list[Any]:

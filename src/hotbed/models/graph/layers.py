@@ -144,12 +144,7 @@ def made(node: Node, shapes: Mapping[str, Shape]) -> nn.Module:
     layer = _construct(kind, arguments, node.place)
     xavier_(layer)
     for key, initializer in initializers.items():
-        _initialize(
-            node,
-            layer,
-            key,
-            initializer,
-        )
+        _initialize(node, layer, key, initializer)
     return layer
 
 
@@ -265,12 +260,7 @@ def _construct(kind: Kind, arguments: Mapping[str, Any], place: Place) -> nn.Mod
         raise place.error("the layer cannot be built", reason, "Correct its keys.") from error
 
 
-def _initialize(
-    node: Node,
-    layer: nn.Module,
-    key: str,
-    initializer: Initializer,
-) -> None:
+def _initialize(node: Node, layer: nn.Module, key: str, initializer: Initializer) -> None:
     """Draw the weights (parameters of two axes or more) or the biases of a layer anew."""
     place = node.place.key(key)
     drawn = False

@@ -153,13 +153,7 @@ class Graph(nn.Module):
             prefix = "" if node.outputs == (node.name,) else f"{name} "
             lines.append(("shape", prefix + self.shapes[name]))
         title = f"{node.kind} {node.name}: {_keys_text(node.parameters)}"
-        return Box(
-            node.name,
-            color,
-            lines,
-            sources,
-            title,
-        )
+        return Box(node.name, color, lines, sources, title)
 
 
 def _keys_text(keys: Mapping[str, Any]) -> str:

@@ -114,12 +114,7 @@ def _shapes(boxes: Sequence[Box]) -> tuple[str, float, float]:
     return "".join(shapes), width, height
 
 
-def _svg(
-    shapes: str,
-    width: float,
-    height: float,
-    label: str,
-) -> str:
+def _svg(shapes: str, width: float, height: float, label: str) -> str:
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' class='graph' role='img' "
         f"aria-label='{html.escape(label, quote=True)}' viewBox='0 0 {width:.0f} {height:.0f}' "
@@ -294,12 +289,7 @@ def _spread(row: Sequence[_Place], wanted: Sequence[float]) -> None:
             size += count
         pools.append((mean, size))
     means = [mean for mean, size in pools for _ in range(size)]
-    for place, mean, shift in zip(
-        row,
-        means,
-        shifts,
-        strict=True,
-    ):
+    for place, mean, shift in zip(row, means, shifts, strict=True):
         place.x = mean + shift
 
 

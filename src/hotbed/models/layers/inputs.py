@@ -40,10 +40,7 @@ class FeatureInputs(nn.Module):
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        tables: Mapping[str, Table],
-        sequences: Collection[str] = (),
+        self, schema: Schema, tables: Mapping[str, Table], sequences: Collection[str] = ()
     ) -> None:
         super().__init__()
         _refuse_sequences(schema, sequences)
@@ -276,12 +273,7 @@ def _sequence(schema: Schema, name: str) -> Id:
     )
 
 
-def _check_target(
-    schema: Schema,
-    tables: Mapping[str, Table],
-    history: Id,
-    name: str,
-) -> None:
+def _check_target(schema: Schema, tables: Mapping[str, Table], history: Id, name: str) -> None:
     targets = {column.name: column for column in schema.ids if column.pooling != "none"}
     if name not in targets:
         raise ConfigError(

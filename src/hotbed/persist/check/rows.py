@@ -117,10 +117,7 @@ def removed_types() -> dict[str, pa.DataType]:
 
 
 def checked_rows(
-    batches: Iterator[pa.RecordBatch],
-    part: PartEntry,
-    types: Mapping[str, pa.DataType],
-    place: str,
+    batches: Iterator[pa.RecordBatch], part: PartEntry, types: Mapping[str, pa.DataType], place: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a part, each checked.
 
@@ -134,12 +131,7 @@ def checked_rows(
         _check_columns(batch, types, place)
         _check_finite(batch, place)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            last = _check_order(
-                batch.slice(start, _ROWS_AT_ONCE),
-                part,
-                last,
-                place,
-            )
+            last = _check_order(batch.slice(start, _ROWS_AT_ONCE), part, last, place)
         rows += batch.num_rows
         yield batch
     _check_number(rows, part.rows, place)
@@ -157,10 +149,7 @@ def _check_finite(rows: pa.RecordBatch, place: str) -> None:
 
 
 def _check_order(
-    rows: pa.RecordBatch,
-    part: PartEntry,
-    last: tuple[int, int] | None,
-    place: str,
+    rows: pa.RecordBatch, part: PartEntry, last: tuple[int, int] | None, place: str
 ) -> tuple[int, int]:
     """Check that rows follow `last`, the (partition, id) before them; return their own last."""
     partitions = rows.column("partition").to_numpy()

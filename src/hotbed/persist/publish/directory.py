@@ -50,12 +50,7 @@ class PublishDirectory(Publisher):
         if last is not None and last.manifest.source == saved.digest:
             return None
         with CheckpointWriter(store) as writer:
-            version = write_published(
-                writer,
-                reader,
-                last,
-                self.graph,
-            )
+            version = write_published(writer, reader, last, self.graph)
         if version.kind == "full":
             retain(store, self._keep)
         return version

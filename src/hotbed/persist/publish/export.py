@@ -41,12 +41,7 @@ TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
 
-def export(
-    checkpoint: Where,
-    to: Where,
-    graph: OnnxGraph,
-    maps: Sequence[FittedMap] = (),
-) -> Saved:
+def export(checkpoint: Where, to: Where, graph: OnnxGraph, maps: Sequence[FittedMap] = ()) -> Saved:
     """Freeze the newest state under `checkpoint` for servers: values, weights, schema and graph.
 
     Args:
@@ -63,13 +58,7 @@ def export(
 
     def write(reader: Reader) -> Saved:
         with CheckpointWriter(to) as writer:
-            return write_published(
-                writer,
-                reader,
-                None,
-                graph,
-                maps,
-            )
+            return write_published(writer, reader, None, graph, maps)
 
     return read_newest(checkpoint, write)
 
@@ -105,48 +94,21 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
     half(*inputs.values())
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
-    graph = OnnxGraph(
-        onnx,
-        weights,
-        half.lookups,
-        dense,
-        half.outputs,
-    )
-    _check_version(
-        half,
-        graph,
-        inputs,
-        _ROWS,
-        1.0,
-    )
-    _check_version(
-        half,
-        graph,
-        inputs,
-        3,
-        1.25,
-    )  # a smaller request, other weights
+    graph = OnnxGraph(onnx, weights, half.lookups, dense, half.outputs)
+    _check_version(half, graph, inputs, _ROWS, 1.0)
+    _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
     return graph
 
 
 def _check_version(
-    half: _DenseHalf,
-    graph: OnnxGraph,
-    inputs: Mapping[str, Tensor],
-    num_rows: int,
-    factor: float,
+    half: _DenseHalf, graph: OnnxGraph, inputs: Mapping[str, Tensor], num_rows: int, factor: float
 ) -> None:
     """Check a request of `num_rows` candidates, with all weights times `factor`."""
     state = dense_state(half)
     weights = {name: state[name] * factor for name in graph.weights}
     request = half.first(num_rows, inputs)
     expected = torch.func.functional_call(half, weights, tuple(request.values()))
-    check_outputs(
-        graph,
-        request,
-        weights,
-        expected,
-    )
+    check_outputs(graph, request, weights, expected)
 
 
 class _DenseHalf(nn.Module):
@@ -181,16 +143,7 @@ class _DenseHalf(nn.Module):
         if self._widths:
             width = sum(self._widths.values())
             inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
-        self._run(
-            _Recording(
-                self.lookups,
-                ids,
-                inputs,
-                generator,
-            ),
-            ids,
-            inputs,
-        )
+        self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
         self._names = list(inputs)
         return inputs
 
@@ -286,13 +239,7 @@ class _Recording(Lookup):
         self.inputs = inputs
         self.generator = generator
 
-    def pool(
-        self,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Any,
-    ) -> Pooled:
+    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         names = [self._name_of(module, ids) for ids in inputs]
         lookup = f"lookup/{len(self.lookups)}"
         self.lookups[lookup] = [
@@ -303,12 +250,7 @@ class _Recording(Lookup):
         if module.output_dim:
             self.inputs[lookup] = flat
         sequences = []
-        for name, dim, pooled in zip(
-            names,
-            module.dims,
-            module.pooled,
-            strict=True,
-        ):
+        for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
             if pooled:
                 continue
             ids = self.ids[name]
@@ -333,21 +275,13 @@ class _Replaying(Lookup):
     """Returns the inputs of the graph, for the recorded lookups in order."""
 
     def __init__(
-        self,
-        lookups: Mapping[str, Sequence[tuple[str, str, str]]],
-        inputs: Mapping[str, Tensor],
+        self, lookups: Mapping[str, Sequence[tuple[str, str, str]]], inputs: Mapping[str, Tensor]
     ) -> None:
         self.lookups = lookups
         self.inputs = inputs
         self._rest = iter(lookups)
 
-    def pool(
-        self,
-        module: TableModule,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Any,
-    ) -> Pooled:
+    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         lookup = next(self._rest)
         flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
         sequences = [
@@ -378,11 +312,7 @@ def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list
     return model.SerializeToString(), weights
 
 
-def finish_graph(
-    model: Any,
-    names: Collection[str],
-    outputs: Mapping[str, str],
-) -> list[str]:
+def finish_graph(model: Any, names: Collection[str], outputs: Mapping[str, str]) -> list[str]:
     """Take the weights out of an ONNX model, rename its outputs, and return the weights' names.
 
     Args:
@@ -429,12 +359,7 @@ def check_outputs(
     for argument in session.get_inputs():
         arguments[argument.name] = inputs[argument.name].numpy()
     outputs = session.run(list(graph.outputs), arguments)
-    for name, ours, theirs in zip(
-        graph.outputs,
-        expected,
-        outputs,
-        strict=True,
-    ):
+    for name, ours, theirs in zip(graph.outputs, expected, outputs, strict=True):
         difference = _largest_difference(ours.numpy(), theirs)
         if not difference <= TOLERANCE:
             raise PersistError(

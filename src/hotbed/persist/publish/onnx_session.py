@@ -26,9 +26,7 @@ def onnx_runtime() -> Any:
 
 
 def open_graph(
-    graph: bytes,
-    weights: Iterable[tuple[str, RowArray]] = (),
-    num_threads: int = 0,
+    graph: bytes, weights: Iterable[tuple[str, RowArray]] = (), num_threads: int = 0
 ) -> Any:
     """Open a graph with weights, which ONNX Runtime may then fold.
 

@@ -15,10 +15,7 @@ from hotbed.errors import ConfigError
 
 
 def rejection(
-    error: Exception,
-    network: nn.Module,
-    schema: Schema,
-    inputs: Sequence[str],
+    error: Exception, network: nn.Module, schema: Schema, inputs: Sequence[str]
 ) -> ConfigError:
     """Return the error for a network that cannot become a graph.
 

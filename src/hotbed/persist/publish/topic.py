@@ -58,12 +58,7 @@ class PublishTopic(Publisher):
             if last is not None:  # the next number follows it
                 (folder / last.folder).mkdir()
             with CheckpointWriter(folder) as writer:
-                version = write_published(
-                    writer,
-                    reader,
-                    last,
-                    self.graph,
-                )
+                version = write_published(writer, reader, last, self.graph)
             link = open_link(LocalStore(folder), version.chain[-1].folder)
             self._send(link)
             self._last = link
@@ -115,11 +110,7 @@ class _Sending:
         while not self._errors:
             try:
                 self._producer.produce(
-                    self._topic,
-                    value,
-                    str(self._version),
-                    0,
-                    on_delivery=self._on_delivery,
+                    self._topic, value, str(self._version), 0, on_delivery=self._on_delivery
                 )
                 self._producer.poll(0)
                 return
@@ -155,11 +146,7 @@ class TopicFeed(VersionFeed):
     """
 
     def __init__(
-        self,
-        servers: str,
-        topic: str,
-        cache: str | Path,
-        options: Mapping[str, Any] | None = None,
+        self, servers: str, topic: str, cache: str | Path, options: Mapping[str, Any] | None = None
     ) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._cache = local_path(cache, "TopicFeed.cache")

@@ -156,10 +156,7 @@ def write_published(
         schema = graph.schema
     if schema is not None:
         schema = _write_maps(
-            writer,
-            schema,
-            maps,
-            starts_servers=graph is not None and delta_on is None,
+            writer, schema, maps, starts_servers=graph is not None and delta_on is None
         )
     if graph is not None and delta_on is None:
         writer.write(graph.file, graph.onnx)
@@ -190,28 +187,14 @@ def write_published(
 
 
 def _write_tables(
-    writer: CheckpointWriter,
-    reader: Reader,
-    *,
-    is_delta: bool,
+    writer: CheckpointWriter, reader: Reader, *, is_delta: bool
 ) -> tuple[TableEntry, ...]:
     tables = []
     for number, name in enumerate(reader.table_names):
         if is_delta:
-            entry = _write_values(
-                writer,
-                number,
-                reader.newest_link,
-                name,
-            )
+            entry = _write_values(writer, number, reader.newest_link, name)
         else:
-            entry = write_merged(
-                writer,
-                number,
-                reader,
-                name,
-                VALUE_COLUMNS,
-            )
+            entry = write_merged(writer, number, reader, name, VALUE_COLUMNS)
         tables.append(replace(entry, candidates=None))
     return tuple(tables)
 
@@ -257,12 +240,7 @@ def _write_network(writer: CheckpointWriter, reader: Reader) -> DenseEntry | Non
     return DenseEntry(file=DENSE_FILE, optimizers={})
 
 
-def _write_values(
-    writer: CheckpointWriter,
-    number: int,
-    link: Link,
-    name: str,
-) -> TableEntry:
+def _write_values(writer: CheckpointWriter, number: int, link: Link, name: str) -> TableEntry:
     """Write the values of a delta's own rows, and its removed ids; return the table's entry."""
     entry = link.entry(name)
     folder = table_folder(number, name)

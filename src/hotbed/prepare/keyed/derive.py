@@ -213,17 +213,10 @@ class Histories:
         keys = as_numpy(rows.column("key").combine_chunks())[order]
         times = as_numpy(rows.column("time").combine_chunks())[order]
         first_of_key = _begins(keys)
-        return cls(
-            order,
-            times,
-            _places(first_of_key),
-            _places(first_of_key | _begins(times)),
-        )
+        return cls(order, times, _places(first_of_key), _places(first_of_key | _begins(times)))
 
     def in_rows(
-        self,
-        values: NDArray[np.generic],
-        missing: NDArray[np.bool_] | None = None,
+        self, values: NDArray[np.generic], missing: NDArray[np.bool_] | None = None
     ) -> Sliceable:
         """Return values by place as a column of the bucket's rows; null where `missing`."""
         in_rows = np.empty_like(values)
@@ -256,9 +249,7 @@ def _places(begins: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def rows_with_key(
-    rows: pa.RecordBatch,
-    derivations: Sequence[Derivation],
-    unit: str,
+    rows: pa.RecordBatch, derivations: Sequence[Derivation], unit: str
 ) -> tuple[NDArray[np.int64], pa.RecordBatch]:
     """Return the keys of a chunk's rows that have key and time, and what derivations read of them.
 
@@ -278,11 +269,7 @@ def rows_with_key(
     numbers = np.flatnonzero(~(nulls_of(by) | nulls_of(times)))
     places = pa.array(numbers)
     keys = ids_of(by.take(places), first.by)
-    columns = {
-        "key": keys,
-        "time": times.take(places),
-        "row": numbers.astype(np.uint32),
-    }
+    columns = {"key": keys, "time": times.take(places), "row": numbers.astype(np.uint32)}
     for derivation in derivations:
         for name in derivation.columns():
             values = _plain(context.column(name), name)

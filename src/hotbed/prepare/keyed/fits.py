@@ -110,12 +110,7 @@ class KeyedFit(ABC):
         """
 
     @abstractmethod
-    def reduce(
-        self,
-        bucket: Bucket,
-        number: int,
-        prior: float,
-    ) -> Iterable[pa.RecordBatch]:
+    def reduce(self, bucket: Bucket, number: int, prior: float) -> Iterable[pa.RecordBatch]:
         """Return the result of a bucket.
 
         Args:
@@ -176,12 +171,7 @@ class Vocabulary(KeyedFit):
         (counts,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
         return counts.column("key").to_numpy(), counts
 
-    def reduce(
-        self,
-        bucket: Bucket,
-        number: int,
-        prior: float,
-    ) -> Iterable[pa.RecordBatch]:
+    def reduce(self, bucket: Bucket, number: int, prior: float) -> Iterable[pa.RecordBatch]:
         counts = sum_counts(bucket.rows)
         return run_of(counts, self.transform.min_count, self.transform.max_size)
 
@@ -213,12 +203,7 @@ class GroupStatistic(KeyedFit):
         parts = group_parts(context.ids(keys)[rows], values[rows])
         return parts.column("key").to_numpy(), parts
 
-    def reduce(
-        self,
-        bucket: Bucket,
-        number: int,
-        prior: float,
-    ) -> Iterable[pa.RecordBatch]:
+    def reduce(self, bucket: Bucket, number: int, prior: float) -> Iterable[pa.RecordBatch]:
         keys, values = group_statistic(bucket.rows, self.transform.statistic)
         return [_key_values(keys, values[:, None])]
 
@@ -251,18 +236,8 @@ class FoldMeans(KeyedFit):
         )
         return sums.column("key").to_numpy(), sums
 
-    def reduce(
-        self,
-        bucket: Bucket,
-        number: int,
-        prior: float,
-    ) -> Iterable[pa.RecordBatch]:
-        means = smoothed_means(
-            bucket.rows,
-            self.transform.folds,
-            prior,
-            self.transform.smooth,
-        )
+    def reduce(self, bucket: Bucket, number: int, prior: float) -> Iterable[pa.RecordBatch]:
+        means = smoothed_means(bucket.rows, self.transform.folds, prior, self.transform.smooth)
         values = np.column_stack([means.all_rows, means.out_of_fold])
         return [_key_values(means.keys, values)]
 
@@ -270,12 +245,7 @@ class FoldMeans(KeyedFit):
         column, step = _only(self.task)
         means = _map_of(self.places.map_file(self.name), results, 0, 1)
         folds_file = self.places.folder / "folds.rows"
-        folds = _map_of(
-            folds_file,
-            results,
-            1,
-            self.transform.folds + 1,
-        )
+        folds = _map_of(folds_file, results, 1, self.transform.folds + 1)
         encoding = OutOfFold(
             column.name,
             step + 1,
@@ -318,41 +288,21 @@ class EarlierMeans(KeyedFit):
         }
         return chosen, pa.RecordBatch.from_pydict(columns)
 
-    def reduce(
-        self,
-        bucket: Bucket,
-        number: int,
-        prior: float,
-    ) -> Iterable[pa.RecordBatch]:
+    def reduce(self, bucket: Bucket, number: int, prior: float) -> Iterable[pa.RecordBatch]:
         smooth = self.transform.smooth
         means = earlier_means(bucket.rows, prior, smooth)
         self.side.write(number, bucket, {"mean": pa.array(means)})
         keys = bucket.rows.column("key").to_numpy()
         labels = bucket.rows.column("label").to_numpy()
         no_folds = np.zeros(len(keys), np.int64)
-        sums = fold_sums(
-            keys,
-            labels,
-            no_folds,
-            1,
-        )
-        all_rows = smoothed_means(
-            pa.Table.from_batches([sums]),
-            1,
-            prior,
-            smooth,
-        )
+        sums = fold_sums(keys, labels, no_folds, 1)
+        all_rows = smoothed_means(pa.Table.from_batches([sums]), 1, prior, smooth)
         return [_key_values(all_rows.keys, all_rows.all_rows[:, None])]
 
     def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
         column, step = _only(self.task)
         means = _map_of(self.places.map_file(self.name), results, 0, 1)
-        encoding = Earlier(
-            column.name,
-            step + 1,
-            self.side,
-            prior,
-        )
+        encoding = Earlier(column.name, step + 1, self.side, prior)
         return Learned((prior, means), encoding)
 
 
@@ -363,13 +313,7 @@ def _only(task: Task) -> tuple[Dense | Id, int]:
     return column, step
 
 
-def keyed_fit(
-    task: Task,
-    schema: Schema,
-    places: Places,
-    num_buckets: int,
-    seed: int,
-) -> KeyedFit:
+def keyed_fit(task: Task, schema: Schema, places: Places, num_buckets: int, seed: int) -> KeyedFit:
     """Return the fit of a task whose learner is keyed.
 
     Raises:
@@ -388,24 +332,13 @@ def keyed_fit(
     label = schema[transform.label]
     assert isinstance(label, Label)
     if transform.ordered_by is None:
-        return FoldMeans(
-            task,
-            places,
-            transform,
-            label,
-            seed,
-        )
+        return FoldMeans(task, places, transform, label, seed)
     time = schema.time
     unit = None
     if time is not None and time.source == transform.ordered_by:
         unit = time.unit
     return EarlierMeans(
-        task,
-        places,
-        transform,
-        label,
-        unit,
-        Side(places.folder / "side", num_buckets),
+        task, places, transform, label, unit, Side(places.folder / "side", num_buckets)
     )
 
 
@@ -446,12 +379,7 @@ def _key_values(keys: NDArray[np.int64], values: NDArray[np.float64]) -> pa.Reco
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _map_of(
-    path: Path,
-    results: Sequence[BatchReader],
-    first: int,
-    stop: int,
-) -> FittedMap:
+def _map_of(path: Path, results: Sequence[BatchReader], first: int, stop: int) -> FittedMap:
     """Write the columns `first` to `stop` of the values of all buckets as a fitted map."""
     keys: list[NDArray[np.int64]] = []
     values = [np.zeros((0, stop - first), np.float32)]
@@ -464,9 +392,7 @@ def _map_of(
 
 
 def _write_map(
-    path: Path,
-    keys: Sequence[NDArray[np.int64]],
-    values: Sequence[NDArray[np.float32]],
+    path: Path, keys: Sequence[NDArray[np.int64]], values: Sequence[NDArray[np.float32]]
 ) -> FittedMap:
     path.parent.mkdir(parents=True, exist_ok=True)
     all_keys = np.concatenate([np.zeros(0, np.int64), *keys])

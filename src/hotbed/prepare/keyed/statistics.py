@@ -54,11 +54,7 @@ class Groups:
         return least
 
 
-def _summed(
-    cells: NDArray[np.int64],
-    values: NDArray[np.generic],
-    num_cells: int,
-) -> Floats:
+def _summed(cells: NDArray[np.int64], values: NDArray[np.generic], num_cells: int) -> Floats:
     """Return the sum of the values of each cell, added one after another, float64."""
     sums = np.bincount(cells, values, num_cells)
     return sums.astype(np.float64)  # NumPy counts in integers if it has no values
@@ -68,10 +64,7 @@ def _summed(
 
 
 def fold_sums(
-    keys: Keys,
-    labels: Floats,
-    folds: NDArray[np.int64],
-    num_folds: int,
+    keys: Keys, labels: Floats, folds: NDArray[np.int64], num_folds: int
 ) -> pa.RecordBatch:
     """Return the number of rows and the sum of the labels of each key and fold.
 
@@ -110,12 +103,7 @@ class Means:
     out_of_fold: Floats
 
 
-def smoothed_means(
-    sums: pa.Table,
-    num_folds: int,
-    prior: float,
-    smooth: float,
-) -> Means:
+def smoothed_means(sums: pa.Table, num_folds: int, prior: float, smooth: float) -> Means:
     """Return (sum + smooth * prior) / (count + smooth) of each key of a bucket.
 
     Args:
@@ -139,12 +127,7 @@ def smoothed_means(
     )
 
 
-def smoothed(
-    sums: Floats,
-    counts: Floats,
-    prior: float,
-    smooth: float,
-) -> Floats:
+def smoothed(sums: Floats, counts: Floats, prior: float, smooth: float) -> Floats:
     """Return (sum + smooth * prior) / (count + smooth); the prior if there is not any row."""
     rows = counts + smooth
     means = np.full(sums.shape, prior)
@@ -173,11 +156,7 @@ def _without_each(values: Floats) -> tuple[Floats, Floats]:
 # --- the mean of a label over earlier rows --------------------------------------------------------
 
 
-def earlier_means(
-    rows: pa.Table,
-    prior: float,
-    smooth: float,
-) -> Floats:
+def earlier_means(rows: pa.Table, prior: float, smooth: float) -> Floats:
     """Return the smoothed mean of the label over the strictly earlier rows of each row's key.
 
     A row without a time gets the prior and is earlier than no other row.

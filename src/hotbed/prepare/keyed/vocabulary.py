@@ -203,11 +203,7 @@ class WordsFile:
         values = counts["word"] if "word" in counts.columns else counts["key"]
         ids = np.arange(num_before + 1, num_before + 1 + len(counts))
         table = pa.table(
-            {
-                "value": values.to_arrow(),
-                "count": counts["count"].to_arrow(),
-                "id": ids,
-            }
+            {"value": values.to_arrow(), "count": counts["count"].to_arrow(), "id": ids}
         )
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._path, table.schema)

@@ -55,12 +55,7 @@ class PartWriter:
         """Return the facts of the file, which is on disk."""
         self._parquet.close()
         num_bytes, digest = self._file.finish()
-        return WrittenFile(
-            self._name,
-            self._num_rows,
-            num_bytes,
-            digest,
-        )
+        return WrittenFile(self._name, self._num_rows, num_bytes, digest)
 
 
 class _HashedFile:
@@ -126,12 +121,7 @@ def write_workflow(
                 "rows": sum(file.rows for file in written),
                 "files": [asdict(file) for file in written],
             }
-            _write_metadata(
-                folder / part,
-                written,
-                prepared,
-                sizes,
-            )
+            _write_metadata(folder / part, written, prepared, sizes)
     paths = {fitted.digest: fitted.path.relative_to(folder) for fitted in raw.maps}
     workflow = {
         "format": WORKFLOW_FORMAT,
@@ -147,10 +137,7 @@ def write_workflow(
 
 
 def _write_metadata(
-    folder: Path,
-    files: Sequence[WrittenFile],
-    prepared: Schema,
-    sizes: Mapping[str, int],
+    folder: Path, files: Sequence[WrittenFile], prepared: Schema, sizes: Mapping[str, int]
 ) -> None:
     """Write what readers of NVTabular's output expect beside Parquet files: their names and rows.
 

@@ -145,12 +145,7 @@ class _Writer:
         self._skips.add("value", message, len(chunk))
         self._bad_value(self._with_places(chunk), "value", message)
 
-    def _bad_value(
-        self,
-        rows: pa.RecordBatch,
-        reason: str,
-        message: str,
-    ) -> None:
+    def _bad_value(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         names = [name for name in rows.schema.names if name == PLACE or not name.startswith("\0")]
         self._letters.add_all(dead_letters(rows.select(names), reason))
 

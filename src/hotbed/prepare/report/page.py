@@ -188,12 +188,7 @@ def _mean_text(profile: Profile, label: str) -> str:
 
 
 def _series(part: str, x: np.ndarray, y: np.ndarray) -> Series:
-    return Series(
-        _PART_NAMES[part],
-        x.tolist(),
-        y.tolist(),
-        color=_PART_COLORS[part],
-    )
+    return Series(_PART_NAMES[part], x.tolist(), y.tolist(), color=_PART_COLORS[part])
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -251,11 +246,7 @@ def _unknown(profile: Profile) -> str:
 
 
 def _bar_figures(
-    title: str,
-    bars: Sequence[Bar],
-    *,
-    end: float | None = None,
-    logarithmic: bool = False,
+    title: str, bars: Sequence[Bar], *, end: float | None = None, logarithmic: bool = False
 ) -> list[str]:
     """Return the bars in one figure, or in two where there are many."""
     shown = bars[:MOST_BARS]

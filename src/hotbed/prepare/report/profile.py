@@ -152,12 +152,7 @@ class Profile:
             if column.transforms and isinstance(column.transforms[-1], Map)
         ]
 
-    def add(
-        self,
-        part: str,
-        rows: pa.RecordBatch,
-        batch: Batch,
-    ) -> None:
+    def add(self, part: str, rows: pa.RecordBatch, batch: Batch) -> None:
         """Add rows of one part.
 
         Args:

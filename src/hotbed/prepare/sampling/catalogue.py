@@ -27,9 +27,7 @@ _VALUE = "value "
 
 
 def item_rows(
-    names: Sequence[str],
-    rows: pa.RecordBatch,
-    is_valid: NDArray[np.bool_],
+    names: Sequence[str], rows: pa.RecordBatch, is_valid: NDArray[np.bool_]
 ) -> tuple[Int64Array, pa.RecordBatch]:
     """Return the keys and the rows of a shuffle by item: one row for each item of the chunk.
 
@@ -125,12 +123,7 @@ class Catalogue:
         ends = [open_memmap(folder / f"{name}.npy", mode="r") for name in _COUNTS]
         hashes = open_memmap(folder / "hashes.npy", mode="r")
         file = pa.ipc.open_file(pa.memory_map(str(folder / "values.arrow")))
-        return Catalogue(
-            hashes,
-            Weights(ends[0]),
-            Weights(ends[1]),
-            file.read_all(),
-        )
+        return Catalogue(hashes, Weights(ends[0]), Weights(ends[1]), file.read_all())
 
     def places(self, keys: Int64Array) -> Int64Array:
         """Return the places of items, [n], by their keys."""

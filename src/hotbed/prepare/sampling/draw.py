@@ -105,10 +105,7 @@ def draw(weights: Weights, known: Known, users: Int64Array, random: Uint64Array)
 
 
 def _count_up_to(
-    values: Int64Array,
-    first: Int64Array,
-    last: Int64Array,
-    limits: Int64Array,
+    values: Int64Array, first: Int64Array, last: Int64Array, limits: Int64Array
 ) -> Int64Array:
     """Return the end of the values up to `limits` in each ascending range `first` to `last`."""
     low = first.copy()

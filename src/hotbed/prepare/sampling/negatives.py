@@ -177,18 +177,11 @@ def draw_bucket(negatives: Negatives, catalogue: Catalogue, bucket: Bucket) -> D
     for is_valid, weights in ((False, catalogue.train), (True, catalogue.valid)):
         rows = np.flatnonzero(columns["is_positive"] & (columns["is_valid"] == is_valid))
         random = hash_copies(columns["hash"][rows, None], copies)
-        drawn = draw(
-            weights,
-            known,
-            users[rows],
-            random,
-        )
+        drawn = draw(weights, known, users[rows], random)
         items[rows] = drawn
         users_without += len(np.unique(users[rows[drawn[:, 0] < 0]]))
     lists = pa.FixedSizeListArray.from_arrays(
-        pa.array(items.ravel()),
-        width,
-        mask=pa.array(items[:, 0] < 0),
+        pa.array(items.ravel()), width, mask=pa.array(items[:, 0] < 0)
     )
     return Drawn(lists, int((items >= 0).sum()), users_without)
 
@@ -207,11 +200,7 @@ class Expanded:
 
 
 def expand(
-    negatives: Negatives,
-    rows: pa.RecordBatch,
-    label: Label,
-    catalogue: Catalogue,
-    items: pa.Array,
+    negatives: Negatives, rows: pa.RecordBatch, label: Label, catalogue: Catalogue, items: pa.Array
 ) -> Expanded:
     """Return `rows` with their negatives.
 

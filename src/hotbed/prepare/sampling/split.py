@@ -169,9 +169,5 @@ class ByGroup(Holdout):
 
 def _check_share(where: str, valid: float) -> None:
     checks.finite_number(
-        where,
-        valid,
-        above=0,
-        below=1,
-        advice="Give the share of the rows that are for validation.",
+        where, valid, above=0, below=1, advice="Give the share of the rows that are for validation."
     )

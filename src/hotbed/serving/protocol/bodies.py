@@ -148,9 +148,7 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> DividedRequest:
             "tensors, got more. Send names, shapes and parameters of the model's inputs only."
         )
     return DividedRequest(
-        head,
-        [ValueSpan(*place) for place in spans],
-        [ValueSpan(*place) for place in raw],
+        head, [ValueSpan(*place) for place in spans], [ValueSpan(*place) for place in raw]
     )
 
 

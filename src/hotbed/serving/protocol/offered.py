@@ -47,8 +47,7 @@ def check_load(parameters: Iterable[str]) -> None:
 
 
 def choose_outputs(
-    outputs: Mapping[str, NDArray[np.float32]],
-    names: Sequence[str] | None,
+    outputs: Mapping[str, NDArray[np.float32]], names: Sequence[str] | None
 ) -> Mapping[str, NDArray[np.float32]]:
     """Return the outputs of these names, or all for None. Raises DataError for unknown names."""
     if names is None:

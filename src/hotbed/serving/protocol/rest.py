@@ -105,11 +105,7 @@ def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
     return body[:length], body[length:]
 
 
-def _read(
-    text: bytes,
-    binary: bytes,
-    bounds: Bounds,
-) -> tuple[InferRequest, RequestHead | None]:
+def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, RequestHead | None]:
     """Return an infer request, and its head if all tensors are binary."""
     divided = divide_json(text, bounds)
     spec = read_object(divided.head)
@@ -209,11 +205,7 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     return [check_type(entry, dict, name) for entry in check_type(value, list, name)]
 
 
-def write_answer(
-    request: InferRequest,
-    model: str,
-    scores: Scores,
-) -> tuple[bytes, int | None]:
+def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[bytes, int | None]:
     """Return the body of the answer and, if binary tensors follow the JSON, the JSON's length."""
     is_binary = request.outputs
     if is_binary is None:

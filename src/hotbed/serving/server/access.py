@@ -81,8 +81,7 @@ def _problem_of(line: str) -> str:
 
 
 def load_tls(
-    cert: str | None,
-    key: str | None,
+    cert: str | None, key: str | None
 ) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
     """Return key and certificate of PEM files, in the forms of gRPC and of Python's `ssl`.
 

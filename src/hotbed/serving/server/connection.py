@@ -45,11 +45,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(
-        self,
-        app: App,
-        request_seconds: float,
-        idle_seconds: float,
-        tls: SSLContext | None = None,
+        self, app: App, request_seconds: float, idle_seconds: float, tls: SSLContext | None = None
     ) -> None:
         self.app = app
         self.closing = False

@@ -46,10 +46,7 @@ from hotbed.serving.protocol.offered import (
 from hotbed.serving.protocol.tensors import Tensor, text_of
 from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.models import DecodedRequest, Models, ServedVersion
-from hotbed.serving.server.triton import (
-    model_config,
-    model_statistics,
-)
+from hotbed.serving.server.triton import model_config, model_statistics
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import load_service
 
@@ -322,9 +319,7 @@ def _decode_call(message: Any, data: bytes) -> Any:
 
 
 def unary_handler(
-    call: Callable[[Any], Awaitable[Any]],
-    message: Any,
-    decode: Callable[[bytes], Any],
+    call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
 ) -> UnaryHandler:
     """Return a handler that decodes a request and awaits `call`.
 

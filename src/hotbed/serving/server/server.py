@@ -52,10 +52,7 @@ class Server(Stoppable):
     """
 
     def __init__(
-        self,
-        models: Models,
-        options: Options | None = None,
-        listener: socket.socket | None = None,
+        self, models: Models, options: Options | None = None, listener: socket.socket | None = None
     ) -> None:
         super().__init__()
         self._models = models

@@ -68,9 +68,7 @@ class ModelVersion(ABC):
 
     @abstractmethod
     def find(
-        self,
-        wanted: Mapping[str, IdArray],
-        seconds: float | None = None,
+        self, wanted: Mapping[str, IdArray], seconds: float | None = None
     ) -> dict[str, RowArray]:
         """Return rows by table: ids [n] -> float32 [n, dim].
 
@@ -92,12 +90,7 @@ class RowStore(ABC):
         """
 
     @abstractmethod
-    def changes(
-        self,
-        name: str,
-        since: str,
-        to: str,
-    ) -> Mapping[str, IdArray] | None:
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, IdArray] | None:
         """Return by table the ids whose row differs between two versions, and maybe some more.
 
         The versions are named by digest. None means that the changes are unknown.
@@ -115,9 +108,7 @@ class RowStore(ABC):
 
 
 def version_fields(
-    spec: Mapping[str, Any],
-    place: str,
-    folder: Path | None = None,
+    spec: Mapping[str, Any], place: str, folder: Path | None = None
 ) -> dict[str, Any]:
     """Return the fields of a ModelVersion from the result of its `to_json`.
 
@@ -134,10 +125,7 @@ def version_fields(
         ) from error
 
 
-def read_weights(
-    data: bytes | memoryview,
-    place: str,
-) -> Iterator[Weight]:
+def read_weights(data: bytes | memoryview, place: str) -> Iterator[Weight]:
     """Yield the tensors of a safetensors file; FormatError, with `place`, for other bytes."""
     try:
         weights = load(bytes(data))

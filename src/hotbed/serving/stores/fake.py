@@ -33,9 +33,7 @@ class FakeVersion(ModelVersion):
         return iter(())
 
     def find(
-        self,
-        wanted: Mapping[str, IdArray],
-        seconds: float | None = None,
+        self, wanted: Mapping[str, IdArray], seconds: float | None = None
     ) -> dict[str, RowArray]:
         call = {name: ids.tolist() for name, ids in wanted.items()}
         self.store.asked.append(call)
@@ -92,12 +90,7 @@ class FakeStore(RowStore):
     def model(self, name: str) -> FakeVersion:
         return self.versions[-1]
 
-    def changes(
-        self,
-        name: str,
-        since: str,
-        to: str,
-    ) -> Mapping[str, IdArray] | None:
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, IdArray] | None:
         old = self.versions[int(since) - 1]
         new = self.versions[int(to) - 1]
         changes = {}

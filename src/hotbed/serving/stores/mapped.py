@@ -63,9 +63,7 @@ class MappedVersion(ModelVersion):
         yield from read_weights(self.blobs["weights"], place)
 
     def find(
-        self,
-        wanted: Mapping[str, IdArray],
-        seconds: float | None = None,
+        self, wanted: Mapping[str, IdArray], seconds: float | None = None
     ) -> dict[str, RowArray]:
         rows = {}
         for name, ids in wanted.items():
@@ -210,12 +208,7 @@ class ModelFolder:
                 f"{place}: not a whole version, got {type(error).__name__}: {error}. {_ADVICE}"
             ) from error
 
-    def _version(
-        self,
-        place: Path,
-        key: str,
-        spec: Mapping[str, Any],
-    ) -> MappedVersion:
+    def _version(self, place: Path, key: str, spec: Mapping[str, Any]) -> MappedVersion:
         """Return the version of a file with this content; it raises many errors for a bad one."""
         fields = version_fields(spec, str(place), self.path)
         blobs = {}
@@ -226,12 +219,7 @@ class ModelFolder:
         for name, config in fields["configs"].items():
             tables[name] = self._table(config, spec["tables"][name])
         version = MappedVersion(
-            **fields,
-            tables=tables,
-            key=key,
-            spec=spec,
-            folder=self.path,
-            blobs=blobs,
+            **fields, tables=tables, key=key, spec=spec, folder=self.path, blobs=blobs
         )
         for name in version.files():
             _inside(self.path, name)

@@ -17,25 +17,13 @@ import numpy as np
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, MissingExtra, NotServed, StoreError
 from hotbed.frozen import IdArray, RowArray
-from hotbed.serving.stores.base import (
-    ModelVersion,
-    RowStore,
-    Weight,
-    read_weights,
-    version_fields,
-)
+from hotbed.serving.stores.base import ModelVersion, RowStore, Weight, read_weights, version_fields
 from hotbed.serving.stores.fetched_maps import FetchedMaps
 
 try:
     import grpc
 
-    from hotbed.serving.stores.messages import (
-        CALLS,
-        MESSAGE_BYTES,
-        MESSAGES,
-        SERVICE,
-        CallTypes,
-    )
+    from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, SERVICE, CallTypes
 except ImportError as error:
     raise MissingExtra(
         f"RemoteParameterServer: {error.name} is not installed. Run pip install hotbed[serve]."
@@ -133,12 +121,7 @@ class RemoteParameterServer(RowStore):
         for part in self.stream("Map", {**request, "map": digest}):
             yield part.data
 
-    def changes(
-        self,
-        name: str,
-        since: str,
-        to: str,
-    ) -> Mapping[str, IdArray] | None:
+    def changes(self, name: str, since: str, to: str) -> Mapping[str, IdArray] | None:
         request = {"model": name, "since": since, "to": to}
         data = dict[str, list[bytes]]()
         for part in self.stream("Changes", request):
@@ -150,12 +133,7 @@ class RemoteParameterServer(RowStore):
         request = {"model": name, "table": table, "n": n}
         return _ids(self._read_all("Hot", request))
 
-    def ask(
-        self,
-        call: str,
-        request: Mapping[str, Any],
-        seconds: float | None = None,
-    ) -> Any:
+    def ask(self, call: str, request: Mapping[str, Any], seconds: float | None = None) -> Any:
         """Call the server and return its one answer, within `seconds`."""
         make = MESSAGES[CALLS[call].request]
         message = make(**request)
@@ -235,9 +213,7 @@ class RemoteVersion(ModelVersion):
         yield from read_weights(self.blobs["Weights"], place)
 
     def find(
-        self,
-        wanted: Mapping[str, IdArray],
-        seconds: float | None = None,
+        self, wanted: Mapping[str, IdArray], seconds: float | None = None
     ) -> dict[str, RowArray]:
         deadline = None if seconds is None else time.monotonic() + seconds
         data: dict[str, list[bytes]] = {table: [] for table in wanted}
@@ -312,11 +288,7 @@ def _ids(data: bytes) -> IdArray:
     return np.frombuffer(data[:num_bytes], "<i8").astype(np.int64)
 
 
-def _open_channel(
-    place: str,
-    secure: bool,
-    trusted: str | Path | None,
-) -> Any:
+def _open_channel(place: str, secure: bool, trusted: str | Path | None) -> Any:
     if not secure:
         return grpc.insecure_channel(place, _OPTIONS)
     pem = None if trusted is None else _pem(trusted)

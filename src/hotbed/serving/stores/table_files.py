@@ -124,13 +124,7 @@ class TableFiles:
             if earlier is None:
                 deltas.append(self._delta(number))
         merge = _Merge(deltas, earlier)
-        write_rows(
-            path,
-            self._dim,
-            merge.rows(),
-            merge.removed(),
-            self._dtype,
-        )
+        write_rows(path, self._dim, merge.rows(), merge.removed(), self._dtype)
         return path
 
     def _rows_of(self, number: int) -> ServedTable | None:
@@ -196,11 +190,7 @@ class _Merge:
     `rows` has to be read to its end before `removed`.
     """
 
-    def __init__(
-        self,
-        deltas: list[_Delta],
-        earlier: ServedTable | None,
-    ) -> None:
+    def __init__(self, deltas: list[_Delta], earlier: ServedTable | None) -> None:
         self._deltas = deltas
         self._earlier = earlier
         self._decided = np.empty(0, np.int64)  # ids with an entry so far, rising
@@ -261,10 +251,7 @@ def _hottest(batches: Iterable[pa.RecordBatch]) -> IdArray:
     return _highest(ids, counts)[0]
 
 
-def _highest(
-    ids: list[IdArray],
-    counts: list[IdArray],
-) -> tuple[IdArray, IdArray]:
+def _highest(ids: list[IdArray], counts: list[IdArray]) -> tuple[IdArray, IdArray]:
     all_ids = np.concatenate(ids)
     all_counts = np.concatenate(counts)
     order = np.lexsort([all_ids, -all_counts])
@@ -286,8 +273,4 @@ def write_small(path: Path, data: bytes | memoryview) -> dict[str, Any]:
     if not path.exists() or path.read_bytes() != data:
         with new_file(path) as file:
             file.write(data)
-    return {
-        "file": path.name,
-        "bytes": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+    return {"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}

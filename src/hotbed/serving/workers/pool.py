@@ -321,11 +321,7 @@ class WorkerPool:
             raise errors[0]
 
     def _start_calls(
-        self,
-        workers: Sequence[WorkerProcess],
-        seconds: float,
-        call: str,
-        *arguments: Any,
+        self, workers: Sequence[WorkerProcess], seconds: float, call: str, *arguments: Any
     ) -> list[tuple[WorkerProcess, Future[Any]]]:
         """Call several workers at the same time."""
         threads = DaemonThreads(len(self._workers), "hotbed-ask")

@@ -36,10 +36,7 @@ class Wire:
     """
 
     def __init__(
-        self,
-        end: socket.socket,
-        calls: Mapping[str, Callable[..., Any]],
-        ended: Callable[[], None],
+        self, end: socket.socket, calls: Mapping[str, Callable[..., Any]], ended: Callable[[], None]
     ) -> None:
         self._end = end
         self._calls = calls

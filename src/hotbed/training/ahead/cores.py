@@ -272,10 +272,7 @@ class Cores:
             f"{1e3 * self._median(threads):.2f} ms with {threads}" for threads in self._seconds
         )
         log.info(
-            "threads from step %d on: %s (measured: %s)",
-            step + 1,
-            self._now,
-            tried or "nothing",
+            "threads from step %d on: %s (measured: %s)", step + 1, self._now, tried or "nothing"
         )
 
 

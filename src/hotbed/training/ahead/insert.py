@@ -39,12 +39,7 @@ class Insert:
         ...     learn(insert(batch))
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        depth: int = 2,
-        barrier: Barrier | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, depth: int = 2, barrier: Barrier | None = None) -> None:
         checks.whole_number("Insert.depth", depth, 0)
         self.network = network
         self.depth = depth

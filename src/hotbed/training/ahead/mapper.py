@@ -188,12 +188,7 @@ class ModelMapper:
                     return example
                 batch = example.batch
                 times = None if batch is None or not self._binds else batch.time
-                foreseen = self._state.foresee(
-                    leaves,
-                    self._maps,
-                    times,
-                    self._queue,
-                )
+                foreseen = self._state.foresee(leaves, self._maps, times, self._queue)
         except Exception as error:
             return replace(example, error=error)
         return replace(example, foreseen=foreseen)

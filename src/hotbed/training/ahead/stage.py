@@ -151,12 +151,7 @@ class MapStage:
         self._read_step += example is not None
         return _Place(example, self._read_step)
 
-    def _map(
-        self,
-        place: _Place,
-        step: int,
-        now: int | None,
-    ) -> None:
+    def _map(self, place: _Place, step: int, now: int | None) -> None:
         """Give an example to the thread, unless a barrier lies before it, after `step`."""
         assert self._mapper is not None
         example = place.example

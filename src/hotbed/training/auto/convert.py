@@ -88,14 +88,7 @@ def auto(
     """
     _check_types(model, tables, times, unbounded)
     optimizers = _optimizers(model, optimizer)
-    combined, report = _converted(
-        model,
-        optimizers,
-        tables or {},
-        times,
-        unbounded,
-        batch,
-    )
+    combined, report = _converted(model, optimizers, tables or {}, times, unbounded, batch)
     if isinstance(optimizer, Optimizer):
         return model, combined[0], report
     return model, combined, report
@@ -125,23 +118,10 @@ def _converted(
     if unbounded and signature is not None:
         _check_traced(model, unbounded, findings)
     moves = _moves(movable, options, optimizers, findings)
-    report = _report(
-        model,
-        weights,
-        reasons,
-        moves,
-        findings,
-        unbounded,
-    )
+    report = _report(model, weights, reasons, moves, findings, unbounded)
     if not moves:
         return list(optimizers), report
-    state = Converted(
-        model,
-        {},
-        report,
-        times,
-        frozenset(unbounded),
-    )
+    state = Converted(model, {}, report, times, frozenset(unbounded))
     if signature is not None and findings.graph is not None:
         state.set_graph(findings.graph, signature)
     for move in moves:
@@ -465,19 +445,11 @@ def _report(
     for own in model.parameters():
         if id(own) not in moved and not is_lazy(own):
             num_dense += own.numel()
-    return Report(
-        tuple(entries),
-        tuple(notes),
-        type(model).__name__,
-        num_dense,
-        findings.inputs,
-    )
+    return Report(tuple(entries), tuple(notes), type(model).__name__, num_dense, findings.inputs)
 
 
 def _combined(
-    optimizer: Optimizer,
-    model: nn.Module,
-    rows: Mapping[nn.Parameter, TableRows],
+    optimizer: Optimizer, model: nn.Module, rows: Mapping[nn.Parameter, TableRows]
 ) -> Optimizer:
     """Return the optimizer of parameters and rows; the same one if it had no weight that moved."""
     for group in optimizer.param_groups:

@@ -49,12 +49,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
             names.append("_".join(map(str, path[-length:])))
         counts = Counter(names)
         longer = []
-        for path, name, length in zip(
-            paths,
-            names,
-            lengths,
-            strict=True,
-        ):
+        for path, name, length in zip(paths, names, lengths, strict=True):
             longer.append(_ending(path, length + 1) if counts[name] > 1 else length)
         if longer == lengths:
             break

@@ -68,13 +68,7 @@ class MovedWeight(nn.Parameter):
         weight.__dict__["path"] = path
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if name_of(func) in ASKED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -160,10 +154,7 @@ class MovedLookup(TableModule):
 
     @abstractmethod
     def as_ids(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        weights: Tensor | None = None,
+        self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> Ids:
         """Return the arguments of a lookup as ids: flat, with all offsets, without padding.
 
@@ -183,10 +174,7 @@ class MovedLookup(TableModule):
         return self.map([own], self._times_of(own, times), training=True, queue=queue)
 
     def _look_up(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        weights: Tensor | None = None,
+        self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
         self.performed += self.training
@@ -305,11 +293,7 @@ class MovedEmbedding(MovedLookup, Weightless, nn.Embedding):
     """nn.Embedding over a table: ids of any shape [...] -> rows [..., dim]."""
 
     def __init__(
-        self,
-        path: str,
-        table: Table,
-        source: nn.Embedding,
-        buckets: Sequence[int] = (),
+        self, path: str, table: Table, source: nn.Embedding, buckets: Sequence[int] = ()
     ) -> None:
         super().__init__(path, table, source, "none", buckets)
 
@@ -323,10 +307,7 @@ class MovedEmbedding(MovedLookup, Weightless, nn.Embedding):
         return rows.view(*input.shape, self.embedding_dim)
 
     def as_ids(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        weights: Tensor | None = None,
+        self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> Ids:
         return Ids(input.reshape(-1))
 
@@ -335,31 +316,21 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
     """nn.EmbeddingBag over a table: bags of ids -> pooled rows [n, dim]."""
 
     def __init__(
-        self,
-        path: str,
-        table: Table,
-        source: nn.EmbeddingBag,
-        buckets: Sequence[int] = (),
+        self, path: str, table: Table, source: nn.EmbeddingBag, buckets: Sequence[int] = ()
     ) -> None:
         super().__init__(path, table, source, source.mode, buckets)
         self.mode = source.mode
         self.include_last_offset = source.include_last_offset
 
     def forward(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        per_sample_weights: Tensor | None = None,
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """Return the pooled rows of each bag, as nn.EmbeddingBag does."""
         _, (flat, _) = self._look_up(input, offsets, per_sample_weights)
         return flat
 
     def as_ids(
-        self,
-        input: Tensor,
-        offsets: Tensor | None = None,
-        weights: Tensor | None = None,
+        self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> Ids:
         self._check_shapes(input, offsets, weights)
         if offsets is None:
@@ -379,12 +350,7 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
             weights = weights[stays]
         return Ids(input[stays], before[offsets], weights)
 
-    def _check_shapes(
-        self,
-        input: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-    ) -> None:
+    def _check_shapes(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
         if input.dim() != (2 if offsets is None else 1):
             shape = "[n, k] without offsets, [m] with offsets"
             raise RowShapeError(

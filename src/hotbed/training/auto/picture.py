@@ -66,13 +66,7 @@ def id_boxes(text: str, leaves: Sequence[str], ids: dict[str, Box]) -> list[str]
     name = f"ids {text}"
     lines = [("kind", "ids")]
     lines += [("shape", line) for line in wrapped(text, COLUMNS, LINES)]
-    ids[name] = Box(
-        name,
-        "plain",
-        lines,
-        inputs,
-        text,
-    )
+    ids[name] = Box(name, "plain", lines, inputs, text)
     return [name]
 
 
@@ -89,13 +83,7 @@ def _table(entry: Entry) -> Box:
     if entry.table is None:
         lines = [("name", entry.path), ("kind", f"nn.{entry.kind}, kept")]
         lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]
-        return Box(
-            f"holder {entry.path}",
-            "plain",
-            lines,
-            [],
-            entry.reason,
-        )
+        return Box(f"holder {entry.path}", "plain", lines, [], entry.reason)
     rule = entry.table.rule
     lines = [("name", entry.table.name)]
     if entry.table.frozen:

@@ -17,12 +17,7 @@ CHUNK = 2**16
 """Rows that are loaded at a time."""
 
 
-def fill(
-    table: Table,
-    weight: Tensor,
-    state: Sequence[Tensor],
-    step: int,
-) -> None:
+def fill(table: Table, weight: Tensor, state: Sequence[Tensor], step: int) -> None:
     """Load a weight into an empty table, with the optimizer state of its rows.
 
     Args:
@@ -37,10 +32,7 @@ def fill(
     for start in range(0, len(weight), CHUNK):
         stop = min(start + CHUNK, len(weight))
         ids = np.arange(start, stop)
-        columns = {
-            "id": pa.array(ids),
-            "value": _lists(weight[start:stop]),
-        }
+        columns = {"id": pa.array(ids), "value": _lists(weight[start:stop])}
         if has_state:
             slots = [slot[start:stop] for slot in state]
             columns["state"] = _lists(torch.cat(slots, 1))
@@ -55,10 +47,7 @@ def load_weight(table: Table, weight: Tensor) -> None:
     table.native.catch_up()
     for start in range(0, len(weight), CHUNK):
         stop = min(start + CHUNK, len(weight))
-        columns = {
-            "id": pa.array(np.arange(start, stop)),
-            "value": _lists(weight[start:stop]),
-        }
+        columns = {"id": pa.array(np.arange(start, stop)), "value": _lists(weight[start:stop])}
         table.load([pa.record_batch(columns)])
 
 

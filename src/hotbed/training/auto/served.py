@@ -63,14 +63,7 @@ def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
 
 
 def _spec(leaf: Leaf) -> TensorSpec:
-    return TensorSpec(
-        leaf.name,
-        leaf.dtype,
-        leaf.shape,
-        leaf.axis,
-        leaf.size,
-        leaf.bag,
-    )
+    return TensorSpec(leaf.name, leaf.dtype, leaf.shape, leaf.axis, leaf.size, leaf.bag)
 
 
 def _call(state: Converted, signature: Signature, tensors: Sequence[Tensor]) -> Any:

@@ -61,30 +61,15 @@ class Leaf:
 
     @staticmethod
     def of(
-        name: str,
-        path: Path,
-        tensor: Tensor,
-        bags: Mapping[str, str],
-        num_samples: int,
+        name: str, path: Path, tensor: Tensor, bags: Mapping[str, str], num_samples: int
     ) -> Leaf:
         """Return the description of a tensor of a batch of `num_samples`."""
         size = None
         if tensor.dim():
             size = tensor.shape[0]
-        axis = _axis(
-            name,
-            tensor,
-            bags,
-            num_samples,
-        )
+        axis = _axis(name, tensor, bags, num_samples)
         return Leaf(
-            name,
-            path,
-            _dtype_of(tensor),
-            tuple(tensor.shape[1:]),
-            axis,
-            size,
-            bags.get(name),
+            name, path, _dtype_of(tensor), tuple(tensor.shape[1:]), axis, size, bags.get(name)
         )
 
     @property
@@ -155,21 +140,8 @@ class Signature:
             num_samples = _num_samples(model, tensors, bags)
         leaves = []
         for name, tensor in tensors.items():
-            leaves.append(
-                Leaf.of(
-                    name,
-                    paths[name],
-                    tensor,
-                    bags,
-                    num_samples,
-                )
-            )
-        return Signature(
-            tuple(leaves),
-            num_samples,
-            parameters,
-            skeleton,
-        )
+            leaves.append(Leaf.of(name, paths[name], tensor, bags, num_samples))
+        return Signature(tuple(leaves), num_samples, parameters, skeleton)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,10 +158,7 @@ class Signature:
         )
 
     def leaves(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        needed: Collection[str] | None = None,
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], needed: Collection[str] | None = None
     ) -> list[Tensor]:
         """Return the tensors of the arguments of another batch, in the order of the signature.
 
@@ -429,12 +398,7 @@ def _num_samples(model: nn.Module, tensors: Mapping[str, Tensor], bags: Mapping[
     return offsets.pop() - int(includes_last_offset(model))
 
 
-def _axis(
-    name: str,
-    tensor: Tensor,
-    bags: Mapping[str, str],
-    num_samples: int,
-) -> str:
+def _axis(name: str, tensor: Tensor, bags: Mapping[str, str], num_samples: int) -> str:
     """Return what the first axis of a tensor counts."""
     if not tensor.dim():
         return FIXED

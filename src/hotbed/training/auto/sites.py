@@ -179,11 +179,7 @@ def _overridden(kind: type[nn.Module]) -> list[str]:
 
 
 def _check_plain(model: nn.Module) -> None:
-    wrappers = (
-        nn.DataParallel,
-        nn.parallel.DistributedDataParallel,
-        torch.jit.ScriptModule,
-    )
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
     if isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
         raise ConfigError(
             f"hb.auto: it takes a model that is not wrapped or compiled, got "

@@ -221,12 +221,7 @@ def _by_code(model: nn.Module, modules: Mapping[str, nn.Module]) -> Findings:
     findings = Findings(problem="no path through its code was found")
     for optional in (False, True):
         arguments, names = default_arguments(model, optional=optional)
-        walks = walk(
-            model,
-            modules,
-            arguments,
-            [None] * len(names),
-        )
+        walks = walk(model, modules, arguments, [None] * len(names))
         if walks.walks:
             other = _findings(walks, [repr(name) for name in names])
             findings = other if findings.problem else _merged(findings, other)
@@ -265,19 +260,11 @@ def _findings(walks: Walks, names: Sequence[str]) -> Findings:
                 nodes.setdefault(lookup.path, []).append(lookup.ids)
         for path, of_path in nodes.items():
             sources.setdefault(path, source_of(of_path, named))
-    return Findings(
-        kept=kept,
-        refused=refused,
-        sources=sources,
-        obstacles=obstacles,
-    )
+    return Findings(kept=kept, refused=refused, sources=sources, obstacles=obstacles)
 
 
 def _by_walks(
-    model: nn.Module,
-    modules: Mapping[str, nn.Module],
-    signature: Signature,
-    problem: str,
+    model: nn.Module, modules: Mapping[str, nn.Module], signature: Signature, problem: str
 ) -> Findings:
     """Return what the code shows for a batch that torch.export cannot follow."""
     walks = walk(
@@ -299,19 +286,11 @@ def _by_walks(
     except Exception as error:  # of any type, as above
         return replace(findings, problem=_reason(error))
     graph = _id_graph(exported, signature, hidden)
-    return replace(
-        findings,
-        sources=graph.sources,
-        obstacles=graph.obstacles,
-        graph=graph,
-    )
+    return replace(findings, sources=graph.sources, obstacles=graph.obstacles, graph=graph)
 
 
 def _exported_walk(
-    path: Walk,
-    modules: Mapping[str, nn.Module],
-    signature: Signature,
-    names: Mapping[int, str],
+    path: Walk, modules: Mapping[str, nn.Module], signature: Signature, names: Mapping[int, str]
 ) -> Exported:
     """Export the part of a path that computes ids: the rest is what torch.export cannot follow."""
     module, layout = path.ids()
@@ -334,9 +313,7 @@ def _exported_walk(
 
 
 def _id_graph(
-    exported: Exported,
-    signature: Signature,
-    hidden: Mapping[str, str] | None = None,
+    exported: Exported, signature: Signature, hidden: Mapping[str, str] | None = None
 ) -> IdGraph:
     """Return the part of an exported graph that depends on the batch alone.
 

@@ -10,12 +10,7 @@ callback that watches `auc` looks for `valid.auc` first, then for `auc` (progres
 """
 
 from hotbed.training.callbacks.updates import ClipGradients, LearningRate
-from hotbed.training.callbacks.validation import (
-    BestWeights,
-    EarlyStopping,
-    ReducePlateau,
-    Validate,
-)
+from hotbed.training.callbacks.validation import BestWeights, EarlyStopping, ReducePlateau, Validate
 from hotbed.training.checkpoint import Checkpoint
 from hotbed.training.evict import Evict
 from hotbed.training.watching.history import History

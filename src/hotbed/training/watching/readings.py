@@ -51,10 +51,7 @@ def statistics(run: Run) -> Tables:
 
 def readings(run: Run) -> list[Reading]:
     """Return every number to watch at this moment."""
-    values = [
-        Reading("steps", run.step, total=True),
-        Reading("samples", run.samples, total=True),
-    ]
+    values = [Reading("steps", run.step, total=True), Reading("samples", run.samples, total=True)]
     if run.loss is not None:
         values.append(Reading("loss", float(run.loss.detach())))
     for name, value in run.metrics.items():

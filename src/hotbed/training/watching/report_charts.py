@@ -248,12 +248,7 @@ def _over(
     timed = all(window.end is not None for window in windows)
     label = "event time" if timed else "samples"
     return Chart(
-        f"{title} over {label}",
-        label,
-        lines,
-        time=timed,
-        levels=levels or {},
-        from_zero=zero,
+        f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero
     )
 
 

@@ -97,10 +97,7 @@ def deepfm(num_samples: int, seed: int) -> Planted:
     ids = _ids(draw, num_samples, FIELDS, 20)
     numbers = _numbers(draw, num_samples)
     factors = np.concatenate(
-        [
-            _factors(draw, ids, 20, 4),
-            numbers[:, :, None] * draw.normal(size=(len(NUMBERS), 4)),
-        ],
+        [_factors(draw, ids, 20, 4), numbers[:, :, None] * draw.normal(size=(len(NUMBERS), 4))],
         axis=1,
     )
     pairs = factors.sum(axis=1) ** 2 - (factors**2).sum(axis=1)

@@ -80,12 +80,7 @@ def model_of(samples: planted.Planted, graph: Any, seed: int = 0) -> hb.RecModel
     return hb.RecModel(network, loss, hb.Adam(lr=0.005))
 
 
-def train(
-    samples: planted.Planted,
-    graph: Any,
-    epochs: int,
-    seed: int = 0,
-) -> hb.RecModel:
+def train(samples: planted.Planted, graph: Any, epochs: int, seed: int = 0) -> hb.RecModel:
     model = model_of(samples, graph, seed)
     data = hb.Dataset(
         samples.trained,

@@ -177,13 +177,7 @@ def test_the_order_is_linear_norm_activation_dropout() -> None:
     assert [
         type(layer)
         for layer in MLP(3, [4], activation="tanh", dropout=0.5, batch_norm=True, output_dim=1)
-    ] == [
-        nn.Linear,
-        BatchNorm,
-        nn.Tanh,
-        Dropout,
-        nn.Linear,
-    ]
+    ] == [nn.Linear, BatchNorm, nn.Tanh, Dropout, nn.Linear]
     assert [type(layer) for layer in MLP(3, [4], dropout=0.5)] == [nn.Linear, ReLUDropout]
 
 

@@ -115,10 +115,7 @@ CASES = [
         lambda s, w, fields: pairs(fields).sum(1),
     ),
     Case(
-        "fm_order2",
-        lambda s: FMOrder2(),
-        [("n", "f", "d")],
-        lambda s, w, fields: products(fields),
+        "fm_order2", lambda s: FMOrder2(), [("n", "f", "d")], lambda s, w, fields: products(fields)
     ),
     Case(
         "fm_order2_flat",

@@ -97,13 +97,7 @@ def scores(s: Any, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     return result
 
 
-def attention(
-    heads: int,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    mask: Any = 1,
-) -> np.ndarray:
+def attention(heads: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: Any = 1) -> np.ndarray:
     """Head by head; the mask is [n, length_to]."""
     dim = q.shape[2] // heads
     results = []
@@ -247,11 +241,7 @@ CASES = [
         sizes={"d": (2, 4), "h": (1, 4)},
     ),
     Case(
-        "augru",
-        lambda s: AUGRU(s.d, s.h),
-        [("n", "t", "d"), ("n", "t")],
-        gru,
-        sizes={"h": (1, 4)},
+        "augru", lambda s: AUGRU(s.d, s.h), [("n", "t", "d"), ("n", "t")], gru, sizes={"h": (1, 4)}
     ),
     Case(
         "gru",

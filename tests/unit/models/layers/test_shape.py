@@ -99,12 +99,7 @@ CASES = [
         [("n", "t", "a"), ("n", "t", "b")],
         lambda s, w, x, y: np.concatenate([x, y], axis=2).reshape(s.n * s.t, s.a + s.b),
     ),
-    Case(
-        "flat",
-        lambda s: Reshape(),
-        [("n", "f", "d")],
-        lambda s, w, x: x.reshape(s.n, s.f * s.d),
-    ),
+    Case("flat", lambda s: Reshape(), [("n", "f", "d")], lambda s, w, x: x.reshape(s.n, s.f * s.d)),
     Case(
         "rows_of_fields",
         lambda s: Reshape(leading_dim=s.d),

@@ -133,8 +133,7 @@ def _table_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, An
     if "initializer_type" in initial:
         bound = initial.get("up_bound", -1)
         values["init_param_or_empty"] = InitParams(
-            initial["initializer_type"],
-            bound if bound > 0 else None,
+            initial["initializer_type"], bound if bound > 0 else None
         )
     return values
 
@@ -232,9 +231,7 @@ class EmbeddingPlanner(EmbeddingCollectionConfig):
     """The builder of an embedding collection in v3.7 to v4.0."""
 
     def create_embedding_collection(
-        self,
-        *plan: Any,
-        **plan_by_name: Any,
+        self, *plan: Any, **plan_by_name: Any
     ) -> EmbeddingCollectionConfig:
         """Return the collection; the plan says which devices hold which tables."""
         return self

@@ -51,11 +51,7 @@ class HPS:
             self._tables[name] = _tables(params, dims)
 
     def lookup(
-        self,
-        h_keys: Any,
-        model_name: str,
-        table_id: int,
-        device_id: int = 0,
+        self, h_keys: Any, model_name: str, table_id: int, device_id: int = 0
     ) -> NDArray[np.float32]:
         """Return the vectors of keys, float32 [n, vector size].
 
@@ -75,12 +71,7 @@ class HPS:
         return vectors
 
     def lookup_fromdlpack(
-        self,
-        keys: Any,
-        out_tensor: Any,
-        model_name: str,
-        table_id: int,
-        device_id: int = 0,
+        self, keys: Any, out_tensor: Any, model_name: str, table_id: int, device_id: int = 0
     ) -> None:
         """Write the vectors of keys into a tensor, both given by DLPack.
 

@@ -69,9 +69,7 @@ class ServedModels:
 
 
 def CreateParameterServer(
-    model_config_path: Sequence[str],
-    model_name: Sequence[str],
-    i64_input_key: bool,
+    model_config_path: Sequence[str], model_name: Sequence[str], i64_input_key: bool
 ) -> ServedModels:
     """Load models of v3.0 and v3.0.1.
 
@@ -146,9 +144,7 @@ def CreateEmbeddingCache(
     log_no_effect("inference_params.device_id")
     log_no_effect("inference_params.use_gpu_embedding_cache")
     return ServedCache(
-        parameter_server,
-        model_name,
-        cache_size_percentage if use_gpu_embedding_cache else None,
+        parameter_server, model_name, cache_size_percentage if use_gpu_embedding_cache else None
     )
 
 

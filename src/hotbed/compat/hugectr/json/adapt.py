@@ -18,9 +18,7 @@ METADATA = "_metadata.json"
 
 
 def adapt_json(
-    template: str | Path | Mapping[str, Any],
-    prepared: str | Path,
-    output: str | Path | None = None,
+    template: str | Path | Mapping[str, Any], prepared: str | Path, output: str | Path | None = None
 ) -> dict[str, Any]:
     """Return a training file or a graph for data that `hotbed prepare` or NVTabular wrote.
 

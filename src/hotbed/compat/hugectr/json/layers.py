@@ -127,9 +127,7 @@ def _read_reader(values: Mapping[str, Any], where: str) -> DataReaderParams | No
     needed(values, where, ["check"])
     reader = {new: values[old] for old, new in _READER.items() if old in values}
     reader["data_reader_type"] = member(
-        DataReaderType_t,
-        values.get("format", "Norm"),
-        f"{where}.format",
+        DataReaderType_t, values.get("format", "Norm"), f"{where}.format"
     )
     reader["check_type"] = member(Check_t, values["check"], f"{where}.check")
     reader.setdefault("eval_source", "")
@@ -205,9 +203,7 @@ def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
     arguments = {key: hyper[key] for key in _EMBEDDING if key in hyper}
     if "optimizer" in values:
         arguments["optimizer"] = read_optimizer(
-            values["optimizer"],
-            f"{where}.optimizer",
-            needs_rate=False,
+            values["optimizer"], f"{where}.optimizer", needs_rate=False
         )
     if any(key in hyper for key in HYBRID_KEYS):
         arguments["hybrid_embedding_param"] = _read_hybrid({**HYBRID_KEYS, **hyper}, place)
@@ -274,15 +270,10 @@ def _read_table(entry: Any, where: str) -> EmbeddingTableConfig:
         params = read_clause(values["init"], place, ["type", "up_bound"])
         needed(params, place, ["type"])
         init = InitParams(
-            member(Initializer_t, params["type"], f"{place}.type"),
-            params.get("up_bound"),
+            member(Initializer_t, params["type"], f"{place}.type"), params.get("up_bound")
         )
     return EmbeddingTableConfig(
-        values["name"],
-        values["max_vocabulary_size"],
-        values["ev_size"],
-        optimizer,
-        init,
+        values["name"], values["max_vocabulary_size"], values["ev_size"], optimizer, init
     )
 
 
@@ -324,7 +315,7 @@ LAYER_KEYS: Mapping[Layer_t, Keys] = {
         needed={
             "max_sequence_len_from": "max_sequence_len_from",
             "max_sequence_len_to": "max_sequence_len_to",
-        },
+        }
     ),
     Layer_t.MLP: Keys(
         "mlp_param",
@@ -347,12 +338,10 @@ LAYER_KEYS: Mapping[Layer_t, Keys] = {
     ),
     Layer_t.Concat: Keys(optional={"axis": "axis"}),
     Layer_t.MultiHeadAttention: Keys(
-        optional={"num_attention_heads": "num_attention_heads", "transpose_b": "transpose_b"},
+        optional={"num_attention_heads": "num_attention_heads", "transpose_b": "transpose_b"}
     ),
     Layer_t.MultiCross: Keys(
-        "mc_param",
-        {"num_layers": "num_layers"},
-        {"projection_dim": "projection_dim", **_INIT},
+        "mc_param", {"num_layers": "num_layers"}, {"projection_dim": "projection_dim", **_INIT}
     ),
     Layer_t.Reshape: Keys(
         optional={
@@ -360,7 +349,7 @@ LAYER_KEYS: Mapping[Layer_t, Keys] = {
             "time_step": "time_step",
             "selected": "selected_slots",
             "shape": "shape",
-        },
+        }
     ),
     Layer_t.Select: Keys(needed={"dim": "dim", "index": "index"}),
     Layer_t.Slice: Keys(needed={"ranges": "ranges"}),
@@ -379,25 +368,18 @@ LAYER_KEYS: Mapping[Layer_t, Keys] = {
     ),
     Layer_t.PReLU_Dice: Keys(
         "prelu_dice_param",
-        optional={
-            "alpha": "elu_alpha",
-            "elu_alpha": "elu_alpha",
-            "eps": "eps",
-            "epsilon": "eps",
-        },
+        optional={"alpha": "elu_alpha", "elu_alpha": "elu_alpha", "eps": "eps", "epsilon": "eps"},
     ),
     Layer_t.Scale: Keys("scale_param", {"axis": "axis", "factor": "factor"}),
     Layer_t.Softmax: Keys(optional={"factor": "factor"}),
     Layer_t.WeightMultiply: Keys(
-        needed={"weight_dims": "weight_dims"},
-        optional={"weight_init": "weight_init_type"},
+        needed={"weight_dims": "weight_dims"}, optional={"weight_init": "weight_init_type"}
     ),
     Layer_t.FmOrder2: Keys(needed={"out_dim": "out_dim"}),
     Layer_t.BinaryCrossEntropyLoss: Keys(optional=_LOSS),
     Layer_t.CrossEntropyLoss: Keys(optional=_LOSS),
     Layer_t.MultiCrossEntropyLoss: Keys(
-        needed={"target_weight": "target_weight_vec"},
-        optional=_LOSS,
+        needed={"target_weight": "target_weight_vec"}, optional=_LOSS
     ),
 }
 """Keys of the types of layers that have keys of their own."""
@@ -443,11 +425,7 @@ def _read_dense_layer(layer: Any, where: str) -> DenseLayer:
     )
 
 
-def _arguments(
-    values: Mapping[str, Any],
-    where: str,
-    keys: Mapping[str, str],
-) -> dict[str, Any]:
+def _arguments(values: Mapping[str, Any], where: str, keys: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of a dense layer that the keys of a clause are."""
     arguments: dict[str, Any] = {}
     for key, argument in keys.items():

@@ -22,21 +22,10 @@ _HYPER: Mapping[Optimizer_t, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     Optimizer_t.RMSProp: ("rmsprop_hparam", ("beta", "epsilon"), ()),
     Optimizer_t.SGD: ("sgd_hparam", (), ("atomic_update",)),
 }
-_RATE = (
-    "warmup_steps",
-    "decay_start",
-    "decay_steps",
-    "decay_power",
-    "end_lr",
-)
+_RATE = ("warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
 
 
-def read_optimizer(
-    spec: Any,
-    where: str = "optimizer",
-    *,
-    needs_rate: bool = True,
-) -> OptParams:
+def read_optimizer(spec: Any, where: str = "optimizer", *, needs_rate: bool = True) -> OptParams:
     """Return the optimizer that a clause describes, with its learning rate.
 
     Args:
@@ -62,10 +51,7 @@ def read_optimizer(
     hyper = _hyper_parameters(values[name], f"{where}.{name}", keys, optional, needs_rate)
     rate = _learning_rate(hyper, f"{where}.{name}")
     return OptParams(
-        optimizer_type=kind,
-        update_type=_update_type(values, where),
-        learning_rate=rate,
-        **hyper,
+        optimizer_type=kind, update_type=_update_type(values, where), learning_rate=rate, **hyper
     )
 
 
@@ -81,11 +67,7 @@ def write_optimizer(optimizer: OptParams) -> dict[str, Any]:
 
 
 def _hyper_parameters(
-    spec: Any,
-    where: str,
-    keys: tuple[str, ...],
-    optional: tuple[str, ...],
-    needs_rate: bool,
+    spec: Any, where: str, keys: tuple[str, ...], optional: tuple[str, ...], needs_rate: bool
 ) -> dict[str, Any]:
     values = read_clause(spec, where, [*keys, *optional, "learning_rate", *_RATE])
     needed(values, where, ["learning_rate", *keys] if needs_rate else keys)

@@ -23,13 +23,7 @@ _SOLVER = {
     "algorithm_search": "use_algorithm_search",
     "cuda_graph": "use_cuda_graph",
 }
-_FIT = (
-    "display",
-    "eval_interval",
-    "snapshot",
-    "snapshot_prefix",
-    "export_predictions_prefix",
-)
+_FIT = ("display", "eval_interval", "snapshot", "snapshot_prefix", "export_predictions_prefix")
 _FILES = {
     "dense_model_file": "dense_model_file",
     "dense_opt_states_file": "dense_opt_states_file",

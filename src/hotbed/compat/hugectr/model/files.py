@@ -130,10 +130,7 @@ class ModelFiles:
         """Load the optimizer state of the dense parameters."""
         say(f"Loading dense opt states: {path}")
         load_dense_states(
-            path,
-            self._learner.learner.dense,
-            self._learner.network,
-            self._translation,
+            path, self._learner.learner.dense, self._learner.network, self._translation
         )
 
     def load_sparse(self, paths: Sequence[str] | Mapping[str, str]) -> None:
@@ -186,9 +183,7 @@ class ModelFiles:
         return {name: self.table_of(name) for name in self._embeddings}
 
     def _by_name(
-        self,
-        argument: str,
-        paths: Sequence[str] | Mapping[str, str],
+        self, argument: str, paths: Sequence[str] | Mapping[str, str]
     ) -> list[tuple[str, str]]:
         """Return name and path of each embedding."""
         if isinstance(paths, Mapping):

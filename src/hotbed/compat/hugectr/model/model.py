@@ -118,10 +118,7 @@ class Model:
         if self._input is None:
             raise ConfigError("model: it has no input, got no hugectr.Input. Add one first.")
         return Graph(
-            self._input,
-            tuple(self._embeddings),
-            tuple(self._layers),
-            self.solver.model_name,
+            self._input, tuple(self._embeddings), tuple(self._layers), self.solver.model_name
         )
 
     @graph.setter
@@ -156,11 +153,7 @@ class Model:
                 "an embedding or a layer."
             )
 
-    def compile(
-        self,
-        loss_names: Sequence[str] = (),
-        loss_weights: Sequence[float] = (),
-    ) -> None:
+    def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
         """Make the network, its tables and the data readers.
 
         Args:
@@ -190,11 +183,7 @@ class Model:
         )
         self.tensors = Tensors(self.learner, self.translation)
         self._files = ModelFiles(
-            self.learner,
-            self.translation,
-            graph,
-            self.solver,
-            self.etc_params,
+            self.learner, self.translation, graph, self.solver, self.etc_params
         )
         self._open_readers()
         self._evaluation = Evaluation(self.learner)
@@ -419,9 +408,7 @@ class Model:
         return self.tensors.value(tensor_name, self._evaluated)
 
     def export_predictions(
-        self,
-        output_prediction_file_name: str,
-        output_label_file_name: str,
+        self, output_prediction_file_name: str, output_label_file_name: str
     ) -> None:
         """Append predictions and labels of the batch that was evaluated last to two text files."""
         self._require_compiled("export_predictions")
@@ -575,10 +562,7 @@ class Model:
         return self.solver.metrics_spec or {}
 
     def _translated(
-        self,
-        columns: Columns | None,
-        seed: int,
-        loss_weights: Mapping[str, float],
+        self, columns: Columns | None, seed: int, loss_weights: Mapping[str, float]
     ) -> Translation:
         """Return the graph as values of the engine; `columns`: None without data."""
         return translate(
@@ -613,11 +597,7 @@ class Model:
             "layers. Add a loss layer, such as BinaryCrossEntropyLoss."
         )
 
-    def _loss_weights(
-        self,
-        names: Sequence[str],
-        weights: Sequence[float],
-    ) -> dict[str, float]:
+    def _loss_weights(self, names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
         """Return the weights of losses by label: those of the input, and those of `compile`."""
         known = self.graph.input.label_names
         if len(names) != len(weights):

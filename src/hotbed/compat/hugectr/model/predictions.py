@@ -28,9 +28,4 @@ def append_predictions(learner: RecModel, batch: Batch, predictions: Path, label
 def _append(path: Path, columns: list[Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        np.savetxt(
-            file,
-            np.stack(columns, axis=1).reshape(1, -1),
-            fmt="%g",
-            newline=" ",
-        )
+        np.savetxt(file, np.stack(columns, axis=1).reshape(1, -1), fmt="%g", newline=" ")

@@ -30,14 +30,7 @@ class LearningRateScheduler:
         decay_power: float = 2.0,
         end_lr: float = 0.0,
     ) -> None:
-        rate = LearningRate(
-            base_lr,
-            warmup_steps,
-            decay_start,
-            decay_steps,
-            decay_power,
-            end_lr,
-        )
+        rate = LearningRate(base_lr, warmup_steps, decay_start, decay_steps, decay_power, end_lr)
         self.reset(rate)
 
     @classmethod
@@ -95,10 +88,5 @@ def _schedule(rate: LearningRate) -> Chain:
     floor = rate.end_lr / rate.lr if rate.lr else 0.0
     if not rate.decay_steps:
         return Chain((*parts, Hold(1, floor)))
-    decay = Polynomial(
-        rate.decay_steps,
-        rate.decay_power,
-        floor=floor,
-        first=1 + max(-held, 0),
-    )
+    decay = Polynomial(rate.decay_steps, rate.decay_power, floor=floor, first=1 + max(-held, 0))
     return Chain((*parts, decay))

@@ -44,12 +44,7 @@ def _structure(graph: Graph, shapes: Mapping[str, str]) -> Iterator[str]:
     for kind, inputs, outputs in _layers(graph):
         for number in range(max(len(inputs), len(outputs))):
             output = _at(outputs, number)
-            yield _row(
-                "" if number else kind,
-                _at(inputs, number),
-                output,
-                shapes.get(output, ""),
-            )
+            yield _row("" if number else kind, _at(inputs, number), output, shapes.get(output, ""))
         yield RULE
 
 

@@ -58,14 +58,7 @@ def translate(
     network = Network()
     if columns is None:
         columns = named_columns(graph.input)
-    inputs = Inputs(
-        network,
-        graph,
-        columns,
-        optimizer,
-        lr,
-        seed,
-    )
+    inputs = Inputs(network, graph, columns, optimizer, lr, seed)
     losses = _add_layers(network, graph, loss_weights)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
     with_losses = [label for label in labels if label.name in losses.outputs]
@@ -88,11 +81,7 @@ def translate(
     )
 
 
-def _add_layers(
-    network: Network,
-    graph: Graph,
-    loss_weights: Mapping[str, float] | None,
-) -> Losses:
+def _add_layers(network: Network, graph: Graph, loss_weights: Mapping[str, float] | None) -> Losses:
     """Add the layers of a graph to a network, and return its losses."""
     if loss_weights is None:
         names = graph.input.label_names
@@ -141,9 +130,7 @@ def _tensors_of(description: Mapping[str, Any]) -> set[str]:
 
 
 def _shapes(
-    schema: Schema,
-    tables: Mapping[str, Table],
-    description: Mapping[str, Any],
+    schema: Schema, tables: Mapping[str, Table], description: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the network's parameters and statistics, by their names in it."""
     with torch.device("meta"):  # shapes without memory
@@ -153,8 +140,7 @@ def _shapes(
 
 
 def _with_shapes(
-    weights: Sequence[DenseWeight],
-    shapes: Mapping[str, tuple[int, ...]],
+    weights: Sequence[DenseWeight], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[DenseWeight, ...]:
     """Return weights with the shapes that they have in HugeCTR's file.
 

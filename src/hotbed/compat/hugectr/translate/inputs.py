@@ -168,11 +168,7 @@ class Inputs:
             self.embeddings.append(EmbeddingOf(table, name, slots[name], offsets[name]))
 
     def _add_lookup(
-        self,
-        lookup: EmbeddingLookup,
-        names: tuple[str, ...],
-        top: str,
-        hotness: tuple[int, ...],
+        self, lookup: EmbeddingLookup, names: tuple[str, ...], top: str, hotness: tuple[int, ...]
     ) -> None:
         """Add the tensor `top`: [n, vec] for a part of a tensor, else [n, 1, vec]."""
         if len(names) != 1:
@@ -212,11 +208,7 @@ class Inputs:
         return self._slots[bottom]
 
     def _add_slots(
-        self,
-        sparse: Sparse,
-        table: str,
-        pooling: str,
-        sizes: Sequence[int],
+        self, sparse: Sparse, table: str, pooling: str, sizes: Sequence[int]
     ) -> tuple[str, ...]:
         """Add the Id columns of sparse slots for one table, and return their names."""
         names = sparse.names
@@ -238,13 +230,7 @@ class Inputs:
             self.limits[name] = IdLimits(offset, size, hotness)
         return names
 
-    def _add_table(
-        self,
-        name: str,
-        dim: int,
-        optimizer: OptParams | None,
-        init: Init,
-    ) -> None:
+    def _add_table(self, name: str, dim: int, optimizer: OptParams | None, init: Init) -> None:
         if name in self.tables:
             raise ConfigError(
                 f"sparse_embedding.sparse_embedding_name: two tables have this name, got {name!r}. "

@@ -254,10 +254,7 @@ def _reduced(kind: str) -> Translate:
 def _sequence_mask(network: Network, layer: DenseLayer) -> None:
     """Translate a mask; up to v23.06 it takes the lengths of the keys alone, for any query."""
     bottoms = layer.bottom_names
-    keys = {
-        "length_from": layer.max_sequence_len_from,
-        "length_to": layer.max_sequence_len_to,
-    }
+    keys = {"length_from": layer.max_sequence_len_from, "length_to": layer.max_sequence_len_to}
     network.add("sequence_mask", (bottoms * 2)[:2], layer.top_names, keys)
 
 

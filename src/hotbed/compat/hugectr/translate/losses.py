@@ -15,11 +15,7 @@ from hotbed.models.graph.layers import NUM_ROWS, shape_text
 from hotbed.models.losses import BCE, Loss, MultiTask
 
 _LOG = logging.getLogger("hotbed.compat.hugectr")
-LOSSES = (
-    Layer_t.BinaryCrossEntropyLoss,
-    Layer_t.CrossEntropyLoss,
-    Layer_t.MultiCrossEntropyLoss,
-)
+LOSSES = (Layer_t.BinaryCrossEntropyLoss, Layer_t.CrossEntropyLoss, Layer_t.MultiCrossEntropyLoss)
 
 
 class Losses:
@@ -130,13 +126,7 @@ class Losses:
         self._network.add("sub", logits, [top])
         return top
 
-    def _output(
-        self,
-        label: str,
-        prediction: str,
-        loss: Loss,
-        weight: float,
-    ) -> None:
+    def _output(self, label: str, prediction: str, loss: Loss, weight: float) -> None:
         if label in self.outputs:
             raise ConfigError(
                 f"label {label!r}: two losses take it, got {prediction!r} as the second "

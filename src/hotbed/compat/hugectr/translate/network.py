@@ -40,12 +40,7 @@ class Network:
         self._names: dict[str, str] = {}  # the tensor of HugeCTR by the name of a layer
 
     def add_input(
-        self,
-        kind: str,
-        top: str,
-        keys: Mapping[str, Any],
-        shape: Shape,
-        mask: str | None = None,
+        self, kind: str, top: str, keys: Mapping[str, Any], shape: Shape, mask: str | None = None
     ) -> None:
         """Add an input of the network that makes the tensor `top`, and a `mask` if it has one.
 
@@ -84,14 +79,7 @@ class Network:
                 )
         name = self._named(tops[0])
         entry = {"layer": kind, "name": name, "inputs": inputs, "outputs": list(tops)}
-        node = Node(
-            kind,
-            name,
-            tuple(inputs),
-            tuple(tops),
-            keys or {},
-            Place(tops[0]),
-        )
+        node = Node(kind, name, tuple(inputs), tuple(tops), keys or {}, Place(tops[0]))
         self.shapes |= inferred(node, self.shapes)
         self.layers.append({**entry, **node.parameters})
         self.tensors.update({top: top for top in tops})
@@ -107,12 +95,7 @@ class Network:
         return self.tensors[name]
 
     def weight(
-        self,
-        layer: str,
-        path: str,
-        *,
-        transposed: bool = False,
-        shape: tuple[int, ...] = (),
+        self, layer: str, path: str, *, transposed: bool = False, shape: tuple[int, ...] = ()
     ) -> None:
         """Note the next parameter of HugeCTR's dense file.
 

@@ -8,17 +8,7 @@ from dataclasses import replace
 
 from hotbed.compat.hugectr.clauses import OptParams
 from hotbed.compat.hugectr.enums import Optimizer_t, Update_t
-from hotbed.embedding.rule import (
-    Adagrad,
-    Adam,
-    Ftrl,
-    Momentum,
-    Nesterov,
-    RmsProp,
-    Rule,
-    Scope,
-    Sgd,
-)
+from hotbed.embedding.rule import Adagrad, Adam, Ftrl, Momentum, Nesterov, RmsProp, Rule, Scope, Sgd
 
 _SCOPES: Mapping[Update_t, Scope] = {
     Update_t.Local: "touched",
@@ -29,12 +19,7 @@ _SMALLEST = 1e-20
 """First accumulator of an Ftrl whose other terms are 0; HugeCTR divides 0 by 0 there."""
 
 
-def dense_rule(
-    optimizer: OptParams,
-    lr: float,
-    l1: float,
-    l2: float,
-) -> Rule:
+def dense_rule(optimizer: OptParams, lr: float, l1: float, l2: float) -> Rule:
     """Return the rule of the dense parameters.
 
     Args:
@@ -72,13 +57,7 @@ def _ftrl(optimizer: OptParams, lr: float) -> Rule:
 
 
 def _adam(optimizer: OptParams, lr: float) -> Rule:
-    return Adam(
-        lr,
-        optimizer.beta1,
-        optimizer.beta2,
-        optimizer.epsilon,
-        eps_hat=True,
-    )
+    return Adam(lr, optimizer.beta1, optimizer.beta2, optimizer.epsilon, eps_hat=True)
 
 
 def _adagrad(optimizer: OptParams, lr: float) -> Rule:

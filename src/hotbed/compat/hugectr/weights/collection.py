@@ -82,11 +82,7 @@ class _MetaData:
 
 
 def save_collection(
-    path: str | Path,
-    tables: Mapping[int, Table],
-    number: int = 0,
-    *,
-    i64: bool = True,
+    path: str | Path, tables: Mapping[int, Table], number: int = 0, *, i64: bool = True
 ) -> None:
     """Write tables of an embedding collection.
 

@@ -57,10 +57,7 @@ def save_dense(path: str | Path, network: nn.Module, translation: Translation) -
 
 
 def load_dense(
-    path: str | Path,
-    network: nn.Module,
-    translation: Translation,
-    statistics_path: str | Path = "",
+    path: str | Path, network: nn.Module, translation: Translation, statistics_path: str | Path = ""
 ) -> None:
     """Read what `save_dense` or HugeCTR wrote.
 

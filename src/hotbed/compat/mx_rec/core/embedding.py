@@ -192,11 +192,7 @@ def create_table(
     return table
 
 
-def _own_optimizer(
-    where: str,
-    own: Any,
-    every: Sequence[HashOptimizer],
-) -> HashOptimizer | None:
+def _own_optimizer(where: str, own: Any, every: Sequence[HashOptimizer]) -> HashOptimizer | None:
     if own is None:
         return None
     is_list = isinstance(own, list | tuple)
@@ -251,9 +247,7 @@ def sparse_lookup(
     check_lookup_name(hashtable.name, name)
     log_no_effect("sparse_lookup", name=name is not None)
     hashtable.set_lookup(
-        send_count,
-        serving_default_value,
-        needs_count=not owner.options.use_dynamic,
+        send_count, serving_default_value, needs_count=not owner.options.use_dynamic
     )
     if is_computed and owner.traced is not None:
         options = {"is_train": training, "access_and_evict_config": access_and_evict_config}

@@ -82,11 +82,7 @@ def modify_graph_and_start_emb_cache(
     entries = [_entry(table, findings, features) for table in tables.values()]
     pipeline = Pipeline(owner, tables, owners)
     pipeline.automatic = Automatic(
-        pipeline,
-        model,
-        IdReader(features, entries, times),
-        data,
-        evaluation,
+        pipeline, model, IdReader(features, entries, times), data, evaluation
     )
     owner.pipeline = pipeline
     return _report(model, entries, findings)
@@ -143,10 +139,7 @@ class Begun:
 
 
 def _trace(
-    owner: Framework,
-    model: nn.Module,
-    first: Any,
-    arguments: Callable[[Any], Any] | None,
+    owner: Framework, model: nn.Module, first: Any, arguments: Callable[[Any], Any] | None
 ) -> tuple[Findings, IdFeatures, list[TracedLookup]]:
     """Return what a trace of the model shows; the tables do not exist yet."""
     call = None if arguments is None else _call_of(arguments)
@@ -154,12 +147,7 @@ def _trace(
     lookups = owner.traced
     try:
         with in_train_mode(model):
-            findings, features = IdFeatures.trace(
-                model,
-                owner.tables,
-                first,
-                call,
-            )
+            findings, features = IdFeatures.trace(model, owner.tables, first, call)
     finally:
         owner.traced = None
     name = type(model).__name__
@@ -251,30 +239,16 @@ def _entry(table: Table, findings: Findings, features: IdFeatures) -> LookupEntr
         )
     if name in findings.obstacles:
         reason = f"its ids depend on {findings.obstacles[name]}"
-        return LookupEntry(
-            name,
-            "forward",
-            reason,
-            table,
-        )
+        return LookupEntry(name, "forward", reason, table)
     if not num_lookups:
         return LookupEntry(name, "unused", table=table)
     reason = obstacle_of([table])
     return LookupEntry(
-        name,
-        "step" if reason else "ahead",
-        reason,
-        table,
-        num_lookups,
-        findings.sources.get(name),
+        name, "step" if reason else "ahead", reason, table, num_lookups, findings.sources.get(name)
     )
 
 
-def _report(
-    model: nn.Module,
-    entries: Sequence[LookupEntry],
-    findings: Findings,
-) -> LookupReport:
+def _report(model: nn.Module, entries: Sequence[LookupEntry], findings: Findings) -> LookupReport:
     return LookupReport(
         "modify_graph",
         type(model).__name__,

@@ -43,13 +43,7 @@ def create_hash_optimizer(
         l2_regularization_strength,
         l2_shrinkage_regularization_strength,
     )
-    rule = ftrl(
-        name,
-        learning_rate,
-        initial_accumulator_value,
-        penalties,
-        learning_rate_power,
-    )
+    rule = ftrl(name, learning_rate, initial_accumulator_value, penalties, learning_rate_power)
     log_no_effect(
         "optimizer",
         use_locking=use_locking,

@@ -30,12 +30,6 @@ def create_hash_optimizer_by_address(
         name: for messages.
         use_fusion_optim: not needed: each update is one native call.
     """
-    rule = lazy_adam(
-        name,
-        learning_rate,
-        beta1,
-        beta2,
-        epsilon,
-    )
+    rule = lazy_adam(name, learning_rate, beta1, beta2, epsilon)
     log_no_effect("optimizer", use_fusion_optim=use_fusion_optim)
     return HashOptimizer(name, rule, by_address=True)

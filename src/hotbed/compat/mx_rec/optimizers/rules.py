@@ -37,24 +37,12 @@ def sgd(name: str, learning_rate: Any, weight_decay: float) -> Sgd:
     return Sgd(rate_of(name, learning_rate), l2=weight_decay)
 
 
-def lazy_adam(
-    name: str,
-    learning_rate: Any,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-) -> Adam:
+def lazy_adam(name: str, learning_rate: Any, beta1: float, beta2: float, epsilon: float) -> Adam:
     """Return Adam of touched rows; epsilon is added before the correction of the bias."""
     checks.finite_number(f"{name}: beta1", beta1, above=0, below=1)
     checks.finite_number(f"{name}: beta2", beta2, least=0, most=1)
     checks.finite_number(f"{name}: epsilon", epsilon, above=0, most=1)
-    return Adam(
-        rate_of(name, learning_rate),
-        beta1,
-        beta2,
-        epsilon,
-        eps_hat=True,
-    )
+    return Adam(rate_of(name, learning_rate), beta1, beta2, epsilon, eps_hat=True)
 
 
 def ftrl(
@@ -70,10 +58,7 @@ def ftrl(
     """
     l1, l2, shrinkage = penalties
     checks.finite_number(
-        f"{name}: initial_accumulator_value",
-        initial_accumulator_value,
-        above=0,
-        most=1,
+        f"{name}: initial_accumulator_value", initial_accumulator_value, above=0, most=1
     )
     for option, value in (
         ("l1_regularization_strength", l1),

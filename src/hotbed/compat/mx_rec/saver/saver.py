@@ -58,10 +58,7 @@ class Saver:
     """
 
     def __init__(
-        self,
-        var_list: Any = None,
-        max_to_keep: int | None = 3,
-        prefix_name: str = "checkpoint",
+        self, var_list: Any = None, max_to_keep: int | None = 3, prefix_name: str = "checkpoint"
     ) -> None:
         if max_to_keep is not None:
             checks.whole_number("Saver: max_to_keep", max_to_keep, 0)

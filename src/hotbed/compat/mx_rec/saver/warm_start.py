@@ -140,9 +140,7 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
 
 
 def _take(
-    settings: WarmStartSettings,
-    own: Mapping[str, Any],
-    models: Iterable[nn.Module],
+    settings: WarmStartSettings, own: Mapping[str, Any], models: Iterable[nn.Module]
 ) -> list[str]:
     """Take what the settings of one path name; return the names."""
     reader = opened(settings.ckpt_to_initialize_from)

@@ -41,12 +41,7 @@ class Dice(nn.Module):
     running_var: Tensor
 
     def __init__(
-        self,
-        width: int,
-        *,
-        alpha: float = 0.2,
-        learned: bool = True,
-        epsilon: float = 1e-8,
+        self, width: int, *, alpha: float = 0.2, learned: bool = True, epsilon: float = 1e-8
     ) -> None:
         super().__init__()
         checks.at_least("Dice.width", width, 1)

@@ -22,13 +22,6 @@ class BatchNorm(nn.BatchNorm1d):
         """[n, num_features] -> [n, num_features]."""
         if self.training and len(x) < 2:
             return F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                False,
-                0.0,
-                self.eps,
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
         return super().forward(x)

@@ -34,12 +34,7 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        checks.finite_number(
-            "dropout",
-            rate,
-            least=0,
-            below=1,
-        )
+        checks.finite_number("dropout", rate, least=0, below=1)
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,13 +85,7 @@ class _ReLUDropout(torch.autograd.Function):
         ctx.scale = _scale(rate)
         # scale * mask * x in one pass, in place; the ReLU may come last because the mask is not
         # negative
-        torch.addcmul(
-            x.new_zeros(()),
-            out,
-            x,
-            value=ctx.scale,
-            out=out,
-        ).relu_()
+        torch.addcmul(x.new_zeros(()), out, x, value=ctx.scale, out=out).relu_()
         ctx.save_for_backward(out)
         return out
 

@@ -147,11 +147,7 @@ class GroupDense(nn.Module):
         return tuple(outputs)
 
 
-def _activated(
-    activation: Activation | None,
-    width: int,
-    dropout: float,
-) -> list[nn.Module]:
+def _activated(activation: Activation | None, width: int, dropout: float) -> list[nn.Module]:
     """Return the modules of an activation followed by dropout."""
     if activation == "relu":
         return [ReLUDropout(dropout)]

@@ -5,11 +5,4 @@ from hotbed.models.layers.interaction.cross import CrossNet, CrossNetMix, CrossN
 from hotbed.models.layers.interaction.dot import DotInteraction
 from hotbed.models.layers.interaction.fm import FMInteraction, FMOrder2
 
-__all__ = [
-    "CrossNet",
-    "CrossNetMix",
-    "CrossNetV2",
-    "DotInteraction",
-    "FMInteraction",
-    "FMOrder2",
-]
+__all__ = ["CrossNet", "CrossNetMix", "CrossNetV2", "DotInteraction", "FMInteraction", "FMOrder2"]

@@ -56,11 +56,7 @@ class CrossNetV2(nn.Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        num_layers: int,
-        *,
-        projection_dim: int | None = None,
+        self, in_features: int, num_layers: int, *, projection_dim: int | None = None
     ) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)
@@ -93,12 +89,7 @@ class CrossNetMix(nn.Module):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        num_layers: int,
-        *,
-        rank: int = 32,
-        num_experts: int = 4,
+        self, in_features: int, num_layers: int, *, rank: int = 32, num_experts: int = 4
     ) -> None:
         super().__init__()
         checks.at_least("num_cross_layers", num_layers, 1)

@@ -38,13 +38,7 @@ class DotInteraction(nn.Module):
     rows: Tensor
     columns: Tensor
 
-    def __init__(
-        self,
-        num_fields: int,
-        *,
-        with_dense: bool = False,
-        padding: bool = False,
-    ) -> None:
+    def __init__(self, num_fields: int, *, with_dense: bool = False, padding: bool = False) -> None:
         super().__init__()
         checks.whole_number("DotInteraction.num_fields", num_fields, 1)
         self.num_fields = num_fields

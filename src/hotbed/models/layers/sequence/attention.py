@@ -44,11 +44,7 @@ class MultiHeadAttention(nn.Module):
             self.projections = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Return the attention's results, [n, length_from, width].
 

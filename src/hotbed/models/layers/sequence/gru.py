@@ -28,11 +28,7 @@ class GRU(nn.Module):
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        recurrent_bias: bool = True,
+        self, input_size: int, hidden_size: int, bias: bool = True, recurrent_bias: bool = True
     ) -> None:
         super().__init__()
         self.gru = nn.GRU(input_size, hidden_size, bias=bias, batch_first=True)

@@ -47,19 +47,9 @@ class AttentionPooling(nn.Module):
                 "or prelu."
             )
         self.softmax = softmax
-        self.unit = MLP(
-            4 * dim,
-            hidden,
-            output_dim=1,
-            activation=activation,
-        )
+        self.unit = MLP(4 * dim, hidden, output_dim=1, activation=activation)
 
-    def forward(
-        self,
-        target: Tensor,
-        history: Tensor,
-        mask: Tensor,
-    ) -> Tensor:
+    def forward(self, target: Tensor, history: Tensor, mask: Tensor) -> Tensor:
         """Target [n, dim], history [n, length, dim] and its mask [n, length] -> [n, dim]."""
         targets = target.unsqueeze(1).expand_as(history)
         pairs = [targets, history, targets - history, targets * history]

@@ -28,12 +28,7 @@ class TransformerLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int = 1,
-        *,
-        hidden: int | None = None,
-        dropout: float = 0.0,
+        self, width: int, num_heads: int = 1, *, hidden: int | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
         hidden = hidden or 4 * width

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other shapes: parts of tensors, tensors side by side, the same elements in another shape."""
 
-from hotbed.models.layers.shape.concat import (
-    Concat,
-    FusedReshapeConcat,
-    FusedReshapeConcatGeneral,
-)
+from hotbed.models.layers.shape.concat import Concat, FusedReshapeConcat, FusedReshapeConcatGeneral
 from hotbed.models.layers.shape.reshape import Reshape
 from hotbed.models.layers.shape.slice import Gather, Slice
 

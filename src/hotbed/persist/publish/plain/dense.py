@@ -25,12 +25,7 @@ from .tracing import drop_unused_inputs, traced
 class PlainHalf(nn.Module):
     """The model with its lookups replaced by inputs."""
 
-    def __init__(
-        self,
-        model: PlainModel,
-        activate: Callable[[Any], Any],
-        stage: IdStage,
-    ) -> None:
+    def __init__(self, model: PlainModel, activate: Callable[[Any], Any], stage: IdStage) -> None:
         super().__init__()
         self.network = model.network
         self.outputs: list[str] = []
@@ -72,15 +67,7 @@ class PlainHalf(nn.Module):
                 else:
                     group = f"lookup/{num_groups}"
                     num_groups += 1
-            places.append(
-                Place(
-                    lookup,
-                    number,
-                    group,
-                    feature,
-                    start,
-                )
-            )
+            places.append(Place(lookup, number, group, feature, start))
         return places
 
     def _bags(self, num_rows: int) -> list[int]:
@@ -164,12 +151,7 @@ class PlainHalf(nn.Module):
         state = dense_state(self)
         weights = {name: state[name] * factor for name in graph.weights}
         expected = torch.func.functional_call(self, weights, tuple(request.values()))
-        check_outputs(
-            graph,
-            request,
-            weights,
-            expected,
-        )
+        check_outputs(graph, request, weights, expected)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         by_name = dict(zip(self._names, inputs, strict=True))

@@ -68,21 +68,8 @@ def _traced(model: PlainModel, activate: Callable[[Any], Any]) -> OnnxGraph:
         column, part = parts[spec.name]
         fed_by = {"name": spec.name, "column": column, "part": part}
         arguments.append({**fed_by, "dtype": spec.dtype, "shape": list(spec.shape)})
-    id_graph = IdsOnnx(
-        ids,
-        arguments,
-        [place.described for place in half.places],
-        half.widths,
-    )
-    graph = OnnxGraph(
-        onnx,
-        weights,
-        half.lookups,
-        [],
-        half.outputs,
-        schema.to_json(),
-        id_graph,
-    )
+    id_graph = IdsOnnx(ids, arguments, [place.described for place in half.places], half.widths)
+    graph = OnnxGraph(onnx, weights, half.lookups, [], half.outputs, schema.to_json(), id_graph)
     half.check(graph, half.num_rows, 1.0)
     half.check(graph, FEW_ROWS, 1.25)  # a smaller request, other weights
     return graph

@@ -258,11 +258,7 @@ def _sum_over(
 
 
 def _product(
-    values: Tensor,
-    dim: int,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    values: Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     if dtype not in (None, torch.int64) or not isinstance(values.shape[dim], int):
         return NotImplemented
@@ -301,11 +297,7 @@ def _shifted(shift: Callable[..., Tensor], values: Tensor, places: Any) -> Any:
 
 
 def _is_in(
-    values: Tensor,
-    others: Tensor,
-    *,
-    assume_unique: bool = False,
-    invert: bool = False,
+    values: Tensor, others: Tensor, *, assume_unique: bool = False, invert: bool = False
 ) -> Tensor:
     is_in = (values.unsqueeze(-1) == others.reshape(-1)).any(-1)
     return ~is_in if invert else is_in

@@ -112,9 +112,7 @@ def num_rows_of(specs: Sequence[TensorSpec]) -> int:
 
 
 def examples(
-    specs: Sequence[TensorSpec],
-    num_rows: int,
-    integers: Sequence[int] = (0, 1),
+    specs: Sequence[TensorSpec], num_rows: int, integers: Sequence[int] = (0, 1)
 ) -> list[Tensor]:
     """Return made-up tensors for so many samples, with ids out of `integers`."""
     generator = torch.Generator().manual_seed(num_rows)

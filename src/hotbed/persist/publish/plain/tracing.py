@@ -27,12 +27,7 @@ def traced(
             if size != other:
                 open_sizes[axis] = torch.export.Dim.AUTO
         sizes.append(open_sizes)
-    return torch.export.export(
-        module,
-        tuple(many),
-        dynamic_shapes=(tuple(sizes),),
-        strict=False,
-    )
+    return torch.export.export(module, tuple(many), dynamic_shapes=(tuple(sizes),), strict=False)
 
 
 def drop_unused_inputs(model: Any) -> None:

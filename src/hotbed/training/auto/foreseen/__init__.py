@@ -4,11 +4,4 @@
 from .features import IdFeatures, RowsInTurn, calls_of, ids_of_samples
 from .report import LookupEntry, LookupReport
 
-__all__ = [
-    "IdFeatures",
-    "LookupEntry",
-    "LookupReport",
-    "RowsInTurn",
-    "calls_of",
-    "ids_of_samples",
-]
+__all__ = ["IdFeatures", "LookupEntry", "LookupReport", "RowsInTurn", "calls_of", "ids_of_samples"]

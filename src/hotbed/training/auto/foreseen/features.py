@@ -87,10 +87,7 @@ class IdFeatures:
 
     @staticmethod
     def trace(
-        model: nn.Module,
-        lookups: Mapping[str, nn.Module],
-        item: Any,
-        call: Call | None = None,
+        model: nn.Module, lookups: Mapping[str, nn.Module], item: Any, call: Call | None = None
     ) -> tuple[Findings, IdFeatures | None]:
         """Return what the code of a model does with its lookups, and their features.
 
@@ -130,12 +127,7 @@ class IdFeatures:
             )
         return first, None
 
-    def compute(
-        self,
-        item: Any,
-        time: Any = None,
-        among: Collection[str] | None = None,
-    ) -> Batch:
+    def compute(self, item: Any, time: Any = None, among: Collection[str] | None = None) -> Batch:
         """Return a batch of the ids of each lookup, with the samples of an item of the data.
 
         Ids of shape [n, ...] belong to the n samples, those computed from the ids of bags to the
@@ -181,11 +173,7 @@ class IdFeatures:
         return bags
 
     def _as_bags(
-        self,
-        lookup: str,
-        values: Tensor,
-        leaves: Sequence[Tensor],
-        num_samples: int,
+        self, lookup: str, values: Tensor, leaves: Sequence[Tensor], num_samples: int
     ) -> Ids | None:
         """Return ids as those of the bags that they were computed from; None if they are none."""
         for ids, offsets in self._bags[lookup]:
@@ -207,10 +195,7 @@ class RowsInTurn:
     """
 
     def __init__(
-        self,
-        lookups: Mapping[str, str],
-        ids: Mapping[str, Ids],
-        rows: Callable[[str], Tensor],
+        self, lookups: Mapping[str, str], ids: Mapping[str, Ids], rows: Callable[[str], Tensor]
     ) -> None:
         self._waiting: dict[str, list[str]] = {}
         for name in ids:

@@ -59,12 +59,7 @@ def _forward(report: LookupReport) -> list[Box]:
 
 def _rows(entry: LookupEntry) -> Box:
     lines = [("name", entry.name), ("kind", "rows of the batch")]
-    return Box(
-        f"rows {entry.name}",
-        "plain",
-        lines,
-        [],
-    )
+    return Box(f"rows {entry.name}", "plain", lines, [])
 
 
 def _table(entry: LookupEntry, sources: list[str]) -> Box:
@@ -73,10 +68,4 @@ def _table(entry: LookupEntry, sources: list[str]) -> Box:
         rule = kind_of(type(entry.table.rule))
         lines += [("text", f"{rule}, dim {entry.table.dim}")]
     lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]
-    return Box(
-        f"table {entry.name}",
-        "layer",
-        lines,
-        sources,
-        entry.reason,
-    )
+    return Box(f"table {entry.name}", "layer", lines, sources, entry.reason)

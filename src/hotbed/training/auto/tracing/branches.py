@@ -152,12 +152,7 @@ def walk(
         answers = waiting.pop()
         tries += 1
         tracer = Tracer(modules, answers)
-        entry = Entry(
-            model,
-            modules,
-            arguments,
-            leaves,
-        )
+        entry = Entry(model, modules, arguments, leaves)
         try:
             with RandomNumbers(tracer), symbolic_len(), torch.no_grad():
                 graph = tracer.trace(entry)

@@ -49,10 +49,7 @@ class Exported:
 
 
 def export(
-    model: nn.Module,
-    compute: Compute,
-    signature: Signature,
-    names: Mapping[int, str],
+    model: nn.Module, compute: Compute, signature: Signature, names: Mapping[int, str]
 ) -> Exported:
     """Return the graph of the ids that `compute` records, for any number of samples.
 
@@ -108,9 +105,7 @@ class _Root(nn.Module):
     """Returns the id tensors of all lookups, side by side."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        ids: Callable[[Sequence[Tensor]], tuple[Tensor, ...]],
+        self, model: nn.Module, ids: Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
     ) -> None:
         super().__init__()
         self.model = model
@@ -146,11 +141,7 @@ def _read(
     titles: dict[fx.Node, str] = {}
     obstacles: dict[fx.Node, str] = {}
     changed = set(program.graph_signature.buffers_to_mutate.values())
-    for node, spec in zip(
-        placeholders,
-        program.graph_signature.input_specs,
-        strict=True,
-    ):
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind == InputKind.USER_INPUT:
             leaves.append(node)
             continue
@@ -172,15 +163,7 @@ def _read(
         if leaf.axis in ("samples", "ends", "values") and bounds and bounds[0][0] == bounds[0][1]:
             raise ValueError(f"the code holds for a size of {bounds[0][0]} of {leaf.name!r} only")
     _check_unbinds(graph)
-    return Exported(
-        graph,
-        leaves,
-        constants,
-        titles,
-        lookups,
-        obstacles,
-        ranges,
-    )
+    return Exported(graph, leaves, constants, titles, lookups, obstacles, ranges)
 
 
 def _check_unbinds(graph: fx.Graph) -> None:
@@ -217,10 +200,7 @@ def _tensor(program: ExportedProgram, spec: InputSpec) -> Tensor | None:
 
 
 def _learned(
-    spec: InputSpec,
-    tensor: Tensor | None,
-    names: Mapping[int, str],
-    changed: set[str],
+    spec: InputSpec, tensor: Tensor | None, names: Mapping[int, str], changed: set[str]
 ) -> str:
     """Return why a parameter or a buffer is not constant; "" if it is."""
     name = names.get(id(tensor), spec.target)

@@ -86,9 +86,7 @@ class Recorder:
         dtype = dtype_of(module)
 
         def look_up(
-            input: Tensor,
-            offsets: Tensor | None = None,
-            per_sample_weights: Tensor | None = None,
+            input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
         ) -> Tensor:
             # copies: the code may change its tensors afterwards
             parts: list[Tensor | None] = []
@@ -101,12 +99,7 @@ class Recorder:
                 if offsets is not None:
                     num_bags = offsets.shape[0] - int(includes_last)
                 shape = [num_bags, dim]
-            rows: Tensor = stand_in(
-                input,
-                shape,
-                dtype,
-                f"the rows of {path!r}",
-            )
+            rows: Tensor = stand_in(input, shape, dtype, f"the rows of {path!r}")
             return rows
 
         return look_up
@@ -136,12 +129,7 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 
 @torch.library.custom_op("hotbed::stand_in", mutates_args=())
-def stand_in(
-    source: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    what: str,
-) -> Tensor:
+def stand_in(source: Tensor, shape: Sequence[int], dtype: torch.dtype, what: str) -> Tensor:
     """Stand for a tensor whose values a trace does not need, on the device of `source`.
 
     `what`: it is, for messages.
@@ -150,12 +138,7 @@ def stand_in(
 
 
 @stand_in.register_fake
-def _(
-    source: Tensor,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    what: str,
-) -> Tensor:
+def _(source: Tensor, shape: Sequence[int], dtype: torch.dtype, what: str) -> Tensor:
     return source.new_empty(shape, dtype=dtype)
 
 
@@ -187,29 +170,15 @@ class _Reads(TorchFunctionMode):
 
 
 def _padded(
-    data: Tensor,
-    batch_sizes: Tensor,
-    batch_first: bool,
-    padding: float,
-    length: int,
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding: float, length: int
 ) -> tuple[Tensor, Tensor]:
     """Return what pad_packed_sequence returns, in shape."""
     num_samples: Any = batch_sizes[0].long().item()  # torch.export takes it for a float
     axes = (num_samples, length) if batch_first else (length, num_samples)
     what = "a packed sequence"
     shape = [*axes, *data.shape[1:]]
-    padded = stand_in(
-        data,
-        shape,
-        data.dtype,
-        what,
-    )
-    lengths = stand_in(
-        batch_sizes,
-        [num_samples],
-        torch.int64,
-        what,
-    )
+    padded = stand_in(data, shape, data.dtype, what)
+    lengths = stand_in(batch_sizes, [num_samples], torch.int64, what)
     return padded, lengths
 
 

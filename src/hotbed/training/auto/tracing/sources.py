@@ -113,12 +113,7 @@ def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
     for node in nodes:
         texts.setdefault(_words(node, names))
         bins.append(last_bins(node))
-        _gather(
-            node,
-            names,
-            origins,
-            {},
-        )
+        _gather(node, names, origins, {})
     leaves = [name.strip("'") for name in origins if name.startswith("'")]
     most = None
     if None not in bins:
@@ -192,12 +187,7 @@ def _words(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
         return formula
     leaves: dict[str, None] = {}
     functions: dict[str, None] = {}
-    _gather(
-        node,
-        names,
-        leaves,
-        functions,
-    )
+    _gather(node, names, leaves, functions)
     origin = ", ".join(leaves) or "constants"
     if not functions:
         return origin
@@ -291,10 +281,7 @@ def _in_brackets(text: str) -> str:
 
 
 def _gather(
-    node: fx.Node,
-    names: Mapping[fx.Node, str],
-    leaves: dict[str, None],
-    functions: dict[str, None],
+    node: fx.Node, names: Mapping[fx.Node, str], leaves: dict[str, None], functions: dict[str, None]
 ) -> None:
     """Collect the leaves and the functions that a node's values come from."""
     waiting = [node]

@@ -134,12 +134,7 @@ class _Value(fx.Proxy):
         return super().__getattr__(name)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy(
-            "call_function",
-            operator.setitem,
-            (self, key, value),
-            {},
-        )
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
 
 class Tracer(fx.Tracer):
@@ -208,12 +203,7 @@ class RandomNumbers(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func in _RANDOM and hasattr(self.tracer, "graph"):
-            return self.tracer.create_proxy(
-                "call_function",
-                func,
-                tuple(args),
-                kwargs,
-            )
+            return self.tracer.create_proxy("call_function", func, tuple(args), kwargs)
         return func(*args, **kwargs)
 
 

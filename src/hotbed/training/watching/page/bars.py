@@ -23,11 +23,7 @@ class Bar:
 
 
 def bars_figure(
-    title: str,
-    bars: Sequence[Bar],
-    *,
-    end: float | None = None,
-    logarithmic: bool = False,
+    title: str, bars: Sequence[Bar], *, end: float | None = None, logarithmic: bool = False
 ) -> str:
     """Return bars below each other as a `figure` element.
 

@@ -15,11 +15,7 @@ from hotbed.training.watching.page.chart import number_text
 
 
 def write_page(
-    path: Where,
-    title: str,
-    subtitle: str,
-    cards: Mapping[str, Any],
-    sections: Sequence[str],
+    path: Where, title: str, subtitle: str, cards: Mapping[str, Any], sections: Sequence[str]
 ) -> Where:
     """Write a self-contained HTML page, and return its path.
 
@@ -51,25 +47,14 @@ def cards_of(cards: Mapping[str, Any]) -> str:
     )
 
 
-def section(
-    name: str,
-    text: str,
-    figures: Sequence[str],
-    *,
-    small: bool = False,
-) -> str:
+def section(name: str, text: str, figures: Sequence[str], *, small: bool = False) -> str:
     """Return figures side by side below a heading and a text, as HTML."""
     style = "grid small" if small else "grid"
     body = "\n".join(figures)
     return f"<h2>{name}</h2><p>{text}</p><div class='{style}'>{body}</div>"
 
 
-def grid(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    text: bool = False,
-) -> str:
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: bool = False) -> str:
     """Return a table, as HTML; its cells hold numbers, or `text`."""
     top = ""
     if any(head):

@@ -120,11 +120,7 @@ class FeatureSpec:
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(
-            self.access_threshold,
-            self.eviction_threshold,
-            self.faae_coefficient,
-        )
+        return Thresholds(self.access_threshold, self.eviction_threshold, self.faae_coefficient)
 
 
 def _check_name(where: str, name: object) -> None:

@@ -156,8 +156,7 @@ def _check_specs(specs: Sequence[Any]) -> None:
 
 
 def _specs_at(
-    args_index_list: Sequence[int] | None,
-    table_names: Sequence[str] | None,
+    args_index_list: Sequence[int] | None, table_names: Sequence[str] | None
 ) -> list[FeatureSpec]:
     """Return features of tables at indexes of a batch; none if the two do not fit."""
     if isinstance(table_names, str):
