@@ -433,7 +433,9 @@ class RecModel:
         if state is not None:
             return export_plain(plain_model(state, self._request_schema()), activate)
         if self.schema is None:
-            raise ConfigError("export: the model has no schema, got none. Train it on a Dataset.")
+            raise ConfigError(
+                "export: the model has no schema, got none. Train or evaluate it on a Dataset."
+            )
         return export_graph(self.network, self.schema, activate)
 
     def _request_schema(self) -> Schema | None:
@@ -580,6 +582,8 @@ class RecModel:
         check_ends(data)
         if self.tables and not any(len(table) for table in self.tables.values()):
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
+        if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
+            self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
         run = Run(self, Goal(data), Callbacks(_listed(callbacks)), observer)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
