@@ -746,7 +746,7 @@ def _check_evaluation(network: Any, indexes: Any) -> None:
     if indexes is None:
         return
     is_three = isinstance(indexes, Sequence) and len(indexes) == 3
-    if not is_three or not all(isinstance(index, int) for index in indexes):
+    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
         raise ConfigError(
             f"eval_indexes: three positions needed, got {indexes!r:.60}. "
             "Give those of loss, prediction and label in eval_network's outputs."
