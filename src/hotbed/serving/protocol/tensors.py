@@ -193,13 +193,14 @@ class Tensor:
             first_nests = nests
             yield flat
 
-    def _flatten(self, values: Any) -> list[Any]:
+    def _flatten(self, data: Any) -> list[Any]:
         """Return values that are flat, or nested as the shape says, as one list."""
-        if not isinstance(values, list):
+        if not isinstance(data, list):
             raise DataError(
-                f"input {self.name!r}: expected a list of values, got {type(values).__name__}. "
+                f"input {self.name!r}: expected a list of values, got {type(data).__name__}. "
                 "Send the values of the tensor in a list."
             )
+        values: list[Any] = data
         if not values or not isinstance(values[0], list):
             return values  # a list further on is no value of any datatype
         for length in self.nesting or self.shape[1:] or (1,):
