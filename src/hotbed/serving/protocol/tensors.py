@@ -132,7 +132,7 @@ class Tensor:
             self._check_binary(size)
         elif isinstance(data, Undecoded):
             empty_lists = 0 if width else num_rows  # `entries` may count each empty list
-            if not size <= data.entries <= size + empty_lists:
+            if data.entries not in (size, size + empty_lists):
                 raise self._miscounted(size, data.entries)
         return num_rows
 
