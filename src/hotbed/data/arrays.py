@@ -58,13 +58,31 @@ def is_bytes(kind: pa.DataType) -> bool:
     return kind.id in _BYTES
 
 
+def is_whole(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds integers or booleans."""
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return integers as int64, or uint64 where the column has that type, and where they are null.
+
+    The value of a null is 0.
+    """
+    wide = pa.int64()
+    if pa.types.is_uint64(values.type):
+        wide = pa.uint64()
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    return as_numpy(values.cast(wide).fill_null(0)), nulls_of(values)
+
+
 def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return float64 values, and where they are null (NaN counts as null)."""
     kind = values.type
     is_number = (
-        pa.types.is_integer(kind)
+        is_whole(kind)
         or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
         or pa.types.is_null(kind)
     )
     if not is_number:

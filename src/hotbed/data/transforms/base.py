@@ -16,7 +16,12 @@ from hotbed.errors import ConfigError
 
 
 class Context(Protocol):
-    """The part of the encoder that a transform may use."""
+    """The part of the encoder that a transform may use.
+
+    `rules`: as `Schema.rules`.
+    """
+
+    rules: int
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""

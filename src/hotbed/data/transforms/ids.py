@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -13,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.data.arrays import as_numpy, nulls_of
+from hotbed.data.arrays import as_numpy, is_bytes, is_whole, nulls_of
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts
 from hotbed.data.transforms.base import Context, Transform, not_fitted
 from hotbed.errors import ConfigError, SchemaError
 
 _BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."
+_NUM_IDS = 1 << 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -135,10 +137,11 @@ class Map(Transform):
     """Replace a value by 1 + its place in a vocabulary, and an unknown value by 0.
 
     Without one, `Schema.fit` and `hotbed prepare` learn the values that occur at least `min_count`
-    times, most frequent first, at most `max_size` of them.
+    times, most frequent first, at most `max_size` of them. Integers are compared as ids, whatever
+    their type is: unsigned ones keep their 64 bits.
 
     Args:
-        vocabulary: The values, as a small vocabulary is kept.
+        vocabulary: The values, text or integers, as a small vocabulary is kept.
         min_count: How often a value must occur.
         max_size: The most values that are kept.
         joint: Maps of the same name learn one vocabulary, from the values of all their columns.
@@ -156,7 +159,7 @@ class Map(Transform):
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None:
-            object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
+            object.__setattr__(self, "vocabulary", _words(self.vocabulary))
         if self.vocabulary is not None and self.fitted is not None:
             raise ConfigError(
                 f"map: vocabulary and fitted exclude each other, got a vocabulary and "
@@ -171,11 +174,27 @@ class Map(Transform):
             raise not_fitted("map")
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
-        vocabulary = pa.array(self.vocabulary, type=values.type)
-        places = pc.index_in(values, value_set=vocabulary).cast(pa.int64())
+        keys = values
+        if not is_bytes(values.type):
+            keys = pa.array(context.ids(values), mask=nulls_of(values))
+        if len(self._keys) and is_bytes(keys.type) != is_bytes(self._keys.type):
+            raise SchemaError(
+                f"map: the vocabulary holds {self._keys.type}, got a column of {values.type}. Give "
+                "values of that type."
+            )
+        places = pc.index_in(keys, value_set=self._keys.cast(keys.type)).cast(pa.int64())
         ids = pc.add(places, 1).fill_null(0)
         missing = pa.scalar(None, pa.int64())
         return pc.if_else(values.is_null(), missing, ids)
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        """The vocabulary as text, or as ids."""
+        words = self.vocabulary or ()
+        if words and isinstance(words[0], str):
+            return pa.array(words, pa.large_string())
+        keys = np.array([int(word) % _NUM_IDS for word in words], np.uint64)
+        return pa.array(keys.view(np.int64))
 
     def learner(self) -> Learner | None:
         if self.vocabulary is not None or self.fitted is not None:
@@ -185,9 +204,47 @@ class Map(Transform):
     def learned(self, value: pl.DataFrame | FittedMap) -> Map:
         if isinstance(value, FittedMap):
             return replace(self, fitted=value)
+        if value["value"].dtype.is_float():
+            raise SchemaError(
+                f"map: expected integers or text, got a column of {value['value'].dtype}. Declare "
+                "it an integer or string, or Bucketize it."
+            )
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
         return replace(self, vocabulary=words["value"].to_list())
+
+
+def _words(vocabulary: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return the values of a vocabulary; bytes as text, booleans as 0 and 1."""
+    words: list[str | int] = []
+    for word in vocabulary:
+        if isinstance(word, bytes):
+            words.append(_text(word))
+        elif isinstance(word, (bool, np.bool_)):
+            words.append(int(word))
+        else:
+            words.append(word)
+    kinds = {isinstance(word, str) for word in words}
+    fits = all(isinstance(w, str) or (isinstance(w, (int, np.integer)) and _is_id(w)) for w in words)
+    if len(kinds) > 1 or not fits:
+        raise ConfigError(
+            f"map.vocabulary: expected text, or integers of 64 bits, got {words[:8]!r}. Give "
+            "values of one type."
+        )
+    return tuple(words)
+
+
+def _is_id(number: int) -> bool:
+    return -_NUM_IDS // 2 <= number < _NUM_IDS
+
+
+def _text(word: bytes) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"map.vocabulary: expected text in UTF-8, got {word[:40]!r}. Hash the column instead."
+        ) from None
 
 
 def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
