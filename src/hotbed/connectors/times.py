@@ -104,16 +104,13 @@ def _from_number_texts(values: pa.Array, unit: str) -> pa.Array:
     micros = _from_numbers(whole.to_arrow(), unit)
     if whole.null_count() == text.null_count():
         return micros
-    others = text.filter(whole.is_null()).cast(pl.Float64, strict=False)
-    is_whole = whole.is_not_null().to_arrow()
-    return pc.replace_with_mask(micros, pc.invert(is_whole), _from_numbers(others.to_arrow(), unit))
+    fractions = text.str.extract(r"^([+-]?\d+\.\d+)$").cast(pl.Float64)
+    return pc.coalesce(micros, _from_numbers(fractions.to_arrow(), unit))
 
 
 def _from_numbers(values: pa.Array, unit: str) -> pa.Array:
     kind = values.type
-    is_number = (
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    )
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
     if unit not in (*UNITS, "ns") or not is_number:
         raise SchemaError(
             f"times: unit {unit!r} does not fit a column of {kind}. Declare the column's real unit."

@@ -60,7 +60,14 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 def is_whole(kind: pa.DataType) -> bool:
     """Return whether an Arrow type holds integers or booleans."""
-    return pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds numbers, booleans or nothing."""
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    return is_whole(kind) or kind == pa.null()
 
 
 def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +86,7 @@ def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return float64 values, and where they are null (NaN counts as null)."""
     kind = values.type
-    is_number = (
-        is_whole(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    )
-    if not is_number:
+    if not is_number(kind):
         raise SchemaError(
             f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
             "Extract the number."

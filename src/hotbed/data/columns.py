@@ -260,7 +260,10 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
             f"{type(transform).__name__}: expected single values, got a column of {values.type}. "
             "Apply it before Split."
         )
-    items = transform.apply(values.flatten(), context)
+    items = values.flatten()
+    if pa.types.is_dictionary(items.type):
+        items = items.dictionary_decode()
+    items = transform.apply(items, context)
     return list_array(items, list_lengths(values), values)
 
 

@@ -19,6 +19,7 @@ from hotbed.data.arrays import (
     integers_of,
     is_bytes,
     is_list,
+    is_number,
     is_whole,
     list_lengths,
     nulls_of,
@@ -170,8 +171,7 @@ def weight(column: Weight, values: pa.Array) -> np.ndarray:
         raise BadRows(
             column.source,
             is_negative,
-            f"weight {column.name!r}: expected weights >= 0, got {wide.min():g}. "
-            "Correct the row.",
+            f"weight {column.name!r}: expected weights >= 0, got {wide.min():g}. Correct the row.",
         )
     return numbers
 
@@ -238,7 +238,7 @@ def numeric(
             return plain
     if pa.types.is_dictionary(stored):
         return numeric(name, values.dictionary_decode(), lengths, kind=kind)
-    if pa.types.is_nested(stored) or pa.types.is_temporal(stored):
+    if not (is_bytes(stored) or is_number(stored)):
         raise SchemaError(
             f"column {name!r}: expected numbers, got {stored}. Transform it or give it another role."
         )
@@ -248,7 +248,7 @@ def numeric(
     else:
         numbers = values.cast(pa.float64(), safe=False)
     with np.errstate(over="ignore"):
-        result = np.array(as_numpy(numbers), dtype=kind)
+        result: np.ndarray = np.array(as_numpy(numbers), dtype=kind)
     wrong = ~np.isfinite(result)
     if not wrong.any():
         return result

@@ -59,7 +59,7 @@ class Label(Column):
     """
 
     name: str
-    threshold: float | None = None
+    threshold: float | int | None = None
     column: str | None = None
     positive: str | None = None
 
@@ -222,8 +222,8 @@ class Schema:
                     f"schema: more than one {role.__name__}, got columns {names}. Keep one."
                 )
         if self.time is not None and self.rules > 1:
-            columns = [_in_unit_of(self.time, column) for column in self.columns]
-            object.__setattr__(self, "columns", tuple(columns))
+            in_unit = [_in_unit_of(self.time, column) for column in self.columns]
+            object.__setattr__(self, "columns", tuple(in_unit))
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:

@@ -117,9 +117,8 @@ def _wide(name: str, values: pa.Array) -> pl.Series:
     kind = values.type
     if pa.types.is_uint64(kind):
         numbers = pl.Series(name, values)
-        largest = numbers.max()
-        is_small = largest is None or largest < 1 << 63
-        return numbers.cast(pl.Int64 if is_small else pl.Int128)
+        is_large = bool((numbers >= 1 << 63).any())
+        return numbers.cast(pl.Int128 if is_large else pl.Int64)
     if pa.types.is_integer(kind):
         values = values.cast(pa.int64())
     elif pa.types.is_floating(kind) or pa.types.is_decimal256(kind):
@@ -135,8 +134,8 @@ def _plain(result: pl.Series, sql: str) -> pa.Array:
             if whole.null_count() == result.null_count():
                 return whole.to_arrow()
         raise SchemaError(
-            f"expression {sql!r}: expected integers of 64 bits, got {result.min()} to "
-            f"{result.max()}. Compute smaller ones, or hash them."
+            f"expression {sql!r}: expected integers of 64 bits, got {result.min()!r} to "
+            f"{result.max()!r}. Compute smaller ones, or hash them."
         )
     values = result.to_arrow()
     if pa.types.is_string_view(values.type):

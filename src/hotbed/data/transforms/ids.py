@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.data.arrays import as_numpy, is_bytes, is_whole, nulls_of
+from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts
 from hotbed.data.transforms.base import Context, Transform, not_fitted
@@ -204,9 +204,10 @@ class Map(Transform):
     def learned(self, value: pl.DataFrame | FittedMap) -> Map:
         if isinstance(value, FittedMap):
             return replace(self, fitted=value)
-        if value["value"].dtype.is_float():
+        kind = value["value"].dtype
+        if not kind.is_integer() and kind not in (pl.String, pl.Binary):
             raise SchemaError(
-                f"map: expected integers or text, got a column of {value['value'].dtype}. Declare "
+                f"map: expected integers or text, got a column of {kind}. Declare "
                 "it an integer or string, or Bucketize it."
             )
         is_frequent = pl.col("count") >= self.min_count
@@ -214,19 +215,19 @@ class Map(Transform):
         return replace(self, vocabulary=words["value"].to_list())
 
 
-def _words(vocabulary: Sequence[str | int]) -> tuple[str | int, ...]:
+def _words(vocabulary: Sequence[Any]) -> tuple[str | int, ...]:
     """Return the values of a vocabulary; bytes as text, booleans as 0 and 1."""
-    words: list[str | int] = []
+    words: list[Any] = []
     for word in vocabulary:
         if isinstance(word, bytes):
             words.append(_text(word))
-        elif isinstance(word, (bool, np.bool_)):
+        elif isinstance(word, (bool, np.bool_, np.integer)):
             words.append(int(word))
         else:
             words.append(word)
-    kinds = {isinstance(word, str) for word in words}
-    fits = all(isinstance(w, str) or (isinstance(w, (int, np.integer)) and _is_id(w)) for w in words)
-    if len(kinds) > 1 or not fits:
+    are_texts = all(isinstance(word, str) for word in words)
+    are_ids = all(isinstance(word, int) and _is_id(word) for word in words)
+    if not are_texts and not are_ids:
         raise ConfigError(
             f"map.vocabulary: expected text, or integers of 64 bits, got {words[:8]!r}. Give "
             "values of one type."

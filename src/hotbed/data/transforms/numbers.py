@@ -26,7 +26,7 @@ class Bucketize(Transform):
     With `bins` instead of boundaries, `Schema.fit` learns quantiles as boundaries.
     """
 
-    boundaries: Sequence[float] | None = None
+    boundaries: Sequence[float | int] | None = None
     bins: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,8 +72,8 @@ class Clip(Transform):
     Integers stay integers, unless a bound is a fraction.
     """
 
-    low: float | None = None
-    high: float | None = None
+    low: float | int | None = None
+    high: float | int | None = None
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if is_whole(values.type):
@@ -214,8 +214,8 @@ def _whole_bounds(
 ) -> tuple[np.generic, np.generic] | None:
     """Return bounds of integers of a type; None where a bound is not an integer of it."""
     limits = np.iinfo(kind)
-    least = limits.min
-    most = limits.max
+    least: float = limits.min
+    most: float = limits.max
     if low is not None:
         least = max(least, low)
     if high is not None:

@@ -220,6 +220,7 @@ class FoldMeans(KeyedFit):
     transform: TargetEncode
     label: Label
     seed: int
+    rules: int
 
     def labels(self, context: Columns) -> pa.Array:
         return _labels(self.label, context)
@@ -253,6 +254,7 @@ class FoldMeans(KeyedFit):
             folds,
             prior,
             self.seed,
+            self.rules,
         )
         return Learned((prior, means), encoding)
 
@@ -332,7 +334,7 @@ def keyed_fit(task: Task, schema: Schema, places: Places, num_buckets: int, seed
     label = schema[transform.label]
     assert isinstance(label, Label)
     if transform.ordered_by is None:
-        return FoldMeans(task, places, transform, label, seed)
+        return FoldMeans(task, places, transform, label, seed, schema.rules)
     time = schema.time
     unit = None
     if time is not None and time.source == transform.ordered_by:
