@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.connectors.memory import Memory
 from hotbed.data import Dense, Encoder, Id, Label, Schema, Transform, Weight
 from hotbed.data import transforms as t
-from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.errors import ConfigError, DecodeError, SchemaError
 from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.request import RequestEncoder
 
@@ -82,6 +82,7 @@ word_places = {"": 1, "a": 2, "b": 3, "a b": 4}
 
 
 @pytest.mark.parametrize("kind", OF_TEXT)
+@settings(max_examples=40)
 @given(words=WORDS)
 def test_missing_text_is_the_same_in_every_encoding_and_nesting(
     kind: str, words: list[str | None]
@@ -108,6 +109,7 @@ def test_missing_text_is_the_same_in_every_encoding_and_nesting(
 
 
 @pytest.mark.parametrize("kind", ["id", "hash", "map", "fill"])
+@settings(max_examples=40)
 @given(words=WORDS)
 def test_missing_text_of_a_request_is_that_of_training(kind: str, words: list[str | None]) -> None:
     """JSON has null; binary tensors and gRPC have empty text alone."""
@@ -127,6 +129,7 @@ def test_missing_text_of_a_request_is_that_of_training(kind: str, words: list[st
         assert ids.values.tolist() == expected.values.tolist()
 
 
+@settings(max_examples=40)
 @given(
     values=st.lists(st.sampled_from([None, math.nan, -0.5, 0.0, 1.5, 3.0]), min_size=1, max_size=12)
 )
@@ -153,10 +156,7 @@ def test_missing_numbers_are_the_same_in_every_float_and_nesting(
 
 def test_a_missing_label_is_a_bad_row_in_every_encoding() -> None:
     for values in (["yes", ""], ["yes", None]):
-        for column in text_encodings([]) and (
-            pa.array(values),
-            pa.array(values).dictionary_encode(),
-        ):
+        for column in (pa.array(values), pa.array(values).dictionary_encode()):
             with pytest.raises(DecodeError, match="label 'y': expected a value in every row"):
                 Encoder(Schema([Label("y", positive="yes")]))(pa.table({"y": column}))
 
@@ -216,6 +216,7 @@ def crossed(values: list[int]) -> list[list[int]]:
     return found
 
 
+@settings(max_examples=40)
 @given(
     values=st.lists(INTEGERS, min_size=1, max_size=6),
     edges=st.sets(INTEGERS, min_size=1, max_size=4).map(sorted),
@@ -258,6 +259,7 @@ def limits(kind: pa.DataType) -> tuple[int, int]:
     return LEAST, MOST + 1
 
 
+@settings(max_examples=40)
 @given(values=st.lists(INTEGERS, min_size=1, max_size=6), min_count=st.integers(1, 2))
 def test_a_map_learned_from_any_integers_meets_any_others(
     values: list[int], min_count: int
@@ -286,6 +288,7 @@ def test_an_extracted_number_keeps_its_64_bits() -> None:
         bags(pa.array(["-1", "18446744073709551615"]), pattern)
 
 
+@settings(max_examples=40)
 @given(values=st.lists(INTEGERS, min_size=1, max_size=4))
 def test_expressions_of_unsigned_numbers_are_those_of_signed_ones(values: list[int]) -> None:
     """A file has uint64 where a request has int64; a difference may be negative."""
@@ -307,6 +310,7 @@ def test_expressions_of_unsigned_numbers_are_those_of_signed_ones(values: list[i
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.1, 0.7, 1e-50, -1e-50, 2.0**53])
 
 
+@settings(max_examples=40)
 @given(value=INTEGERS, distance=st.integers(-2, 2))
 def test_a_threshold_compares_integers_as_integers(value: int, distance: int) -> None:
     threshold = value + distance
@@ -321,6 +325,7 @@ def test_a_threshold_compares_integers_as_integers(value: int, distance: int) ->
             assert label.tolist() == [float(value >= threshold)], kind
 
 
+@settings(max_examples=40)
 @given(value=FLOATS, threshold=FLOATS)
 def test_a_threshold_compares_floats_in_their_own_type(value: float, threshold: float) -> None:
     schema = Schema([Label("y", threshold=threshold)])
@@ -373,7 +378,7 @@ def test_transforms_of_numbers_take_every_type_of_numbers(kind: pa.DataType) -> 
     for learns in (t.Normalize(), t.Bucketize(bins=2), t.FillMissing(statistic="median")):
         schema = Schema([Dense("x", [learns, fill])]).fit(Memory({"x": column}))
         assert Encoder(schema)(Memory({"x": column}).table).num_samples == 3
-    with pytest.raises((DataError, SchemaError, ConfigError), match="column 'x'|map"):
+    with pytest.raises(SchemaError, match="column 'x': hash: expected strings or integers"):
         bags(column, t.Hash())
 
 
@@ -390,18 +395,20 @@ def test_transforms_of_numbers_take_every_type_of_numbers(kind: pa.DataType) -> 
 @pytest.mark.parametrize("transform", [None, t.Clip(0, 1), t.Log(), t.Bucketize([1]), t.Map([1])])
 def test_other_types_are_refused_by_name(column: pa.Array, transform: Transform | None) -> None:
     transforms = [] if transform is None else [transform]
-    with pytest.raises(SchemaError, match="column 'x'.*got"):
+    with pytest.raises(SchemaError, match=r"column 'x'.*got"):
         numbers(column, *transforms)
 
 
 # --- names in SQL -------------------------------------------------------------------------------
 
-KEYWORDS = """all and any array as asc between by case cast column count current_date date day desc
-distinct else end except exists extract false first floor for from full group having hour in index
-inner insert interval into is join key last left like limit local mod month natural not null offset
-on or order outer over percent position primary range rank right row rows select session set sum
-table then time timestamp to top trim true union unique unnest update user using value values view
-when where window with year""".split()
+KEYWORDS = (
+    "all and any array as asc between by case cast column count current_date date day desc "
+    "distinct else end except exists extract false first floor for from full group having hour in index "
+    "inner insert interval into is join key last left like limit local mod month natural not null offset "
+    "on or order outer over percent position primary range rank right row rows select session set sum "
+    "table then time timestamp to top trim true union unique unnest update user using value values view "
+    "when where window with year "
+).split()
 
 
 @pytest.mark.parametrize("name", [*KEYWORDS, "a b", "a.b", 'a"b', "Größe", "price-usd", "1st"])
@@ -419,9 +426,8 @@ def test_a_name_of_sql_without_quotes_is_a_column_or_refused(name: str) -> None:
         return  # these are values of SQL
     try:
         expression = t.Expression(f"{name} * 2")
-    except ConfigError as error:
-        assert "double quotes" in str(error) or "expression.sql" in str(error)
-        return
+    except ConfigError:
+        return  # the next test shows the message
     assert list(expression.inputs()) == [name]
     schema = Schema([Dense("d", [expression])])
     assert Encoder(schema)(pa.table({name: [1, 4]})).dense["d"].tolist() == [2, 8]
