@@ -401,14 +401,15 @@ def test_other_types_are_refused_by_name(column: pa.Array, transform: Transform 
 
 # --- names in SQL -------------------------------------------------------------------------------
 
-KEYWORDS = (
-    "all and any array as asc between by case cast column count current_date date day desc "
-    "distinct else end except exists extract false first floor for from full group having hour in index "
-    "inner insert interval into is join key last left like limit local mod month natural not null offset "
-    "on or order outer over percent position primary range rank right row rows select session set sum "
-    "table then time timestamp to top trim true union unique unnest update user using value values view "
-    "when where window with year "
-).split()
+WORDS_OF_SQL = """
+all and any array as asc between by case cast column count current_date date day desc distinct
+else end except exists extract false first floor for from full group having hour in index inner
+insert interval into is join key last left like limit local mod month natural not null offset on or
+order outer over percent position primary range rank right row rows select session set sum table
+then time timestamp to top trim true union unique unnest update user using value values view when
+where window with year
+"""
+KEYWORDS = WORDS_OF_SQL.split()
 
 
 @pytest.mark.parametrize("name", [*KEYWORDS, "a b", "a.b", 'a"b', "Größe", "price-usd", "1st"])

@@ -73,7 +73,7 @@ class Columns:
         return values
 
     def with_nulls(self, values: pa.Array) -> pa.Array:
-        """Return `values` with null for all that is missing by the rules."""
+        """Return values with null for all that is missing by the rules."""
         if self.rules == 1:
             return values
         return missing_as_null(values)
@@ -126,12 +126,13 @@ def missing_as_null(values: pa.Array) -> pa.Array:
         return _without_missing_words(values)
     if is_bytes(kind):
         offsets, _ = text_buffers(values)
-        is_missing = np.diff(offsets) == 0
+        is_missing = offsets[1:] == offsets[:-1]
     elif pa.types.is_floating(kind):
         is_missing = np.isnan(as_numpy(values))
     else:
         return values
-    if not is_missing.any():
+    num_missing = np.count_nonzero(is_missing)
+    if num_missing == 0 or (num_missing == values.null_count and kind.id not in _TEXT):
         return values
     if values.null_count:
         is_missing &= ~nulls_of(values)
@@ -273,10 +274,10 @@ def transformed(name: str, transforms: Sequence[Transform], context: Columns) ->
     for transform in transforms:
         if pa.types.is_dictionary(values.type):
             if transform.by_value and 2 * len(values.dictionary) <= len(values):
-                values = context.with_nulls(_by_word(transform, values, context))
+                values = _by_word(transform, values, context)
                 continue
             values = values.dictionary_decode()
-        values = context.with_nulls(_named(name, transform, values, context))
+        values = _named(name, transform, values, context)
     return values
 
 

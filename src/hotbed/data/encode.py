@@ -237,7 +237,7 @@ class Encoder:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
         values = transformed(column.source, column.transforms, context)
-        if self.rules == 1:  # only now, since transforms took empty text for a text
+        if column.transforms or self.rules == 1:  # else the column has nulls already
             values = missing_as_null(values)
         if column.weights:
             raw_weights, values = _alike(context.column(column.weights), values)

@@ -113,7 +113,7 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
 
 
 def _reaches(values: pa.Array, threshold: float) -> np.ndarray:
-    """Return bool [n]: where numbers, none of them missing, are >= `threshold` in their own type."""
+    """Return bool [n]: where numbers are >= `threshold` in their own type; none are missing."""
     kind = values.type
     if is_bytes(kind):
         text = pl.Series(_as_text(values))
@@ -240,7 +240,8 @@ def numeric(
         return numeric(name, values.dictionary_decode(), lengths, kind=kind)
     if not (is_bytes(stored) or is_number(stored)):
         raise SchemaError(
-            f"column {name!r}: expected numbers, got {stored}. Transform it or give it another role."
+            f"column {name!r}: expected numbers, got {stored}. Transform it or give it another "
+            "role."
         )
     if is_bytes(stored):
         text = pl.Series(_as_text(values))

@@ -251,9 +251,7 @@ def test_arguments_of_a_checkpoint_are_checked(name: str, value: Any) -> None:
         hb.callbacks.Checkpoint("x", **{name: value})
 
 
-def test_a_state_keeps_the_rules_of_missing_values_that_it_was_learned_with(
-    tmp_path: Path,
-) -> None:
+def test_a_state_keeps_the_rules_of_missing_values_that_it_was_learned_with(tmp_path: Path) -> None:
     """Before there were rules, an empty text was a text to `Hash`: it has a row there."""
     rows = hb.sources.Memory({"y": [0, 1] * 20, "u": ["", "a"] * 20})
     columns = [hb.Label("y"), hb.Id("u", transforms=[hb.transforms.Hash()])]

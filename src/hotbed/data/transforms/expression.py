@@ -79,7 +79,7 @@ class Expression(Transform):
                 f"expression {self.sql!r}: expected one value a row, got {result.height} for "
                 f"{len(values)} rows. Take functions of single values."
             )
-        return _plain(result["value"], self.sql)
+        return context.with_nulls(_plain(result["value"], self.sql))
 
     def _check_names(self) -> None:
         """Raise ConfigError for text that Polars reads as something else than it looks like."""

@@ -67,7 +67,7 @@ class Extract(Transform):
         groups = text.str.extract(self.pattern, 1)
         if self.number:
             return _whole_numbers(groups)
-        return groups.to_arrow().cast(pa.string())
+        return context.with_nulls(groups.to_arrow().cast(pa.string()))
 
 
 def _whole_numbers(texts: pl.Series) -> pa.Array:
