@@ -361,8 +361,8 @@ def _ordered(values: pa.Array, unit: str | None) -> pa.Array:
     """Return numbers in the order of a column of times or numbers; `unit`: of times."""
     if unit is not None:
         return to_microseconds(values, unit)
-    if pa.types.is_temporal(values.type):
-        return values.cast(pa.timestamp("us")).cast(pa.int64())
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return to_microseconds(values, "us")
     if pa.types.is_integer(values.type):
         return values.cast(pa.int64())
     if is_bytes(values.type):
