@@ -82,6 +82,7 @@ class Encoder:
         self.on_error = on_error
         self.aside = aside
         self.stats = EncodeStats()
+        self._id_sources = {column.source for column in schema.ids}
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
         self.rules = schema.rules
@@ -185,6 +186,11 @@ class Encoder:
                     f"column {name!r}: it held {trained_kind} values in training, got "
                     f"{schema.field(name).type}. Give {trained_kind} values: the same value as "
                     "text and as a number is two ids."
+                )
+            if kind == "boolean" and trained_kind == "integer" and name in self._id_sources:
+                raise SchemaError(
+                    f"column {name!r}: it held integer ids in training, got "
+                    f"{schema.field(name).type}. Give integers."
                 )
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
