@@ -9,16 +9,18 @@ import json
 import math
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.connectors.memory import Memory
+from hotbed.connectors import Csv, Jsonl, Memory, Parquet
 from hotbed.data import Dense, Encoder, Id, Label, Schema, Transform, Weight
 from hotbed.data import transforms as t
 from hotbed.errors import ConfigError, DecodeError, SchemaError
@@ -152,6 +154,38 @@ def test_missing_numbers_are_the_same_in_every_float_and_nesting(
         assert numbers(lists, t.FillMissing(9.0), width=len(values)) == (
             [filled] if len(values) > 1 else filled
         )
+
+
+def test_missing_text_is_the_same_from_every_source(tmp_path: Path) -> None:
+    words = ["a", None, "", "b"]
+    (tmp_path / "t.csv").write_text('u,n\na,1\n,2\n"",3\nb,4\n')
+    lines = ['{"u": "a", "n": 1}', '{"n": 2}', '{"u": "", "n": 3}', '{"u": "b", "n": 4}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    table = pa.table({"u": pa.array(words), "n": [1, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    columns = [
+        Id("plain", column="u"),
+        Id("hashed", column="u", transforms=[t.Hash()]),
+        Id("mapped", column="u", transforms=[t.Map(["a", ""])]),
+        Id("crossed", column="u", transforms=[t.Cross("n")]),
+        Id("joined", transforms=[t.Expression("u || '!'")]),
+        Id("filled", column="u", transforms=[t.FillMissing("none"), t.Hash()]),
+    ]
+    schema = Schema(columns)
+    batches = []
+    for source in (
+        Memory(table),
+        Csv(str(tmp_path / "t.csv")),
+        Jsonl(str(tmp_path / "t.jsonl")),
+        Parquet(str(tmp_path / "t.parquet")),
+    ):
+        blocks = [rows for rows, _ in source.read() if rows.num_rows]
+        batches.append(Encoder(schema)(pa.Table.from_batches(blocks)))
+    for batch in batches:
+        for name, ids in batch.ids.items():
+            lengths = [1, 1, 1, 1] if name == "filled" else [1, 0, 0, 1]
+            assert ids.lengths().tolist() == lengths
+            assert ids.values.tolist() == batches[0].ids[name].values.tolist()
 
 
 def test_a_missing_label_is_a_bad_row_in_every_encoding() -> None:

@@ -86,7 +86,10 @@ class Cross(Transform):
                     f"cross: expected columns of single values, got {other.type} for column "
                     f"{name!r}. Leave it out."
                 )
-            parts.append(context.hash(other, self.seed))
+            try:
+                parts.append(context.hash(other, self.seed))
+            except SchemaError as error:
+                raise SchemaError(f"cross with {name!r}: {error}") from error
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
         for part in parts:
