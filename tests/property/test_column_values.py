@@ -313,6 +313,25 @@ def test_a_map_learned_from_any_integers_meets_any_others(
                 assert asked.ids["x"].values.tolist() == [places.get(value, 0)]
 
 
+def test_a_map_takes_floats_for_the_integers_that_they_equal() -> None:
+    """Frames of pandas hold integers with missing values as floats."""
+    column = pa.array([7.0, None, 30.0, 7.0, math.nan])
+    fitted = Schema([Id("x", transforms=[t.Map()])]).fit(Memory({"x": column}))
+    fitted = Schema.from_json(json.dumps(fitted.to_json()))
+    assert fitted["x"] == Id("x", transforms=[t.Map([7, 30])])
+    assert Encoder(fitted)(Memory({"x": column}).table).ids["x"].lengths().tolist() == [
+        1,
+        0,
+        1,
+        1,
+        0,
+    ]
+    assert bags(pa.array([30.0, 7.5, math.inf, 8.0]), t.Map([7, 30])) == [[2], [0], [0], [0]]
+    for wrong in (0.5, 2.0**24 + 1):
+        with pytest.raises(SchemaError, match="map: expected integers or text, got a column of"):
+            Schema([Id("x", transforms=[t.Map()])]).fit(Memory({"x": [7.0, wrong]}))
+
+
 def test_an_extracted_number_keeps_its_64_bits() -> None:
     texts = ["id 18446744073709551615", "id 7", "none", None]
     pattern = t.Extract(r"(-?\d+)", number=True)

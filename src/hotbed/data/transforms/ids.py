@@ -141,7 +141,7 @@ class Map(Transform):
 
     Without one, `Schema.fit` and `hotbed prepare` learn the values that occur at least `min_count`
     times, most frequent first, at most `max_size` of them. Integers are compared as ids, whatever
-    their type is: unsigned ones keep their 64 bits.
+    their type is: unsigned ones keep their 64 bits. A float is the integer that it equals.
 
     Args:
         vocabulary: The values, text or integers, as a small vocabulary is kept.
@@ -178,7 +178,9 @@ class Map(Transform):
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
         keys = values
-        if not is_bytes(values.type):
+        if pa.types.is_floating(values.type):
+            keys = _whole_numbers(values)
+        elif not is_bytes(values.type):
             keys = pa.array(context.ids(values), mask=nulls_of(values))
         if len(self._keys) and is_bytes(keys.type) != is_bytes(self._keys.type):
             raise SchemaError(
@@ -208,10 +210,12 @@ class Map(Transform):
         if isinstance(value, FittedMap):
             return replace(self, fitted=value)
         kind = value["value"].dtype
-        if not kind.is_integer() and kind not in (pl.String, pl.Binary):
+        if kind.is_float() and _is_exact(value["value"]):
+            value = value.with_columns(pl.col("value").cast(pl.Int64))
+        elif not kind.is_integer() and kind not in (pl.String, pl.Binary):
             raise SchemaError(
-                f"map: expected integers or text, got a column of {kind}. Declare "
-                "it an integer or string, or Bucketize it."
+                f"map: expected integers or text, got a column of {kind}. Declare it an integer or "
+                "string, or Bucketize it."
             )
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
@@ -236,6 +240,18 @@ def _words(vocabulary: Sequence[Any]) -> tuple[str | int, ...]:
             "values of one type."
         )
     return tuple(words)
+
+
+def _is_exact(numbers: pl.Series) -> bool:
+    """Return whether floats are integers that float32 holds: requests may have that type."""
+    return bool((numbers.abs() <= 1 << 24).all() and (numbers == numbers.floor()).all())
+
+
+def _whole_numbers(values: pa.Array) -> pa.Array:
+    """Return floats as int64, null where they are not integers of 64 bits."""
+    numbers = as_numpy(values).astype(np.float64)
+    is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < _NUM_IDS // 2)
+    return pa.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
 
 
 def _is_id(number: int) -> bool:

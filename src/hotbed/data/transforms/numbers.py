@@ -189,7 +189,7 @@ def _number(edge: float) -> float:
     number = float(edge)
     if number == edge:
         return number
-    return edge
+    return int(edge)
 
 
 def _plain(value: float | str) -> float | str:
