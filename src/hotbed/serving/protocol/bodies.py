@@ -88,9 +88,10 @@ class JsonValues(Undecoded):
     @property
     def has_booleans(self) -> bool:
         """Whether `true` or `false` stands among the values. In text it may mean something else."""
-        start, end = self._span.start, self._span.end
-        found = max(self._body.find(word, start, end) for word in (b"true", b"false"))
-        return found >= 0
+        start = self._span.start
+        end = self._span.end
+        find = self._body.find
+        return find(b"true", start, end) >= 0 or find(b"false", start, end) >= 0
 
     def slices(self) -> Iterable[Any]:
         span = self._span

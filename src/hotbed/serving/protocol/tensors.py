@@ -132,7 +132,7 @@ class Tensor:
             self._check_binary(size)
         elif isinstance(data, Undecoded):
             empty_lists = 0 if width else num_rows  # `entries` may count each empty list
-            if not size <= data.entries <= size + empty_lists:
+            if data.entries not in (size, size + empty_lists):
                 raise self._miscounted(size, data.entries)
         return num_rows
 
@@ -193,13 +193,14 @@ class Tensor:
             first_nests = nests
             yield flat
 
-    def _flatten(self, values: Any) -> list[Any]:
+    def _flatten(self, data: Any) -> list[Any]:
         """Return values that are flat, or nested as the shape says, as one list."""
-        if not isinstance(values, list):
+        if not isinstance(data, list):
             raise DataError(
-                f"input {self.name!r}: expected a list of values, got {type(values).__name__}. "
+                f"input {self.name!r}: expected a list of values, got {type(data).__name__}. "
                 "Send the values of the tensor in a list."
             )
+        values: list[Any] = data
         if not values or not isinstance(values[0], list):
             return values  # a list further on is no value of any datatype
         for length in self.nesting or self.shape[1:] or (1,):
