@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.connectors import Csv, Jsonl, Memory, Parquet
-from hotbed.data import Dense, Encoder, Id, Label, Schema, Transform, Weight
+from hotbed.data import Dataset, Dense, Encoder, Id, Label, Schema, Transform, Weight
 from hotbed.data import transforms as t
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 from hotbed.serving.protocol.tensors import Tensor
@@ -390,6 +390,17 @@ def test_a_threshold_compares_floats_in_their_own_type(value: float, threshold: 
             assert label.tolist() == [float(Fraction(float(stored)) >= least)]
     label = Encoder(schema)(pa.table({"y": [repr(value)]})).labels["y"]
     assert label.tolist() == [float(value >= threshold)]
+
+
+def test_a_threshold_above_2_to_the_53_is_exact_from_text_files(tmp_path: Path) -> None:
+    threshold = 1_700_000_000_000_000_001  # nanoseconds
+    (tmp_path / "t.csv").write_text(f"y\n{threshold - 1}\n{threshold}\n")
+    lines = [f'{{"y": {value}}}' for value in (threshold - 1, threshold)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    schema = Schema([Label("y", threshold=threshold)])
+    for source in (Csv(str(tmp_path / "t.csv")), Jsonl(str(tmp_path / "t.jsonl"))):
+        (batch,) = Dataset(source, schema, batch_size=2)
+        assert batch.labels["y"].tolist() == [0.0, 1.0]
 
 
 def test_a_weight_below_zero_is_refused_though_float32_would_round_it_to_zero() -> None:

@@ -72,7 +72,9 @@ class Label(Column):
 
     @property
     def reads_numbers(self) -> bool:
-        return self.positive is None
+        # text sources read numbers as float64, which has too few bits for a large threshold
+        is_large = self.threshold is not None and abs(self.threshold) > 1 << 53
+        return self.positive is None and not is_large
 
 
 @dataclass(frozen=True)
