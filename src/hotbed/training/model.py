@@ -409,6 +409,8 @@ class RecModel:
         self.learner.forget()
         self.counters = {**self.counters, **reader.manifest.counters}
         self.parent = reader.manifest.digest
+        if isinstance(self.schema, Schema) and reader.manifest.schema is not None:
+            self.schema = self.schema.with_rules(reader.manifest.schema.get("rules", 1))
         return self
 
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
@@ -687,10 +689,13 @@ class Evaluation:
 def _typed(schema: Any, before: Any, encoder: Any) -> Any:
     """Return `schema` with the types of the raw columns that were learned from.
 
-    These are the types that the schema `before` recorded, and those that `encoder` read.
+    These are the types that the schema `before` recorded, and those that `encoder` read. The rules
+    are those of `before`.
     """
     if not isinstance(schema, Schema):
         return schema
+    if isinstance(before, Schema):
+        schema = schema.with_rules(before.rules)
     for learned in (before, encoder):
         schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
     return schema
