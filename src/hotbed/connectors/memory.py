@@ -65,7 +65,7 @@ def _as_table(columns: Any) -> pa.Table:
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     if hasattr(columns, "__arrow_c_stream__"):
-        return pa.table(columns)
+        return _of_frame(columns)
     if not isinstance(columns, Mapping):
         raise DataError(
             "memory source: neither a table nor a mapping of columns, got "
@@ -99,6 +99,30 @@ def _as_table(columns: Any) -> pa.Table:
     return pa.table(arrays)
 
 
+def _of_frame(frame: Any) -> pa.Table:
+    """Return the columns of a data frame.
+
+    Raises:
+        DataError: A column has a type that Arrow does not have, such as Int128 of Polars.
+    """
+    try:
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        for name in getattr(frame, "columns", ()):
+            try:
+                pa.table(frame[[name]])
+            except (pa.ArrowException, TypeError, ValueError) as cause:
+                raise DataError(
+                    f"memory source: column {name!r} cannot become an Arrow array, got "
+                    f"{frame[name].dtype} ({str(cause).splitlines()[0]}). Cast it to a type of at "
+                    "most 64 bits, or to text."
+                ) from cause
+        raise DataError(
+            f"memory source: not a table for Arrow, got {str(error).splitlines()[0]}. Give an "
+            "Arrow table or a dict of columns."
+        ) from error
+
+
 def _as_array(values: Any) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -114,4 +138,7 @@ def _as_array(values: Any) -> pa.Array:
     try:
         return pa.array(values)
     except OverflowError:  # Python integers above int64: ids that use the upper half of 64 bits
-        return pa.array(values, type=pa.uint64())
+        kind = pa.uint64()
+        if any(isinstance(value, (list, tuple)) for value in values):
+            kind = pa.list_(kind)
+        return pa.array(values, type=kind)

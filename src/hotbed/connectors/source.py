@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Place, Position
+from hotbed.connectors.types import joined, plain, recast
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -215,7 +216,7 @@ class Sort(Source):
     All rows are read into memory, once.
 
     Raises:
-        SchemaError: The source has no column `by`.
+        SchemaError: The source has no column `by`, or its type has no order.
     """
 
     source: Source
@@ -253,7 +254,13 @@ class Sort(Source):
         # ties keep their order by row
         keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
         rising = [("by", "ascending"), ("row", "ascending")]
-        indices = pc.sort_indices(keys, sort_keys=rising)
+        try:
+            indices = pc.sort_indices(keys, sort_keys=rising)
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"sort: column {self.by!r} has no order, got {table[self.by].type}. Sort by a "
+                "column of numbers, times or text."
+            ) from error
         return table.take(indices).combine_chunks()
 
 
@@ -270,7 +277,8 @@ class Join(Source):
         on: The key column(s).
 
     Raises:
-        SchemaError: A key column is absent, keys have two types, or other columns clash.
+        SchemaError: A key column is absent, the types of its two sides do not go together, or other
+            columns clash.
         DataError: `table` holds a key twice.
 
     Example: `hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId")`
@@ -300,6 +308,8 @@ class Join(Source):
                     f"join: the {side} has no key column {missing}, got {schema.names}. "
                     "Correct `on`."
                 )
+        for key in self._keys():
+            _key_type(key, left.field(key).type, right.field(key).type)
         columns = list(left)
         for column in right:
             if column.name in self._keys():
@@ -360,6 +370,11 @@ class Join(Source):
     def _side(self) -> pa.Table:
         """All rows of the side table."""
         table = _read_table(self.table).combine_chunks()
+        for key in self._keys():
+            place = table.schema.get_field_index(key)
+            values = _one_chunk(table[key])
+            kind = _key_type(key, values.type, values.type)
+            table = table.set_column(place, key, recast(values, kind))
         num_unique = table.group_by(self._keys()).aggregate([]).num_rows
         if num_unique != table.num_rows:
             raise DataError(
@@ -372,18 +387,38 @@ class Join(Source):
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     """Return for every row of `batch` the row number in `side_keys` with the same keys, or null."""
     names = [f"key{number}" for number in range(side_keys.num_columns)]
-    try:
-        keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
-    except pa.ArrowException as error:
-        raise SchemaError(
-            f"join: keys of two types, got {error}. Declare one type for them in both sources."
-        ) from error
-    left = pa.table(keys, names=names)
+    left_keys: list[pa.Array] = []
+    right_keys: list[pa.Array] = []
+    for key in side_keys.schema.names:
+        values = batch.column(key)
+        side_values = _one_chunk(side_keys[key])
+        kind = _key_type(key, values.type, side_values.type)
+        left_keys.append(recast(values, kind))
+        right_keys.append(recast(side_values, kind))
+    left = pa.table(left_keys, names=names)
     left = left.append_column("left", pa.array(np.arange(batch.num_rows)))
-    right = side_keys.rename_columns(names)
+    right = pa.table(right_keys, names=names)
     right = right.append_column("right", pa.array(np.arange(side_keys.num_rows)))
     joined = left.join(right, keys=names, join_type="left outer").sort_by("left")
     return _one_chunk(joined["right"])
+
+
+def _key_type(key: str, left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """Return the type in which the keys of both sides are compared."""
+    both = joined(left, right)
+    if both is None:
+        raise SchemaError(
+            f"join: the key {key!r} is {left} in the source, got {right} in the table. Declare one "
+            "type for it in both."
+        )
+    kind = plain(both)
+    if pa.types.is_null(kind):  # no key has a value
+        return pa.int64()
+    if pa.types.is_nested(kind) or pa.types.is_float16(kind):
+        raise SchemaError(
+            f"join: the key {key!r} must hold single values, got {kind}. Join by another column."
+        )
+    return kind
 
 
 def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:

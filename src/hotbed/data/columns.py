@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import config
+from hotbed.connectors.types import recast, usual
 from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_array, list_lengths, nulls_of
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
@@ -27,8 +28,6 @@ _TEXT = {
     pa.binary_view().id,
 }
 
-# Only a few functions of Arrow take views.
-_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -45,12 +44,7 @@ class Columns:
 
     def column(self, name: str) -> pa.Array:
         values = self._batch.column(self._places[name])
-        kind = _VIEWS.get(values.type.id)
-        if kind is None and is_list(values.type):
-            kind = _list_without_views(values.type)
-        if kind is None:
-            return values
-        return values.cast(kind)
+        return recast(values, usual(values.type))
 
     def ids(self, values: pa.Array) -> np.ndarray:
         return ids_of(values, "key")
@@ -71,14 +65,6 @@ class Columns:
                 f"hash: expected strings or integers, got a column of {kind}. Bucketize it first."
             )
         return pa.array(hashes, mask=nulls_of(values))
-
-
-def _list_without_views(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that lists of views are cast to; None for lists of other items."""
-    item = _VIEWS.get(kind.value_type.id)
-    if item is None:
-        return None
-    return pa.large_list(item)
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
