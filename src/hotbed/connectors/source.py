@@ -252,14 +252,18 @@ class Sort(Source):
                 f"sort: no column {self.by!r} to sort by, got {table.schema.names}. Correct `by`."
             )
         # ties keep their order by row
-        keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
+        values = _one_chunk(table[self.by])
+        values = recast(values, plain(values.type))
+        keys = pa.table({"by": values, "row": np.arange(table.num_rows)})
         rising = [("by", "ascending"), ("row", "ascending")]
         try:
+            if pa.types.is_nested(values.type):
+                raise pa.ArrowInvalid("not single values")
             indices = pc.sort_indices(keys, sort_keys=rising)
         except pa.ArrowException as error:
             raise SchemaError(
-                f"sort: column {self.by!r} has no order, got {table[self.by].type}. Sort by a "
-                "column of numbers, times or text."
+                f"sort: column {self.by!r} has no order, got {values.type}. Sort by a column of "
+                "numbers, times or text."
             ) from error
         return table.take(indices).combine_chunks()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -32,6 +33,16 @@ def offsets_of(lengths: Any) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def series_of(name: str, values: pa.Array) -> pl.Series:
+    """Return a column as one of Polars; SchemaError for a type that Polars does not have."""
+    if pa.types.is_decimal256(values.type) or pa.types.is_interval(values.type):
+        raise SchemaError(
+            f"column {name!r}: expected numbers, text or times, got {values.type}. Cast the column "
+            "to another type."
+        )
+    return pl.Series(name, values)
 
 
 def nulls_of(values: pa.Array) -> np.ndarray:

@@ -30,7 +30,7 @@ from hotbed.data.columns import (
     type_of,
 )
 from hotbed.data.numbers import BadRows, Positives, numeric
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -225,12 +225,10 @@ class Encoder:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
                     time = numbers.time(column, context.column(column.source), self._zones)
-            except (SchemaError, BadRows):
+            except BadRows:
                 raise
             except (pa.ArrowException, DataError) as error:
-                raise SchemaError(
-                    f"column {column.name!r}: {str(error).splitlines()[0]}"
-                ) from error
+                raise _named(error, column) from error
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
@@ -301,6 +299,14 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _named(error: Exception, column: Column) -> SchemaError:
+    """Return an error about the type of a column, with its name."""
+    message = str(error).splitlines()[0]
+    if repr(column.name) in message or repr(column.source) in message:
+        return SchemaError(message)
+    return SchemaError(f"column {column.name!r}: {message}")
 
 
 def _plain_dictionary(values: pa.Array) -> pa.Array:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.arrays import numbers_of
+from hotbed.data.arrays import numbers_of, series_of
 from hotbed.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class ValueCounts(Learner):
         self._parts: list[pl.DataFrame] = []
 
     def add(self, values: pa.Array, context: Context) -> None:
-        series = pl.Series("value", values).drop_nulls()
+        series = series_of("value", values).drop_nulls()
         if len(series):
             counts = series.value_counts(name="count")
             self._parts.append(counts.cast({"count": pl.Int64}))

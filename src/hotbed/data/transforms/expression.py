@@ -12,6 +12,7 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 
+from hotbed.data.arrays import series_of
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -61,7 +62,7 @@ class Expression(Transform):
         return tuple(dict.fromkeys(self._parsed.meta.root_names()))
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        columns = [pl.Series(name, _wide(context.column(name))) for name in self.inputs()]
+        columns = [series_of(name, _wide(context.column(name))) for name in self.inputs()]
         try:
             result = pl.DataFrame(columns).select(self._parsed.alias("value"))
         except pl.exceptions.PolarsError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.data.arrays import as_numpy, nulls_of
+from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts
 from hotbed.data.transforms.base import Context, Transform, not_fitted
@@ -148,7 +149,7 @@ class Map(Transform):
     reads_text: ClassVar[bool] = True
     by_value: ClassVar[bool] = True
 
-    vocabulary: Sequence[str | int] | None = None
+    vocabulary: Sequence[str | int | bool] | None = None
     min_count: int = 1
     max_size: int | None = None
     joint: str | None = None
@@ -171,11 +172,20 @@ class Map(Transform):
             raise not_fitted("map")
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
-        vocabulary = pa.array(self.vocabulary, type=values.type)
-        places = pc.index_in(values, value_set=vocabulary).cast(pa.int64())
-        ids = pc.add(places, 1).fill_null(0)
+        if pa.types.is_boolean(values.type):
+            values = values.cast(pa.int8())
+        if values.type not in self._words:
+            self._words[values.type] = _words_of(self.vocabulary, values.type)
+        words, numbers = self._words[values.type]
+        places = pc.index_in(values, value_set=words)
+        ids = numbers.take(places).fill_null(0)
         missing = pa.scalar(None, pa.int64())
         return pc.if_else(values.is_null(), missing, ids)
+
+    @cached_property
+    def _words(self) -> dict[pa.DataType, tuple[pa.Array, pa.Array]]:
+        """The vocabulary by the type of the column that it was used for."""
+        return {}
 
     def learner(self) -> Learner | None:
         if self.vocabulary is not None or self.fitted is not None:
@@ -187,7 +197,59 @@ class Map(Transform):
             return replace(self, fitted=value)
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
-        return replace(self, vocabulary=words["value"].to_list())
+        return replace(self, vocabulary=_plain_words(words["value"]))
+
+
+def _plain_words(words: pl.Series) -> list[str | int | bool]:
+    """Return the words of a vocabulary as plain values, as a saved schema holds them."""
+    if words.dtype == pl.Binary:
+        try:
+            return words.cast(pl.String).to_list()
+        except pl.exceptions.PolarsError as error:
+            raise SchemaError(
+                f"map: expected text, got bytes that are not UTF-8 ({str(error)!r:.80}). Hash "
+                "them, or write them as text."
+            ) from error
+    is_known = words.dtype.is_integer() or words.dtype in (pl.String, pl.Boolean)
+    if not is_known and len(words):
+        raise SchemaError(
+            f"map: expected integers, booleans or text, got values of {words.dtype}. Write the "
+            "column as one of them, or Bucketize it."
+        )
+    return words.to_list()
+
+
+def _words_of(
+    vocabulary: Sequence[str | int | bool], kind: pa.DataType
+) -> tuple[pa.Array, pa.Array]:
+    """Return the words that a column of type `kind` can hold, and the id of each.
+
+    Raises:
+        SchemaError: The vocabulary holds text and the column numbers, or the other way round.
+    """
+    has_text = any(isinstance(word, str) for word in vocabulary)
+    if vocabulary and not (is_bytes(kind) if has_text else pa.types.is_integer(kind)):
+        held = "text" if has_text else "integers"
+        raise SchemaError(
+            f"map: the vocabulary holds {held}, got a column of {kind}. Give the column the type "
+            "that it had when the vocabulary was made."
+        )
+    if not vocabulary:
+        return pa.array([], kind), pa.array([], pa.int64())
+    words: Sequence[str | int] = vocabulary
+    numbers = np.arange(1, len(vocabulary) + 1)
+    if not has_text:
+        whole = [int(word) for word in vocabulary]
+        least, most = _range_of(kind)
+        inside = [least <= word <= most for word in whole]
+        words = [word for word, is_inside in zip(whole, inside, strict=True) if is_inside]
+        numbers = numbers[inside]
+    return pa.array(words, kind), pa.array(numbers)
+
+
+def _range_of(kind: pa.DataType) -> tuple[int, int]:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return int(limits.min), int(limits.max)
 
 
 def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:
