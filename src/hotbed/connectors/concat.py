@@ -15,7 +15,7 @@ from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Place, Position
 from hotbed.connectors.source import Source
-from hotbed.connectors.types import conform, plain, widened
+from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 _NEVER_LATE = 1 << 62
@@ -92,12 +92,15 @@ class Concat(Source):
 
         An endless source counts only if it is alone, since it may have no rows yet.
         """
-        parts = [source for source in self.sources if not source.endless]
-        schemas = [source.schema() for source in parts or self.sources]
-        whole = pa.schema([(column.name, plain(column.type)) for column in schemas[0]])
-        for number, schema in enumerate(schemas[1:], start=1):
+        parts = [source for source in self.sources if not source.endless] or self.sources
+        whole = plain_types(parts[0].inferred)
+        for number, source in enumerate(parts[1:], start=1):
+            schema = source.inferred
             _require(whole.names, schema.names, number)
             whole = widened(whole, schema, mixed_numbers=True)
+        for source in parts:
+            if has_open(whole):
+                whole = completed(whole, plain_types(source.schema()))
         return whole
 
     def read(

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from hotbed.connectors.files import Endings, Paths, Section, infer_from_heads
+from hotbed.connectors.files import Endings, Paths, Section, first_line, infer_from_heads
 from hotbed.connectors.lines import LineSource, blocks, last_line_end
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.types import declared, is_list, with_numbers
@@ -90,11 +90,26 @@ def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
         empty = [pa.array([], type=column.type) for column in schema]
         return pa.RecordBatch.from_arrays(empty, schema=schema)
     data = b"\n".join(lines)
-    table = _read_json(data, schema)
+    try:
+        table = _read_json(data, schema)
+    except pa.ArrowInvalid as error:
+        if len(lines) == 1:
+            raise ValueError(_named(data, schema, error)) from error
+        raise
     if table.num_rows != len(lines):
         raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
     batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
     return batch.select(schema.names)
+
+
+def _named(line: bytes, schema: pa.Schema, error: pa.ArrowInvalid) -> str:
+    """Return the message of an error in a line, with the name of its column and its type."""
+    for column in schema:
+        try:
+            _read_json(line, pa.schema([column]))
+        except pa.ArrowInvalid as cause:
+            return f"column {column.name!r} must be {column.type}, got {first_line(cause)}"
+    return first_line(error)
 
 
 def declared_columns(columns: Mapping[str, str]) -> pa.Schema:
@@ -116,13 +131,15 @@ def infer_json(lines: list[bytes], file: str, known: pa.Schema) -> pa.Schema:
     where only nulls or empty lists were seen.
     """
     schema = None
+    cause = "no line"
     count = len(lines)
     data = b""
     while schema is None and count:
         try:
             data = b"\n".join(lines[:count])
             schema = _read_json(data).schema
-        except pa.ArrowException:
+        except pa.ArrowException as error:
+            cause = first_line(error)
             if count > 1:
                 count //= 2
             else:
@@ -130,7 +147,9 @@ def infer_json(lines: list[bytes], file: str, known: pa.Schema) -> pa.Schema:
                 count = len(lines)
     if schema is None:
         raise DecodeError(
-            f"{file}: the first block holds no JSON object. Write one object per line.", file
+            f"{file}: the first block holds no JSON object, got {cause}. Write one object per "
+            "line, with values of one type in each column.",
+            file,
         )
     others = [column for column in schema if column.name not in known.names]
     return pa.schema([*known, *(_as_text(_as_ids(data, column)) for column in others)])

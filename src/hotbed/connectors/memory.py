@@ -13,6 +13,7 @@ import pyarrow as pa
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source, rows_of
+from hotbed.connectors.types import recast, types_of, usual
 from hotbed.errors import DataError
 
 
@@ -33,7 +34,7 @@ class Memory(Source):
     columns: Mapping[str, Any] | pa.Table | pa.RecordBatch
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", _as_table(self.columns))
+        object.__setattr__(self, "columns", _usual(_as_table(self.columns)))
 
     @property
     def table(self) -> pa.Table:
@@ -43,6 +44,10 @@ class Memory(Source):
 
     def schema(self) -> pa.Schema:
         return self.table.schema
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return types_of(self.table)
 
     def num_rows(self) -> int:
         return int(self.table.num_rows)
@@ -97,6 +102,17 @@ def _as_table(columns: Any) -> pa.Table:
             "number of rows."
         )
     return pa.table(arrays)
+
+
+def _usual(table: pa.Table) -> pa.Table:
+    """Return the table with each column in an encoding that all functions of Arrow take."""
+    for place, raw in enumerate(table.schema.types):
+        kind = usual(raw)
+        if kind is not raw and not kind.equals(raw):
+            column = table.column(place)
+            chunks = [recast(chunk, kind) for chunk in column.chunks]
+            table = table.set_column(place, table.schema.names[place], pa.chunked_array(chunks, kind))
+    return table
 
 
 def _of_frame(frame: Any) -> pa.Table:

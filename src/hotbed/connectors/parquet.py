@@ -25,7 +25,7 @@ from hotbed.connectors.files import (
 )
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
-from hotbed.connectors.types import completed, conform_all, has_open, widened
+from hotbed.connectors.types import completed, conform_all, has_open, usual_types, widened
 from hotbed.errors import DecodeError
 from hotbed.files import new_file
 
@@ -63,7 +63,7 @@ class Parquet(FileSource):
     def _schema(self) -> pa.Schema:
         schema = self.inferred
         if has_open(schema):  # all files have only nulls there
-            schema = completed(schema, next(self._readable()).schema_arrow.remove_metadata())
+            schema = completed(schema, usual_types(next(self._readable()).schema_arrow))
         return schema
 
     def _readable(self) -> Iterator[pq.ParquetFile]:
@@ -154,7 +154,7 @@ def _types_of(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:
     """Return the columns of a file, null where all values are, and the number of its rows."""
     columns: list[pa.Field] = []
     places = {parquet.schema.column(i).path: i for i in range(len(parquet.schema))}
-    for column in parquet.schema_arrow.remove_metadata():
+    for column in usual_types(parquet.schema_arrow):
         is_flat = not pa.types.is_nested(column.type)
         if is_flat and _is_all_null(parquet.metadata, places[column.name]):
             column = column.with_type(pa.null())

@@ -19,7 +19,16 @@ from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.times import EARLIEST, LATEST, to_microseconds
-from hotbed.connectors.types import conform, is_number, plain, widened, with_columns_of
+from hotbed.connectors.types import (
+    completed,
+    conform,
+    has_open,
+    is_number,
+    plain_types,
+    usual_rows,
+    widened,
+    with_columns_of,
+)
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 
@@ -77,8 +86,11 @@ class Replay(Source):
         """Return the columns of all sources, with types that hold the values of all."""
         whole = pa.schema([])
         for source in self.sources:
-            columns = [(column.name, plain(column.type)) for column in source.schema()]
-            whole = with_columns_of(widened(whole, pa.schema(columns)), pa.schema(columns))
+            schema = plain_types(source.inferred)
+            whole = with_columns_of(widened(whole, schema), schema)
+        for source in self.sources:
+            if has_open(whole):
+                whole = completed(whole, plain_types(source.schema()))
         return whole
 
     def _own_columns(self) -> list[str]:
@@ -191,7 +203,7 @@ class _Reading:
                 self._report_bad(times.is_null().to_numpy(zero_copy_only=False))
             is_valid = times.is_valid().to_numpy(zero_copy_only=False)
             self.indices = np.flatnonzero(is_valid[self._used :]) + self._used
-            self.rows = batch.take(pa.array(self.indices))
+            self.rows = usual_rows(batch).take(pa.array(self.indices))
             micros = times.fill_null(0).to_numpy(zero_copy_only=False)
             self.times = micros[self.indices]
             with_newest = np.concatenate([[self._high], self.times])

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Place, Position
-from hotbed.connectors.types import joined, plain, recast
+from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -64,6 +64,14 @@ class Source(ABC):
         Args:
             position: The position to resume from; None = the start.
         """
+
+    @property
+    def inferred(self) -> pa.Schema:
+        """Names and types of the columns; a type is null where no value of the source tells it.
+
+        Where sources are read together, such a column has the type of the others.
+        """
+        return self.schema()
 
     @property
     def endless(self) -> bool:
@@ -141,6 +149,10 @@ class Slice(Source):
 
     def schema(self) -> pa.Schema:
         return self.source.schema()
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return self.source.inferred
 
     def num_rows(self) -> int | None:
         whole = self.source.num_rows()
@@ -226,7 +238,7 @@ class Sort(Source):
         not_endless(self.source, "a sort")
 
     def schema(self) -> pa.Schema:
-        return self.source.schema()
+        return usual_types(self.source.schema())
 
     def num_rows(self) -> int:
         return int(self._sorted.num_rows)
@@ -315,7 +327,7 @@ class Join(Source):
         for key in self._keys():
             _key_type(key, left.field(key).type, right.field(key).type)
         columns = list(left)
-        for column in right:
+        for column in usual_types(right):
             if column.name in self._keys():
                 continue
             if column.name in left.names:
@@ -444,8 +456,8 @@ def rows_of(table: pa.Table, position: Position | None, batch_rows: int, plan: R
 
 
 def _read_table(source: Source) -> pa.Table:
-    batches = [batch for batch, _ in source.read()]
-    return pa.Table.from_batches(batches, schema=source.schema())
+    batches = [usual_rows(batch) for batch, _ in source.read()]
+    return pa.Table.from_batches(batches, schema=usual_types(source.schema()))
 
 
 def not_endless(source: Source, what: str) -> None:

@@ -34,6 +34,23 @@ _LISTS = {
     pa.list_view(pa.null()).id,
     pa.large_list_view(pa.null()).id,
 }
+_COMMON = {
+    pa.null().id,
+    pa.bool_().id,
+    pa.int8().id,
+    pa.int16().id,
+    pa.int32().id,
+    pa.int64().id,
+    pa.uint8().id,
+    pa.uint16().id,
+    pa.uint32().id,
+    pa.uint64().id,
+    pa.float32().id,
+    pa.float64().id,
+    pa.string().id,
+    pa.large_string().id,
+    pa.binary().id,
+}
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNITS = ("s", "ms", "us", "ns")
 _MOST_DIGITS = 38
@@ -80,6 +97,11 @@ def plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, plain(field.type)) for field in kind])
     return _PLAIN.get(kind.id, kind)
+
+
+def plain_types(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of `schema` with types without encodings."""
+    return pa.schema([(column.name, plain(column.type)) for column in schema])
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -227,7 +249,7 @@ def has_open(schema: pa.Schema) -> bool:
 def types_of(rows: pa.RecordBatch | pa.Table) -> pa.Schema:
     """Return the columns of some rows; the type is null where all values are."""
     columns: list[pa.Field] = []
-    for place, column in enumerate(rows.schema.remove_metadata()):
+    for place, column in enumerate(usual_types(rows.schema)):
         if rows.column(place).null_count == rows.num_rows:
             column = column.with_type(pa.null())
         columns.append(column)
@@ -352,6 +374,8 @@ def usual(kind: pa.DataType) -> pa.DataType:
 
     Views are not taken everywhere, nor are dictionaries inside lists.
     """
+    if kind.id in _COMMON:
+        return kind
     if isinstance(kind, pa.BaseExtensionType):
         return usual(kind.storage_type)
     if pa.types.is_run_end_encoded(kind):
@@ -380,6 +404,23 @@ def _usual_list(kind: pa.DataType) -> pa.DataType:
     if item.equals(kind.value_type) and not is_view:
         return kind
     return pa.large_list(item)
+
+
+def usual_types(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of `schema` in encodings that all functions of Arrow take."""
+    columns = [column.with_type(usual(column.type)) for column in schema.remove_metadata()]
+    return pa.schema(columns)
+
+
+def usual_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return `rows` with each column in an encoding that all functions of Arrow take."""
+    if all(kind.id in _COMMON for kind in rows.schema.types):  # the common case is short
+        return rows
+    wanted = usual_types(rows.schema)
+    columns = [
+        recast(values, kind) for values, kind in zip(rows.columns, wanted.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=wanted.names)
 
 
 def conform_all(

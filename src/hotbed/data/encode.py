@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
+from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
@@ -157,6 +158,7 @@ class Encoder:
     ) -> pa.RecordBatch:
         """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
+        batch = usual_rows(batch)
         if self.aside is not None:
             self.aside(batch.filter(pa.array(mask)), reason, message)
         return batch.filter(pa.array(~mask))
