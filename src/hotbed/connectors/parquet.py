@@ -25,8 +25,15 @@ from hotbed.connectors.files import (
 )
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
-from hotbed.connectors.types import completed, conform_all, has_open, usual_types, widened
-from hotbed.errors import DecodeError
+from hotbed.connectors.types import (
+    completed,
+    conform_all,
+    has_open,
+    usual,
+    usual_types,
+    widened,
+)
+from hotbed.errors import DecodeError, SchemaError
 from hotbed.files import new_file
 
 
@@ -93,10 +100,12 @@ class Parquet(FileSource):
     ) -> Iterator[Rows]:
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)
-        dictionaries = [field.name for field in wanted if pa.types.is_dictionary(field.type)]
-        parquet = _open(file, dictionaries)
+        parquet = _open(file)
         if not parquet.metadata.num_rows:
             return
+        words = _text_columns(parquet.schema_arrow) & _dictionaries(wanted)
+        if words:
+            parquet = _open(file, sorted(words))
         groups: list[int] = []
         skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
@@ -107,7 +116,7 @@ class Parquet(FileSource):
                 groups.append(group)
         done = skip_rows - skip
         try:
-            for batch in parquet.iter_batches(batch_rows, row_groups=groups, columns=wanted.names):
+            for batch in _batches(parquet, batch_rows, groups, wanted.names):
                 done += batch.num_rows
                 dropped = min(skip, batch.num_rows)
                 skip = max(0, skip - batch.num_rows)
@@ -115,6 +124,11 @@ class Parquet(FileSource):
                     rest = batch.slice(dropped)
                     numbers = np.arange(done - rest.num_rows, done) + 1
                     yield conform_all(rest, wanted, file, plan.types), numbers
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"{file}: columns {wanted.names} cannot be read, got {first_line(error)}. Write "
+                "them with plain types."
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
                 f"{file}: torn or damaged parquet after row {done}, got {first_line(error)}. Write "
@@ -148,6 +162,29 @@ def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
             field = field.with_type(pa.dictionary(pa.int32(), field.type))
         fields.append(field)
     return pa.schema(fields)
+
+
+def _dictionaries(schema: pa.Schema) -> set[str]:
+    return {column.name for column in schema if pa.types.is_dictionary(column.type)}
+
+
+def _text_columns(schema: pa.Schema) -> set[str]:
+    return {column.name for column in schema if pa.types.is_string(column.type)}
+
+
+def _batches(
+    parquet: pq.ParquetFile, batch_rows: int, groups: list[int], names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of row groups; those with dictionaries inside lists a group at a time.
+
+    Arrow does not join these dictionaries.
+    """
+    at_once = [groups]
+    kinds = [column.type for column in parquet.schema_arrow if column.name in names]
+    if any(pa.types.is_nested(kind) and not usual(kind).equals(kind) for kind in kinds):
+        at_once = [[group] for group in groups]
+    for some in at_once:
+        yield from parquet.iter_batches(batch_rows, row_groups=some, columns=names)
 
 
 def _types_of(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:

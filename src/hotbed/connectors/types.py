@@ -387,6 +387,8 @@ def usual(kind: pa.DataType) -> pa.DataType:
         return pa.dictionary(kind.index_type, words, kind.ordered)
     if is_list(kind):
         return _usual_list(kind)
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _usual_item(field.type)) for field in kind])
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -396,10 +398,15 @@ def usual(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _usual_list(kind: pa.DataType) -> pa.DataType:
-    item = usual(kind.value_type)
+def _usual_item(kind: pa.DataType) -> pa.DataType:
+    item = usual(kind)
     if pa.types.is_dictionary(item):
-        item = item.value_type
+        return item.value_type
+    return item
+
+
+def _usual_list(kind: pa.DataType) -> pa.DataType:
+    item = _usual_item(kind.value_type)
     is_view = kind.id in (pa.list_view(pa.null()).id, pa.large_list_view(pa.null()).id)
     if item.equals(kind.value_type) and not is_view:
         return kind
