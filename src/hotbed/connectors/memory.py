@@ -111,7 +111,9 @@ def _usual(table: pa.Table) -> pa.Table:
         if kind is not raw and not kind.equals(raw):
             column = table.column(place)
             chunks = [recast(chunk, kind) for chunk in column.chunks]
-            table = table.set_column(place, table.schema.names[place], pa.chunked_array(chunks, kind))
+            table = table.set_column(
+                place, table.schema.names[place], pa.chunked_array(chunks, kind)
+            )
     return table
 
 

@@ -25,14 +25,7 @@ from hotbed.connectors.files import (
 )
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
-from hotbed.connectors.types import (
-    completed,
-    conform_all,
-    has_open,
-    usual,
-    usual_types,
-    widened,
-)
+from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened
 from hotbed.errors import DecodeError, SchemaError
 from hotbed.files import new_file
 

@@ -289,7 +289,9 @@ def test_wrong_arguments_are_named() -> None:
     source = Memory({"at": [1], "n": [1]})
     with pytest.raises(SchemaError, match=r"columns \['time'\] are absent, got \['at', 'n'\]"):
         read(Replay([source], time="time"))
-    with pytest.raises(SchemaError, match=r"replay\.sources\[1\]: column 'n' must be int64, .* got string"):
+    with pytest.raises(
+        SchemaError, match=r"replay\.sources\[1\]: column 'n' must be int64, .* got string"
+    ):
         read(Replay([source, Memory({"at": [1], "n": ["x"]})], time="at"))
     with pytest.raises(ConfigError, match=r"replay\.(sources|speed): must"):
         Replay([source], time="at", speed=0)
