@@ -265,7 +265,7 @@ class Sort(Source):
             )
         # ties keep their order by row
         values = _one_chunk(table[self.by])
-        values = recast(values, plain(values.type))
+        values = recast(values, _comparable(values.type))
         keys = pa.table({"by": values, "row": np.arange(table.num_rows)})
         rising = [("by", "ascending"), ("row", "ascending")]
         try:
@@ -419,6 +419,13 @@ def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     return _one_chunk(joined["right"])
 
 
+def _comparable(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which Arrow compares values of a type."""
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    return plain(kind)
+
+
 def _key_type(key: str, left: pa.DataType, right: pa.DataType) -> pa.DataType:
     """Return the type in which the keys of both sides are compared."""
     both = joined(left, right)
@@ -427,10 +434,10 @@ def _key_type(key: str, left: pa.DataType, right: pa.DataType) -> pa.DataType:
             f"join: the key {key!r} is {left} in the source, got {right} in the table. Declare one "
             "type for it in both."
         )
-    kind = plain(both)
+    kind = _comparable(both)
     if pa.types.is_null(kind):  # no key has a value
         return pa.int64()
-    if pa.types.is_nested(kind) or pa.types.is_float16(kind):
+    if pa.types.is_nested(kind):
         raise SchemaError(
             f"join: the key {key!r} must hold single values, got {kind}. Join by another column."
         )

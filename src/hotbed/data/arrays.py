@@ -87,6 +87,16 @@ def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return numbers, np.isnan(numbers)
 
 
+def require_text_form(where: str, kind: pa.DataType) -> None:
+    """Raise SchemaError for a type whose values have several forms as text: 1, 1.0 and 1e0."""
+    is_inexact = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if is_inexact or (pa.types.is_temporal(kind) and not pa.types.is_date(kind)):
+        raise SchemaError(
+            f"{where}: expected text, integers, booleans or dates, got a column of {kind}, whose "
+            "values have more than one form as text. Write the column as text."
+        )
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is text."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):

@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_lengths, nulls_of
+from hotbed.data.arrays import (
+    as_numpy,
+    is_bytes,
+    is_list,
+    list_lengths,
+    nulls_of,
+    require_text_form,
+)
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
@@ -69,6 +76,7 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
     if values.null_count:
         raise _missing_label(column, nulls_of(values))
     if column.positive is not None:
+        require_text_form(f"label {column.name!r}: positive", values.type)
         equal = pc.equal(values.cast(pa.string()), column.positive)
         return np.asarray(as_numpy(equal), np.float32)
     try:

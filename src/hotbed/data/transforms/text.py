@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of
+from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of, require_text_form
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import SchemaError
 
@@ -63,23 +63,13 @@ class Extract(Transform):
     number: bool = False
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        if _has_no_text(values.type):
-            raise SchemaError(
-                f"extract: expected text or integers, got a column of {values.type}, which has "
-                "more than one form as text. Write the column as text."
-            )
+        require_text_form("extract", values.type)
         text = pl.Series(values.cast(pa.string()))
         groups = text.str.extract(self.pattern, 1)
         if self.number:
             numbers = groups.cast(pl.Int64, strict=False)
             return numbers.to_arrow().cast(pa.int64())
         return groups.to_arrow().cast(pa.string())
-
-
-def _has_no_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type have several forms as text, such as 1, 1.0 and 1e0."""
-    is_inexact = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return bool(is_inexact or (pa.types.is_temporal(kind) and not pa.types.is_date(kind)))
 
 
 @dataclass(frozen=True)
