@@ -437,7 +437,7 @@ def _key_type(key: str, left: pa.DataType, right: pa.DataType) -> pa.DataType:
     kind = _comparable(both)
     if pa.types.is_null(kind):  # no key has a value
         return pa.int64()
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) or pa.types.is_interval(kind):
         raise SchemaError(
             f"join: the key {key!r} must hold single values, got {kind}. Join by another column."
         )
