@@ -190,8 +190,8 @@ Take = Callable[[pa.Array], list[Any]]
 """Returns the values of a column, as facts or as Python has them."""
 
 
-def read(batches: Batches, of: Take = facts) -> list[Any]:
-    return [row for batch, _ in batches for row in of(batch.column("x"))]
+def read(batches: Batches, of: Take = facts, name: str = "x") -> list[Any]:
+    return [row for batch, _ in batches for row in of(batch.column(name))]
 
 
 def attempt(read_all: Callable[[], list[Any]]) -> tuple[list[Any], DataError | None]:
@@ -383,6 +383,27 @@ def test_first_values_of_a_stream_decide_its_types(
     first, later = MEET[0]
     with pytest.raises(SchemaError, match=r"column 'x' must be int32, .* got int64"):
         source(tmp_path, [first, later])
+
+
+@settings(max_examples=150)
+@given(parts())
+def test_keys_of_two_types_join_right_or_are_refused(arrays: list[pa.Array]) -> None:
+    left, side = arrays[:2]
+    places = {}
+    for place, key in enumerate(facts(side)):
+        if key is not None and key != ("number", "nan"):  # neither is equal to itself
+            places.setdefault(repr(key), place)
+    kept = sorted(places.values())
+    side = pa.concat_arrays([side[:0], *(side.slice(place, 1) for place in kept)])
+    expected = [places.get(repr(key)) for key in facts(left)]
+    table = pa.table({"x": side, "place": pa.array(kept, pa.int64())})
+    source = Memory(pa.table({"x": left})).join(Memory(table), on="x")
+    rows, refusal = attempt(lambda: read(source.read(), in_python, "place"))
+    if refusal is None:
+        assert rows == expected
+    else:
+        assert isinstance(refusal, SchemaError)
+        assert "join: the key 'x'" in str(refusal)
 
 
 # --- text -----------------------------------------------------------------------------------------
