@@ -495,9 +495,11 @@ def _as_text(values: pa.Array) -> pa.Array:
 
 def _plain_integers(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return whole numbers, null where a text is not a plain integer of type `kind`."""
-    has_more = pc.greater(pc.binary_length(text), 1)
-    has_zero = pc.and_(pc.starts_with(text, "0"), has_more)
-    odd = pc.or_(has_zero, pc.starts_with(text, "-0"))
+    odd = pc.starts_with(text, "-0")
+    has_zero = pc.starts_with(text, "0")
+    if pc.any(has_zero).as_py():
+        has_more = pc.greater(pc.binary_length(text), 1)
+        odd = pc.or_(odd, pc.and_(has_zero, has_more))
     if not pc.any(odd).as_py():
         try:
             return text.cast(kind)

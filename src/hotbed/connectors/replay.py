@@ -78,6 +78,7 @@ class Replay(Source):
             )
         if self.late is None:
             return whole
+        self.late.check_types(whole)
         label = self.late.label
         others = [column for column in whole if column.name != label]
         return pa.schema([*others, (label, pa.float64())])

@@ -109,6 +109,11 @@ def is_list(kind: pa.DataType) -> bool:
     return kind.id in _LISTS
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text or bytes, in a plain encoding."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Return whether a type is of whole numbers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
