@@ -88,7 +88,7 @@ class Replay(Source):
         whole = pa.schema([])
         for source in self.sources:
             schema = plain_types(source.inferred)
-            whole = with_columns_of(widened(whole, schema), schema)
+            whole = with_columns_of(widened(whole, schema, mixed_numbers=True), schema)
         for source in self.sources:
             if has_open(whole):
                 whole = completed(whole, plain_types(source.schema()))
