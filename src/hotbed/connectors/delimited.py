@@ -58,8 +58,8 @@ class Csv(FileSource):
         delimiter: One or more characters (`"\t"` for tsv, `"::"`).
         header: Whether the first line holds the names.
         columns: Without header the names in order, as a list or as a mapping name -> type ("int64",
-            "uint64", "float64", "float32", "string", "bool"; None = infer). With header a list renames all
-            columns, and a mapping declares types of some.
+            "uint64", "float64", "float32", "string", "bool"; None = infer). With header a list
+            renames all columns, and a mapping declares types of some.
         null_values: Texts that mean "missing".
         quote: The quote character; None = quotes are ordinary characters.
         encoding: Of the text, as Python names it.
@@ -263,7 +263,10 @@ class Csv(FileSource):
 
 
 def _infer(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the narrowest of int64, uint64, float64 and string that loses nothing; null if empty."""
+    """Return the narrowest of int64, uint64, float64 and string that loses nothing.
+
+    It is null if all values are missing.
+    """
     values = column.drop_null()
     if len(values) == 0:
         return pa.null()
