@@ -74,16 +74,14 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     bytes. Nulls become 0. Raises SchemaError for floats and other types that cannot be ids.
     """
     kind = values.type
-    if not len(values):  # of any type: NumPy's empty arrays are floats
-        return np.zeros(0, np.int64)
+    if values.null_count == len(values):  # of any type: NumPy's empty arrays are floats
+        return np.zeros(len(values), np.int64)
     if pa.types.is_dictionary(kind):
         words = ids_of(values.dictionary, name)
         table = np.append(words, np.int64(0))  # the last one is the id of null
         indices = values.indices.cast(pa.int64())
         places = indices.fill_null(len(words))
         return np.asarray(table[as_numpy(places)])
-    if pa.types.is_null(kind):
-        return np.zeros(len(values), np.int64)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         if values.null_count:
             values = values.fill_null(pa.scalar(0).cast(kind))
