@@ -211,7 +211,7 @@ TEST_CASE("evaluation inserts nothing, counts nothing and reads what a server wo
   group.train({ids, ids}, nullptr, 0.1);
   CHECK(group.tables[0]->size() == 2);
   CHECK(group.tables[1]->size() == 1);  // -1 came twice in the batch: admitted; 5 once: not yet
-  CHECK(group.tables[1]->candidates(partition_of(hash_id(5))).size() == 1);
+  CHECK(group.tables[1]->candidates(partition_of(hash_id(5)))->entries().size() == 1);
 }
 
 TEST_CASE("the cap of a partition holds, the oldest go, and only a batch that uses more rows goes beyond it") {
@@ -291,16 +291,16 @@ TEST_CASE("a table that counts steps ages by its updates, whatever times and loo
   CHECK(evict() == 0);  // a row of step 1 lives through step 2
   group.train({{8, 10}}, nullptr, 0.1);
   const int p = partition_of(hash_id(10));
-  CHECK(table.candidates(p).size() == 1);
-  CHECK(table.candidates(p)[0].seen == 3);
+  CHECK(table.candidates(p)->entries().size() == 1);
+  CHECK(table.candidates(p)->entries()[0].seen == 3);
   CHECK(evict() == 1);
-  CHECK(table.candidates(p).size() == 1);
+  CHECK(table.candidates(p)->entries().size() == 1);
   CHECK(table.size() == 2);
   const auto rows = group.dump();
   for (const int64_t id : {8, 9}) CHECK(rows.count({0, id}) == 1);
   group.train({{8, 8}}, nullptr, 0.1);
   CHECK(evict() == 0);
-  CHECK(table.candidates(p).empty());
+  CHECK(table.candidates(p)->entries().empty());
   group.train({{8, 8}}, nullptr, 0.1);
   CHECK(evict() == 1);
   CHECK(group.dump().count({0, 8}) == 1);

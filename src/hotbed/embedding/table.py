@@ -34,7 +34,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch
+from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch, sketch_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -129,6 +129,7 @@ class Table:
         self._min_count: int | None = None  # None: as in `admit`
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
+        self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
         self.native = _core.Table(native_config(self))
 
@@ -207,6 +208,7 @@ class Table:
         memo[id(self)] = copied
         copied.load(self.export())
         copied.load_candidates(self.candidates())
+        copied.load_sketch(self.sketch())
         copied.load_scalars(self.scalars())
         return copied
 
@@ -292,17 +294,32 @@ class Table:
         """Return counters of the table; cheap, also when `len` must look at every row.
 
         `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
-        counts once a batch), `evicted`; bytes of index, rows and candidates; `capacity` if the
-        table has one.
+        counts once a batch), `evicted`; bytes of index, rows and candidates; of 256,
+        `sketched_partitions`, whose counts of waiting ids are estimates; `capacity` if the table
+        has one.
         """
         return self.completed(self.native.stats())
 
     def completed(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the native counters of a moment as `stats` returns them."""
+        self.watch_admission()
         if self.capacity is not None:
             stats["capacity"] = self.capacity
             self._watch_capacity(stats["rows"], self.capacity)
         return stats
+
+    def watch_admission(self) -> None:
+        """Log once that ids which wait for admission have filled their memory."""
+        if self._estimates or not self.native.num_sketched:
+            return
+        self._estimates = True
+        log.warning(
+            "table %r: the ids that wait for admission fill admission_bytes=%s; from now on a "
+            "sketch estimates their counts, never too low: ids may get a row early, none gets it "
+            "late. Raise admission_bytes to count more ids exactly",
+            self.name,
+            f"{getattr(self.admit, 'admission_bytes', 0):,}",
+        )
 
     def _watch_capacity(self, num_rows: int, capacity: int) -> None:
         """Log once that the table has more rows than were expected."""
@@ -334,6 +351,7 @@ class Table:
         """
         ids = as_ids(ids)
         step = self._map(ids, self.check_times(time, len(ids)), training=True)
+        self.watch_admission()
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
         return slots
@@ -691,6 +709,7 @@ class Table:
     def clear(self) -> None:
         """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
+        self._estimates = False
         self.native = _core.Table(native_config(self))
         self.native.freeze(self.frozen or "nothing")
         if self._min_count is not None:
@@ -699,13 +718,14 @@ class Table:
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row that admission counts: partition, id, count, last_seen.
 
-        A sketch is yielded in the same columns: `id` is the number of the counter.
+        A sketch by `sketch_bytes` is yielded in the same columns: `id` is the number of the
+        counter.
         """
         if not self.native_admits:
             return
         for partition in range(PARTITIONS):
             yield from candidate_batch(
-                partition, self.native.candidates(partition), self.native.sketch(partition)
+                partition, self.native.candidates(partition), self.native.plain_sketch(partition)
             )
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -714,11 +734,28 @@ class Table:
         for batch in batches:
             count = batch.column("count").to_numpy()
             if sketched:
-                self.native.load_sketch(batch.column("partition")[0].as_py(), count)
+                self.native.load_plain_sketch(batch.column("partition")[0].as_py(), count)
             else:
                 self.native.load_candidates(
                     batch.column("id").to_numpy(), count, batch.column("last_seen").to_numpy()
                 )
+
+    def sketch(self) -> Iterator[pa.RecordBatch]:
+        """Yield the sketches of partitions whose waiting ids have filled `admission_bytes`.
+
+        A row is one generation: partition, generation (0 = the younger), bits, newest, cells.
+        """
+        for partition in range(PARTITIONS):
+            yield from sketch_batch(partition, self.native.sketch(partition))
+
+    def load_sketch(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Load batches from `sketch`, also of another size, number of bits or generations."""
+        for batch in batches:
+            names = ("partition", "generation", "bits", "newest")
+            numbers = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+            cells = batch.column("cells").flatten().to_numpy()
+            for row, words in zip(numbers, np.split(cells, batch.num_rows), strict=True):
+                self.native.load_sketch(*row, words.view(np.uint32))
 
     @property
     def native_admits(self) -> bool:

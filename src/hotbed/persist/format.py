@@ -32,6 +32,7 @@ from hotbed.persist.check.rows import (
     arrow_batches,
     checked_candidates,
     checked_rows,
+    checked_sketch,
     removed_types,
     row_types,
 )
@@ -240,6 +241,7 @@ class Link:
             _exhaust(pool.map(_exhaust, self._all_parts()))
         for entry in self.manifest.tables:
             _exhaust(self.candidates(entry.name))
+            _exhaust(self.sketch(entry.name))
         self.tensors()
         self.tree("tree")
         self.tree("random")
@@ -296,6 +298,14 @@ class Link:
             return
         file = entry.candidates.file
         yield from checked_candidates(self.batches(file), entry, self._place(file))
+
+    def sketch(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Yield the sketches that count ids that wait for admission to a table."""
+        entry = self.entry(table)
+        if entry.sketch is None:
+            return
+        file = entry.sketch.file
+        yield from checked_sketch(self.batches(file), entry, self._place(file))
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
@@ -426,6 +436,10 @@ class Reader:
     def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
         """Yield the ids that wait for admission to a table."""
         return self.newest_link.candidates(table)
+
+    def sketch(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Yield the sketches that count ids that wait for admission to a table."""
+        return self.newest_link.sketch(table)
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
