@@ -206,7 +206,8 @@ class ReferenceAdmission:
 
         With `max_candidates`, all counts are halved and zeros dropped until it fits.
         """
-        assert self.policy is not None and self._layout is not None
+        assert self.policy is not None
+        assert self._layout is not None
         if self.policy.max_candidates is None:
             if len(candidates) >= self._layout.exact_ids:
                 self._sketches[partition] = ReferenceSketch(self._layout)
