@@ -174,7 +174,8 @@ nb::dict to_dict(const Candidates* candidates) {
   std::vector<int64_t> ids, seen;
   std::vector<uint32_t> counts;
   if (candidates)
-    for (const Candidate& c : candidates->entries()) ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
+    for (const Candidate& c : candidates->entries())
+      ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
   nb::dict out;
   out["id"] = to_numpy(std::move(ids));
   out["count"] = to_numpy(std::move(counts));

@@ -241,9 +241,8 @@ void Candidates::expire(int64_t before) {
 std::vector<Candidate> Candidates::entries() const {
   std::vector<Candidate> sorted;
   sorted.reserve(map_.size());
-  map_.for_each_place([&](const CandidateBucket& bucket, int e) {
-    sorted.push_back({bucket.id[e], bucket.count[e], bucket.seen[e]});
-  });
+  map_.for_each_place(
+      [&](const CandidateBucket& bucket, int e) { sorted.push_back({bucket.id[e], bucket.count[e], bucket.seen[e]}); });
   std::sort(sorted.begin(), sorted.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   return sorted;
 }

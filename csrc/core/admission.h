@@ -77,7 +77,10 @@ class CountSketch {
   static constexpr uint32_t kDepth = 4;
 
   CountSketch(uint32_t* words, uint64_t num_words, int bits) noexcept
-      : words_(words), num_words_(num_words), width_(num_words * 32 / static_cast<uint32_t>(bits) / kDepth), bits_(bits) {}
+      : words_(words),
+        num_words_(num_words),
+        width_(num_words * 32 / static_cast<uint32_t>(bits) / kDepth),
+        bits_(bits) {}
 
   uint64_t num_words() const noexcept { return num_words_; }
   const uint32_t* words() const noexcept { return words_; }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "bucket_map.h"
+
 #include <cmath>
 #include <new>
-
-#include "bucket_map.h"
 
 namespace hotbed {
 namespace {

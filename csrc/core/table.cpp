@@ -149,8 +149,7 @@ void Table::admit(Uniques& uniques) {
     Candidates& candidates = *partition.candidates;
     const int64_t time = uniques.times.empty() ? moment_ : uniques.times[u];
     const bool was_sketch = candidates.is_sketch();
-    const Candidate before =
-        candidates.add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
+    const Candidate before = candidates.add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
     if (candidates.is_sketch() != was_sketch) num_sketched_.fetch_add(1);
     if (would_admit(candidates, uniques, u, before.count)) {
       candidates.forget(uniques.ids[u], uniques.hashes[u]);
