@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kMaxCount = 0xffffffffu;
 constexpr int kPlainDepth = 4;
-constexpr uint64_t kMinBlockBytes = 16 * sizeof(CandidateBucket);
+constexpr uint64_t kMinBlockBytes = 4 * sizeof(CandidateBucket);
 
 uint32_t saturating_add(uint32_t a, uint64_t b) noexcept { return static_cast<uint32_t>(std::min(a + b, kMaxCount)); }
 

@@ -27,7 +27,7 @@ MIN_SKETCH_BYTES = PARTITIONS * 4 * 4 * 16
 """Least `sketch_bytes`: 256 partitions, 4 rows of 16 counters of 4 bytes."""
 ADMISSION_BYTES = 1 << 26
 """Default `admission_bytes`: 64 MiB, which count about 2.3 million waiting ids exactly."""
-MIN_ADMISSION_BYTES = PARTITIONS * 1024
+MIN_ADMISSION_BYTES = PARTITIONS * 256
 MAX_ADMISSION_BYTES = 1 << 38
 SKETCH_ROWS = 4
 """Cells that count an id in a sketch, the least of which is its count."""
