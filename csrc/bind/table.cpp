@@ -199,8 +199,8 @@ nb::list sketch_of(const Candidates* candidates) {
   return all;
 }
 
-nb::object plain_sketch_of(const Candidates* candidates) {
-  return nb::cast(to_numpy(candidates ? std::vector<uint32_t>(candidates->plain()) : std::vector<uint32_t>()));
+auto plain_sketch_of(const Candidates* candidates) {
+  return to_numpy(candidates ? std::vector<uint32_t>(candidates->plain()) : std::vector<uint32_t>());
 }
 
 using Runs = std::vector<std::tuple<uint64_t, double>>;

@@ -325,7 +325,7 @@ def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
 
 
 def _waiting(table: Mapping[str, Any]) -> str:
-    """Return how many ids wait for admission: those counted exactly, and whether a sketch counts."""
+    """Return how many ids wait for admission; those in a sketch have no number."""
     if not table["sketched_partitions"]:
         return f"{table['candidates']:,}"
     return f"{table['candidates']:,} + sketch"

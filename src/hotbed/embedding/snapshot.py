@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .policy import PARTITIONS
+from .waiting import candidate_batches, sketch_batches
 
 BATCH_ROWS = 4096
 COLUMN_TYPES = {
@@ -98,15 +99,15 @@ class Snapshot:
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the candidates of that moment, as `Table.candidates` does."""
-        for partition in range(PARTITIONS):
-            columns = self._native.snapshot_candidates(partition)
-            plain = self._native.snapshot_plain_sketch(partition)
-            yield from candidate_batch(partition, columns, plain)
+        # asked for through self: a closed snapshot must not be read
+        return candidate_batches(
+            lambda partition: self._native.snapshot_candidates(partition),
+            lambda partition: self._native.snapshot_plain_sketch(partition),
+        )
 
     def sketch(self) -> Iterator[pa.RecordBatch]:
         """Yield the sketches of waiting ids of that moment, as `Table.sketch` does."""
-        for partition in range(PARTITIONS):
-            yield from sketch_batch(partition, self._native.snapshot_sketch(partition))
+        return sketch_batches(lambda partition: self._native.snapshot_sketch(partition))
 
     def close(self, saved: bool) -> None:
         """End the snapshot. Closing it again does nothing.
@@ -153,43 +154,6 @@ def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.Record
         types["state"] = pa.list_(pa.float32(), state_width)
     types |= {name: kind for name, kind in COLUMN_TYPES.items() if name in columns}
     return pa.record_batch([pa.array([], kind) for kind in types.values()], schema=pa.schema(types))
-
-
-def candidate_batch(
-    partition: int, candidates: Mapping[str, NDArray[Any]], plain: NDArray[np.uint32]
-) -> Iterator[pa.RecordBatch]:
-    """Yield one partition's candidates, or the counters of its plain sketch, if there are any."""
-    if len(plain):
-        candidates = {
-            "id": np.arange(len(plain)),
-            "count": plain,
-            "last_seen": np.zeros(len(plain), np.int64),
-        }
-    num_rows = len(candidates["id"])
-    if num_rows:
-        columns = {name: pa.array(candidates[name]) for name in ("id", "count", "last_seen")}
-        yield pa.record_batch({"partition": _number(partition, num_rows), **columns})
-
-
-def sketch_batch(
-    partition: int, generations: Sequence[tuple[int, int, NDArray[np.uint32]]]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the generations of one partition's sketch, a row each, if it has begun.
-
-    `generations`: the bits of a cell, the time of the newest id, and the cells; the younger first.
-    """
-    if not generations:
-        return
-    cells = np.concatenate([words.view(np.uint8) for _, _, words in generations])
-    num_bytes = len(cells) // len(generations)
-    columns = {
-        "partition": _number(partition, len(generations)),
-        "generation": pa.array(range(len(generations)), pa.uint8()),
-        "bits": pa.array([bits for bits, _, _ in generations], pa.uint8()),
-        "newest": pa.array([newest for _, newest, _ in generations], pa.int64()),
-        "cells": pa.FixedSizeListArray.from_arrays(pa.array(cells), num_bytes),
-    }
-    yield pa.record_batch(columns)
 
 
 def _number(partition: int, n: int) -> pa.Array:

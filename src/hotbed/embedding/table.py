@@ -18,6 +18,7 @@ from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
+from . import waiting
 from .init import Init, Uniform
 from .native import native_config
 from .policy import (
@@ -34,7 +35,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch, sketch_batch
+from .snapshot import COLUMN_TYPES, Snapshot, empty_batch, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -722,40 +723,24 @@ class Table:
         counter.
         """
         if not self.native_admits:
-            return
-        for partition in range(PARTITIONS):
-            yield from candidate_batch(
-                partition, self.native.candidates(partition), self.native.plain_sketch(partition)
-            )
+            return iter(())
+        return waiting.candidate_batches(self.native.candidates, self.native.plain_sketch)
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load batches from `candidates`."""
-        sketched = bool(getattr(self.admit, "sketch_bytes", None))
-        for batch in batches:
-            count = batch.column("count").to_numpy()
-            if sketched:
-                self.native.load_plain_sketch(batch.column("partition")[0].as_py(), count)
-            else:
-                self.native.load_candidates(
-                    batch.column("id").to_numpy(), count, batch.column("last_seen").to_numpy()
-                )
+        is_plain = bool(getattr(self.admit, "sketch_bytes", None))
+        waiting.load_candidates(self.native, batches, is_plain=is_plain)
 
     def sketch(self) -> Iterator[pa.RecordBatch]:
         """Yield the sketches of partitions whose waiting ids have filled `admission_bytes`.
 
         A row is one generation: partition, generation (0 = the younger), bits, newest, cells.
         """
-        for partition in range(PARTITIONS):
-            yield from sketch_batch(partition, self.native.sketch(partition))
+        return waiting.sketch_batches(self.native.sketch)
 
     def load_sketch(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load batches from `sketch`, also of another size, number of bits or generations."""
-        for batch in batches:
-            names = ("partition", "generation", "bits", "newest")
-            numbers = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-            cells = batch.column("cells").flatten().to_numpy()
-            for row, words in zip(numbers, np.split(cells, batch.num_rows), strict=True):
-                self.native.load_sketch(*row, words.view(np.uint32))
+        waiting.load_sketch(self.native, batches)
 
     @property
     def native_admits(self) -> bool:

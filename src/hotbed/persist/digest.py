@@ -32,8 +32,8 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
     if isinstance(state, Mapping):
         tables = {}
         for name, table in state.items():
-            parts = (table.export(), table.candidates(), table.sketch())
-            tables[name] = _of_table(table.dim, table.scalars(), *parts)
+            waiting = (table.candidates(), table.sketch())
+            tables[name] = _of_table(table.dim, table.scalars(), table.export(), *waiting)
         return _hex(_canonical({"tables": tables}))
     parts = {
         "tables": {name: table_digest(state, name) for name in state.table_names},
@@ -64,8 +64,7 @@ def table_digest(reader: Reader, name: str) -> str:
     """Return the content digest of one table of a checkpoint."""
     entry = reader.entry(name)
     dim = entry.config["dim"]
-    parts = (reader.rows(name), reader.candidates(name), reader.sketch(name))
-    return _of_table(dim, entry.scalars, *parts)
+    return _of_table(dim, entry.scalars, reader.rows(name), *reader.waiting(name))
 
 
 def _of_table(

@@ -93,6 +93,13 @@ class DenseTensor(NamedTuple):
     data: memoryview
 
 
+class WaitingIds(NamedTuple):
+    """Counts of the ids of a table that wait for admission, as `Table` yields and loads them."""
+
+    candidates: Iterator[pa.RecordBatch]
+    sketch: Iterator[pa.RecordBatch]
+
+
 class CheckpointWriter:
     """Write one checkpoint under `root`.
 
@@ -240,8 +247,8 @@ class Link:
             _exhaust(pool.map(self.read, self.manifest.files))
             _exhaust(pool.map(_exhaust, self._all_parts()))
         for entry in self.manifest.tables:
-            _exhaust(self.candidates(entry.name))
-            _exhaust(self.sketch(entry.name))
+            for batches in self.waiting(entry.name):
+                _exhaust(batches)
         self.tensors()
         self.tree("tree")
         self.tree("random")
@@ -291,21 +298,18 @@ class Link:
         yield from checked_rows(batches, part, types, self._place(part.file))
         self._sound.add(part.file)
 
-    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the ids that wait for admission to a table."""
+    def waiting(self, table: str) -> WaitingIds:
+        """Return the counts of the ids that wait for admission to a table, checked as read."""
         entry = self.entry(table)
-        if entry.candidates is None:
-            return
-        file = entry.candidates.file
-        yield from checked_candidates(self.batches(file), entry, self._place(file))
-
-    def sketch(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the sketches that count ids that wait for admission to a table."""
-        entry = self.entry(table)
-        if entry.sketch is None:
-            return
-        file = entry.sketch.file
-        yield from checked_sketch(self.batches(file), entry, self._place(file))
+        candidates: Iterator[pa.RecordBatch] = iter(())
+        sketch: Iterator[pa.RecordBatch] = iter(())
+        if entry.candidates is not None:
+            file = entry.candidates.file
+            candidates = checked_candidates(self.batches(file), entry, self._place(file))
+        if entry.sketch is not None:
+            file = entry.sketch.file
+            sketch = checked_sketch(self.batches(file), entry, self._place(file))
+        return WaitingIds(candidates, sketch)
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
@@ -433,13 +437,9 @@ class Reader:
                 merged = None
             yield merged
 
-    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the ids that wait for admission to a table."""
-        return self.newest_link.candidates(table)
-
-    def sketch(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the sketches that count ids that wait for admission to a table."""
-        return self.newest_link.sketch(table)
+    def waiting(self, table: str) -> WaitingIds:
+        """Return the counts of the ids that wait for admission to a table."""
+        return self.newest_link.waiting(table)
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""

@@ -135,7 +135,7 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
     if entry.candidates is not None:
         num_candidates = entry.candidates.rows
     sketched = set[int]()
-    for batch in reader.sketch(entry.name):
+    for batch in reader.waiting(entry.name).sketch:
         sketched.update(batch.column("partition").to_pylist())
     scalars = dict(entry.scalars)
     scalars.pop("rates", None)

@@ -195,8 +195,9 @@ def load_table(reader: Reader, name: str, table: Table) -> None:
     for link in reader.links:
         load_changes(link, name, table)
     check_loaded(link, name, table)
-    table.load_candidates(reader.candidates(name))
-    table.load_sketch(reader.sketch(name))
+    waiting = reader.waiting(name)
+    table.load_candidates(waiting.candidates)
+    table.load_sketch(waiting.sketch)
 
 
 def load_changes(link: Link, name: str, table: Table) -> None:

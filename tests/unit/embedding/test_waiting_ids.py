@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
+from hotbed.config import build
 from hotbed.embedding.hashing import partition
-from hotbed.embedding.policy import sketch_layout
+from hotbed.embedding.policy import Admission, sketch_layout
 from hotbed.errors import ConfigError, FormatError
 from hotbed.persist.checkpoint import State, restore, save
 from hotbed.persist.digest import content_digest
@@ -277,6 +278,16 @@ def test_the_age_of_a_row_begins_at_its_newest_sighting(days: tuple[int, ...], e
     table.find_or_insert(np.array([7]), time=2 * DAY)  # a late event never ages a row
     assert table.evict(int(14.9 * DAY)) == 0
     assert table.evict(15 * DAY) == 1
+
+
+def test_memory_is_set_by_a_job_and_by_make_tables() -> None:
+    job = build({"kind": "min_count", "count": 2, "admission_bytes": LITTLE}, Admission)
+    assert job == hb.MinCount(2, admission_bytes=LITTLE)
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+    tables = hb.make_tables(schema, 2, admit=hb.MinCount(2), overrides={"user": {"admit": job}})
+    for table in tables.values():
+        table.find_or_insert(CROWD)
+    assert [table.stats["sketched_partitions"] for table in tables.values()] == [1, 0]
 
 
 @pytest.mark.parametrize(
