@@ -330,6 +330,7 @@ POLICIES: list[dict[str, Any]] = [
     },
     {"dtype": "bfloat16"},
     {"dtype": "float16", "admit": hb.MinCount(2, sketch_bytes=1 << 20)},
+    {"admit": hb.MinCount(3, admission_bytes=1 << 16, expire_seconds=2)},
 ]
 
 
@@ -356,7 +357,7 @@ def test_one_two_and_four_threads_give_the_same_bits(rule: Rule, policies: dict[
             table.update(slots, random.normal(size=(len(ids), 8)).astype(np.float32))
             if step == 4:
                 table.evict(step * 500_000)
-        return list(table.export()), list(table.candidates())
+        return list(table.export()), [*table.candidates(), *table.sketch()]
 
     try:
         one = run(1)
