@@ -27,6 +27,7 @@ from hotbed.data.columns import Columns
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Schema
 from hotbed.prepare.engine import Engine
+from hotbed.prepare.inputs import Inputs
 from hotbed.prepare.keyed.derive import Derivation, Histories, rows_with_key
 from hotbed.prepare.partitions import VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose
@@ -68,6 +69,7 @@ class Work:
 
     Args:
         engine: runs tasks.
+        inputs: the files of the source.
         partitions: of the source.
         folder: a working folder, which no other process uses.
         num_buckets: of shuffles; results do not depend on it.
@@ -76,6 +78,7 @@ class Work:
     """
 
     engine: Engine
+    inputs: Inputs
     partitions: Sequence[Partition]
     folder: Path
     num_buckets: int
@@ -85,10 +88,21 @@ class Work:
     def map(
         self, stage: str, task: Callable[[Item], Result], items: Sequence[Item]
     ) -> Iterator[Result]:
-        """Yield `task(item)` for each item, in order, and report how far the stage is."""
+        """Yield `task(item)` for each item, in order, and report how far the stage is.
+
+        Raises:
+            DataError: an input file changed.
+        """
         total = len(items)
         self.report(Stage(stage, 0, total))
-        return self.engine.map(task, items, lambda done: self.report(Stage(stage, done, total)))
+        try:
+            yield from self.engine.map(
+                task, items, lambda done: self.report(Stage(stage, done, total))
+            )
+        except Exception:
+            self.inputs.check()  # a file that changes may be the cause
+            raise
+        self.inputs.check()
 
     def shuffled(self, stage: str, view: View, select: Select) -> Shuffle:
         """Return the rows of a view by key; `select` returns keys and rows of a chunk."""
