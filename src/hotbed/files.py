@@ -29,7 +29,7 @@ _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", re.DOTALL)
 _LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 4 << 20
 _SHORTENED_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/[^/]")
 
 

@@ -221,6 +221,8 @@ class FileSource(Source):
         first, row = self._start(files, position)
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
+            if plan.opening is not None:
+                plan.opening(files[index])
             try:
                 for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):

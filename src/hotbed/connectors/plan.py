@@ -61,6 +61,7 @@ class ReadPlan:
             own, in memory.
         words: Text columns that may come as Arrow dictionaries, where the file holds them so.
         aside: Called with the rows of a file that are skipped because they cannot be read.
+        opening: Called with the path of each file before it is read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -69,6 +70,7 @@ class ReadPlan:
     live: Live | None = None
     words: Sequence[str] = ()
     aside: Callable[[Sequence[BadRow]], None] | None = None
+    opening: Callable[[str], None] | None = None
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

@@ -7,16 +7,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from hotbed.connectors.files import Rows, Section
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
@@ -70,9 +69,7 @@ class Prepared(Source):
     ) -> Batches:
         files = self._files
         with PartChecks(self._entries) as checks:
-            checked = _CheckedParquet(files.path, checks)
-            checked.__dict__["_schema"] = files.schema()
-            yield from checked.read(position, batch_rows, plan)
+            yield from files.read(position, batch_rows, replace(plan, opening=checks.wait))
 
     @property
     def _entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -105,19 +102,6 @@ class Prepared(Source):
                 "larger share."
             )
         return Parquet(list(self._entries))
-
-
-@dataclass(frozen=True)
-class _CheckedParquet(Parquet):
-    """The files of a part, each of which is checked before its first row is read."""
-
-    checks: PartChecks
-
-    def read_file(
-        self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
-    ) -> Iterator[Rows]:
-        self.checks.wait(section.file)
-        yield from super().read_file(section, skip_rows, batch_rows, plan)
 
 
 # --- checks ---------------------------------------------------------------------------------------
