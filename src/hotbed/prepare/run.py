@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -48,6 +49,7 @@ from hotbed.prepare.stages import Report, Stage, Work, add_negatives, derive, nu
 from hotbed.prepare.view import View
 
 REPORT_FILE = "report.html"
+log = logging.getLogger("hotbed.prepare")
 
 
 @contextlib.contextmanager
@@ -247,12 +249,40 @@ def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> dict[s
     for name, count in work.counts.items():
         about[name.replace("_", " ")] = f"{count:,}"
     facts = {f"rows left out ({reason})": count for reason, count in skipped.items()}
-    write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about)
+    findings = profile.sample.findings(_feature_columns(raw), _histories(job, raw))
+    for finding in findings:
+        log.warning("prepare: %s", finding)
+    write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about, findings=findings)
     counts = {**work.counts, "skipped": dict(skipped)}
     source = work.inputs.to_json()
     work.inputs.check()
     write_workflow(folder, plain, layout.schema(), raw, source, files, counts)
     return {name: part.rows for name, part in profile.parts.items()}
+
+
+def _feature_columns(raw: Schema) -> list[str]:
+    """Return the raw columns that features are made of."""
+    names: dict[str, None] = {}
+    columns: list[Dense | Id] = [*raw.dense, *raw.ids]
+    for column in columns:
+        names[column.source] = None
+        for transform in column.transforms:
+            names.update(dict.fromkeys(transform.inputs()))
+    return list(names)
+
+
+def _histories(job: Preparation, raw: Schema) -> list[tuple[str, str]]:
+    """Return pairs of columns of which one may hold lists of the values of the other."""
+    pairs: dict[tuple[str, str], None] = {}
+    for derivation in job.derive:
+        for column in derivation.columns():
+            pairs[derivation.name, column] = None
+    for one in raw.ids:
+        for other in raw.ids:
+            shares_table = (one.table or one.name) == (other.table or other.name)
+            if one.source != other.source and shares_table:
+                pairs[one.source, other.source] = None
+    return list(pairs)
 
 
 def _described(job: Preparation) -> dict[str, Any]:
