@@ -231,8 +231,8 @@ class FileSource(Source):
             except DecodeError as error:
                 if plan.skips is None:
                     raise
-                message = f"{error}; the rest of {files[index]} is left out"
-                plan.skips.add("file", message)
+                message = f"{error}; the rest of {plan.rest or files[index]} is left out"
+                plan.leave_out("file", message, [(error.row or row + 1, message)])
             row = 0
 
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
