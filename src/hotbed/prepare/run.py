@@ -80,12 +80,12 @@ def new_output(output: str, *, restart: bool) -> Iterator[Path]:
     partial = path.with_name(path.name + ".partial")
     claim_folder(partial, "prepare.output")
     with _held(partial):
-        _empty(partial)
+        remove_all(path for path in partial.iterdir() if path.name != MARK_FILE)
         try:
             with writing(partial):
                 yield partial
         except BaseException:
-            _empty(partial)  # a full disk gets its room back
+            remove_all(partial.iterdir())  # a full disk gets its room back
             raise
         if path.exists():
             os.rename(path, free_name(path))
@@ -103,11 +103,6 @@ def _held(partial: Path) -> HeldFolder:
             f"{partial}: another process prepares it, got {error}. Wait for it, or give this one "
             "another output."
         ) from error
-
-
-def _empty(folder: Path) -> None:
-    """Remove what an interrupted preparation left in the folder."""
-    remove_all(path for path in folder.iterdir() if path.name != MARK_FILE)
 
 
 def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:

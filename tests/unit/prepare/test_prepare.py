@@ -38,7 +38,7 @@ from hotbed.data import (
     Weight,
 )
 from hotbed.errors import ConfigError, DataError, DecodeError, NotWritten, PersistError
-from hotbed.files import HeldFolder
+from hotbed.files import MARK_FILE, HeldFolder
 from hotbed.job.job import PreparedSchema
 from hotbed.prepare import ByFold, Local, Preparation, Previous, Stage, Workflow, prepare
 
@@ -194,8 +194,7 @@ def test_each_file_has_its_digest_in_the_workflow(job: Preparation) -> None:
     for name, digest in digests.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    beside = {"train/_metadata.json", "train/_file_list.txt"}
-    assert found - set(digests) == {"workflow.json", "report.html", *beside}
+    assert found - set(digests) == {"workflow.json"}
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -215,8 +214,10 @@ def test_nothing_is_left_of_a_preparation_that_fails(job: Preparation, tmp_path:
         with pytest.raises(DataError, match="hotbed prepare"):
             Schema.of_prepared(path)
     (tmp_path / "raw-9.parquet").unlink()
+    (partial / MARK_FILE).touch()
     (partial / "leftover").mkdir()
     prepare(job)
+    assert not (Path(job.output) / MARK_FILE).exists()
     assert not partial.exists()
     assert not (Path(job.output) / "leftover").exists()
 
