@@ -294,8 +294,9 @@ class FolderLock(Lock):
         self._handle = handle
         number = f"{os.getpid()}\n".encode()
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
-            os.truncate(handle, 0)
-            os.write(handle, number)
+            if file.read_bytes().strip().isdigit() or not os.fstat(handle).st_size:
+                os.truncate(handle, 0)
+                os.write(handle, number)
 
 
 class HeldFolder(Lock):

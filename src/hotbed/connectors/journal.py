@@ -178,11 +178,6 @@ class Journal:
             if is_partial(partial.name):
                 partial.unlink()  # a kill interrupted the replacement of the file
         data = _bytes_of(path)
-        if data and not _BEGIN.match(data):
-            raise FormatError(
-                f"{path}: not a journal, got a file that begins with {data[:60]!r}. Move it away, "
-                "or choose another file."
-            )
         *lines, rest = data.split(b"\n")
         valid = 0
         for line_number, line in enumerate(lines, 1):
@@ -198,6 +193,11 @@ class Journal:
             topic, number, value = entry
             self._entries.setdefault(topic, {})[number] = value
             valid += len(line) + 1
+        if data and not valid and not _BEGIN.match(data):
+            raise FormatError(
+                f"{path}: not a journal, got a file that begins with {data[:60]!r}. Move it away, "
+                "or choose another file."
+            )
         with writing(path):
             self._file = _appended(path)
             if valid < len(data):

@@ -313,6 +313,36 @@ def test_bad_row_is_named_by_file_line_and_column(
         prepare(bad)
 
 
+@pytest.mark.parametrize("group", [0, 2])
+def test_damaged_row_group_is_a_dead_letter_and_the_other_groups_are_read(
+    tmp_path: Path, group: int
+) -> None:
+    path = tmp_path / "raw.parquet"
+    rows = pl.DataFrame({"y": np.arange(2000) % 2, "user": np.arange(2000)})
+    rows.write_parquet(path, row_group_size=500, compression="uncompressed")
+    content = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(group).column(1)
+    first = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[first : first + 40] = b"\xff" * 40  # the head of the first page
+    path.write_bytes(content)
+    schema = Schema([Label("y"), Id("user")])
+    job = Preparation(
+        hb.sources.Parquet(str(path)), schema, on_error="skip", output=str(tmp_path / "out")
+    )
+    workflow = prepare(job)
+    assert workflow.counts["train"] == 1500
+    assert workflow.counts["skipped"] == {"file": 1}
+    letters = [
+        json.loads(line)
+        for file in (tmp_path / "out/dead_letters").iterdir()
+        for line in file.read_text().splitlines()
+    ]
+    first_row = 500 * group + 1
+    assert [letter["place"] for letter in letters] == [{"file": str(path), "row": first_row}]
+    place = f"the rest of the row group of rows {first_row:,} to {first_row + 499:,} is left out"
+    assert place in letters[0]["payload"]
+
+
 def test_skipped_rows_are_counted_and_written_to_dead_letters(bad: Preparation) -> None:
     workflow = prepare(replace(bad, on_error="skip"))
     assert workflow.counts["train"] == 3
