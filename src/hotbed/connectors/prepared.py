@@ -244,7 +244,7 @@ def verify_prepared(path: str | Path) -> dict[str, Any]:
 
 def sealed(workflow: Mapping[str, Any]) -> dict[str, Any]:
     """Return a workflow of this format, with the digest of its other values as its last member."""
-    plain = {"format": WORKFLOW_FORMAT, **workflow}
+    plain = json.loads(json.dumps({"format": WORKFLOW_FORMAT, **workflow}))  # as it is read again
     text = json.dumps(plain, sort_keys=True, ensure_ascii=True)
     return {**plain, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
