@@ -154,7 +154,7 @@ def build(
     Sgd(lr=0.1)
     >>> build({"rl": 0.1}, Sgd, "rule")
     Traceback (most recent call last):
-    hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 'rl' with the value 0.1. Did you mean 'lr'?
+    hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 'rl' with the value 0.1. Did you ...
     """
     if expected is Any or expected is object:
         return spec

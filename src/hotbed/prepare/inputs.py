@@ -106,14 +106,12 @@ def fixed(source: Source) -> Source:
     """Return a source whose globs are replaced by the files that they match now."""
     if isinstance(source, FileSource):
         return dataclasses.replace(source, path=source.files())
-    if not dataclasses.is_dataclass(source):
-        return source
     changes: dict[str, Any] = {}
     for name, value in _inner(source):
         changes[name] = fixed(value) if isinstance(value, Source) else [fixed(one) for one in value]
     if not changes:
         return source
-    return dataclasses.replace(source, **changes)
+    return dataclasses.replace(source, **changes)  # type: ignore[type-var]  # it has fields
 
 
 def files_of(source: Source) -> list[str]:
@@ -136,15 +134,13 @@ def states_of(paths: Iterable[str]) -> dict[str, _State]:
 
 def _inner(source: Source) -> Iterator[tuple[str, Source | Sequence[Source]]]:
     """Yield the fields of a source that hold other sources."""
-    if not dataclasses.is_dataclass(source):
-        return
-    for field in dataclasses.fields(source):
-        value = getattr(source, field.name)
+    for name in _field_names(source):
+        value = getattr(source, name)
         is_several = isinstance(value, (list, tuple)) and len(value) > 0
         if isinstance(value, Source) or (
             is_several and all(isinstance(one, Source) for one in value)
         ):
-            yield field.name, value
+            yield name, value
 
 
 def _described(source: Source, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -154,17 +150,22 @@ def _described(source: Source, digests: Mapping[str, str]) -> dict[str, Any]:
         return {**plain, "rows": _table_digest(source.table)}
     if isinstance(source, (FileSource, Prepared)):
         plain["content"] = [digests[path] for path in files_of(source)]
-    if not dataclasses.is_dataclass(source):
-        return plain
     inner = dict(_inner(source))
-    for field in dataclasses.fields(source):
-        value = getattr(source, field.name)
-        if field.name in inner:
+    for name in _field_names(source):
+        value = getattr(source, name)
+        if name in inner:
             several = [value] if isinstance(value, Source) else value
-            plain[field.name] = [_described(one, digests) for one in several]
-        elif field.name != "path":
-            plain[field.name] = value
+            plain[name] = [_described(one, digests) for one in several]
+        elif name != "path":
+            plain[name] = value
     return plain
+
+
+def _field_names(source: object) -> list[str]:
+    """Return the names of a source's fields; none for a class of a user that is not a dataclass."""
+    if not dataclasses.is_dataclass(source):
+        return []
+    return [field.name for field in dataclasses.fields(source)]
 
 
 def _table_digest(table: pa.Table) -> str:

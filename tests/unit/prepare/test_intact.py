@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,20 @@ def job_of(folder: Path, **keys: Any) -> Preparation:
     )
 
 
-@dataclass(frozen=True)
-class Disturbed(Local):
-    """An engine before whose stage something else happens."""
+@pytest.fixture
+def disturb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes something happen before the local engine runs a kind of task."""
+    plain_map = Local.map
 
-    disturb: Callable[[], object] = lambda: None
-    task: str = "Writing"
+    def set_up(happen: Callable[[], object], kind: str = "Writing") -> None:
+        def disturbed_map(self: Local, task: Any, items: Sequence[Any], *rest: Any) -> Any:
+            if type(task).__name__ == kind:
+                happen()
+            return plain_map(self, task, items, *rest)
 
-    def map(self, task: Any, items: Sequence[Any], *rest: Any) -> Any:
-        if type(task).__name__ == self.task:
-            self.disturb()
-        return super().map(task, items, *rest)
+        monkeypatch.setattr(Local, "map", disturbed_map)
+
+    return set_up
 
 
 # --- inputs ---------------------------------------------------------------------------------------
@@ -94,25 +97,28 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("task", ["_Pass", "_Reducing", "Writing"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_input_that_changes_while_it_is_prepared_is_named(
-    tmp_path: Path, change: str, task: str
+    tmp_path: Path, disturb: Any, change: str, task: str
 ) -> None:
     write_rows(tmp_path)
     (tmp_path / "other").write_bytes((tmp_path / "1.csv").read_bytes()[:-9])
-    engine = Disturbed(1, lambda: CHANGES[change](tmp_path / "1.csv"), task)
+    disturb(lambda: CHANGES[change](tmp_path / "1.csv"), task)
     name = "side.txt" if "side" in change else "1.csv"
     with pytest.raises(DataError, match=rf"{name}: the file changed while it was prepared, got "):
-        prepare(job_of(tmp_path), engine)
+        prepare(job_of(tmp_path))
     assert not (tmp_path / "out").exists()
 
 
-def test_inputs_whose_content_stays_and_files_that_arrive_do_not_disturb(tmp_path: Path) -> None:
+def test_inputs_whose_content_stays_and_files_that_arrive_do_not_disturb(
+    tmp_path: Path, disturb: Any
+) -> None:
     write_rows(tmp_path)
 
-    def disturb() -> None:
+    def happen() -> None:
         os.link(tmp_path / "0.csv", tmp_path / "backup")
         (tmp_path / "9.csv").write_text("y,user,x,key\n1,2,3,4\n")
 
-    workflow = prepare(job_of(tmp_path), Disturbed(1, disturb))
+    disturb(happen)
+    workflow = prepare(job_of(tmp_path))
     assert workflow.counts["train"] + workflow.counts["valid"] == NUM_ROWS
 
 

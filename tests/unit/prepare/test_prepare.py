@@ -447,7 +447,9 @@ def test_stages_are_reported(job: Preparation) -> None:
     stages: list[Stage] = []
     prepare(job, report=stages.append)
     last = {stage.name: stage for stage in stages}
-    assert [name for name in last if "," not in name] == ["derive 1", "fit 1", "fit 2", "write"]
+    assert [name for name in last if "," not in name] == [
+        *("inputs", "derive 1", "fit 1", "fit 2", "write")
+    ]
     assert all(stage.done == stage.total for stage in last.values())
 
 

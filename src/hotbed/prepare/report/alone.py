@@ -67,7 +67,7 @@ class LabelSample:
         kept = np.flatnonzero(hashes <= np.uint64(self._limit))
         later = LabelSample()
         later._limit = self._limit
-        later._rows = _plain(pa.Table.from_batches([rows]).take(pa.array(kept)))
+        later._rows = _plain(pa.Table.from_batches([rows])).take(pa.array(kept))
         later._hashes = hashes[kept]
         later._labels = {name: values[kept].astype(np.float64) for name, values in labels.items()}
         self.merge(later)
@@ -193,12 +193,25 @@ def auc(scores: FloatArray, is_positive: NDArray[np.bool_]) -> float:
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """Return rows without dictionaries, which differ from chunk to chunk."""
+    """Return rows without dictionaries, which differ from chunk to chunk, and without views."""
     for place, field in enumerate(rows.schema):
-        if pa.types.is_dictionary(field.type):
-            values = rows.column(place).cast(field.type.value_type)
-            rows = rows.set_column(place, field.name, values)
+        kind = _plain_type(field.type)
+        if kind != field.type:
+            rows = rows.set_column(place, field.name, rows.column(place).cast(kind))
     return rows
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = _plain_type(kind.value_type)
+        return kind if item == kind.value_type else pa.large_list(item)
+    return kind
 
 
 def _as_key(values: pa.Array) -> pa.Array:
