@@ -58,16 +58,35 @@ def is_bytes(kind: pa.DataType) -> bool:
     return kind.id in _BYTES
 
 
+def is_whole(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds integers or booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds numbers, booleans or nothing."""
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    return is_whole(kind) or kind == pa.null()
+
+
+def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return integers as int64, or uint64 where the column has that type, and where they are null.
+
+    The value of a null is 0.
+    """
+    wide = pa.int64()
+    if pa.types.is_uint64(values.type):
+        wide = pa.uint64()
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    return as_numpy(values.cast(wide).fill_null(0)), nulls_of(values)
+
+
 def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return float64 values, and where they are null (NaN counts as null)."""
     kind = values.type
-    is_number = (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_null(kind)
-    )
-    if not is_number:
+    if not is_number(kind):
         raise SchemaError(
             f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
             "Extract the number."

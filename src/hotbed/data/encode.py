@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
 from hotbed.data import numbers
-from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
+from hotbed.data.arrays import is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import (
     Columns,
@@ -23,9 +23,9 @@ from hotbed.data.columns import (
     ids_of,
     joined,
     joined_shape,
+    missing_as_null,
     require_columns,
     shape_of,
-    text_buffers,
     transformed,
     type_of,
 )
@@ -62,7 +62,8 @@ class Encoder:
     column or a column of the wrong type always raises SchemaError. `aside`: receives the raw rows
     that are left out.
 
-    `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows.
+    `rules`: those of the schema, or of the state that goes on with these rows. `unit_labels`:
+    labels that a trainer needs from 0 to 1; values outside are bad rows.
     `positives`: for each label with `positive`, whether a row matched. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
@@ -81,8 +82,10 @@ class Encoder:
         self.on_error = on_error
         self.aside = aside
         self.stats = EncodeStats()
+        self._id_sources = {column.source for column in schema.ids}
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
+        self.rules = schema.rules
         self.unit_labels: frozenset[str] = frozenset()
         self.forget_positives()
         self._times_checked = False
@@ -107,7 +110,7 @@ class Encoder:
         self._check_once(batch.schema, labels)
         while True:
             try:
-                context = Columns(batch)
+                context = Columns(batch, self.rules)
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._note(encoded, context, latest)
@@ -184,6 +187,11 @@ class Encoder:
                     f"{schema.field(name).type}. Give {trained_kind} values: the same value as "
                     "text and as a number is two ids."
                 )
+            if kind == "boolean" and trained_kind == "integer" and name in self._id_sources:
+                raise SchemaError(
+                    f"column {name!r}: it held integer ids in training, got "
+                    f"{schema.field(name).type}. Give integers."
+                )
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
 
@@ -235,7 +243,8 @@ class Encoder:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
         values = transformed(column.source, column.transforms, context)
-        values = _plain_dictionary(values)
+        if column.transforms or self.rules == 1:  # else the column has nulls already
+            values = missing_as_null(values)
         if column.weights:
             raw_weights, values = _alike(context.column(column.weights), values)
         num_missing = values.null_count
@@ -297,29 +306,9 @@ class Encoder:
             )
 
 
-def _plain_dictionary(values: pa.Array) -> pa.Array:
-    """Return a dictionary column unchanged if each word is one id, else decoded.
-
-    Words that are null or empty are not ids.
-    """
-    if not pa.types.is_dictionary(values.type):
-        return values
-    words = values.dictionary
-    if words.null_count:
-        return values.dictionary_decode()
-    if is_bytes(words.type):
-        shortest = pc.min(pc.binary_length(words)).as_py()
-        if shortest == 0:
-            return values.dictionary_decode()
-    return values
-
-
 def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.ndarray | None:
-    """Return bool [n], false for nulls, padding and empty strings; None if all ids are kept."""
+    """Return bool [n], false for nulls and padding; None if all ids are kept."""
     masks: list[np.ndarray] = []
-    if is_bytes(values.type):
-        offsets, _ = text_buffers(values)
-        masks.append(np.diff(offsets) > 0)
     if values.null_count:
         masks.append(values.is_valid().to_numpy(zero_copy_only=False))
     if padding is not None:

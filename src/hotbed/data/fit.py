@@ -92,7 +92,7 @@ def fit(schema: Schema, source: Source) -> Schema:
         SchemaError: A column is missing.
     """
     while tasks := open_tasks(schema):
-        learners = _learn(source, tasks)
+        learners = _learn(source, tasks, schema.rules)
         for task, learner in zip(tasks, learners, strict=True):
             schema = task.filled(schema, learner.learned())
     return schema
@@ -142,15 +142,15 @@ def raw_columns(tasks: Sequence[Task]) -> list[str]:
     return list(names)
 
 
-def _learn(source: Source, tasks: Sequence[Task]) -> list[Learner]:
-    """Return the learners of `tasks` after one pass over `source`."""
+def _learn(source: Source, tasks: Sequence[Task], rules: int) -> list[Learner]:
+    """Return the learners of `tasks` after one pass over `source`; `rules`: of the schema."""
     learners = [task.learner() for task in tasks]
     names = raw_columns(tasks)
     is_empty = True
     for rows, _ in source.read(None, plan=ReadPlan(tuple(names))):
         if not set(names) <= set(rows.schema.names):
             require_columns(names, source.schema().names)
-        context = Columns(rows)
+        context = Columns(rows, rules)
         is_empty = False
         for task, learner in zip(tasks, learners, strict=True):
             task.add(learner, context)

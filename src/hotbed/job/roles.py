@@ -232,8 +232,15 @@ def label_line(values: pl.Series) -> Line:
             threshold = value
             break
     share = _share(numbers >= threshold)
-    text = f"{{kind: label, name: {name}, threshold: {threshold:g}}}"
+    text = f"{{kind: label, name: {name}, threshold: {_exact(threshold)}}}"
     return Line("label", text, f"1 where it is at least this: {share:.1%} of the rows")
+
+
+def _exact(number: float) -> str:
+    """Return a number with all of its digits, a whole one without a fraction."""
+    if number.is_integer():
+        return str(int(number))
+    return repr(number)
 
 
 def time_line(values: pl.Series) -> Line:

@@ -497,13 +497,23 @@ def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
+def holds_nothing(path: Where) -> bool:
+    """Return whether no checkpoint is at `path` yet.
+
+    Raises:
+        FormatError: CURRENT is torn, or missing next to states.
+    """
+    store = open_store(path)
+    return store.newest_state() is None and not store.exists(MANIFEST_FILE)
+
+
 def _opened(path: Where, store: CheckpointStore, newest: NewestState | None) -> Reader:
     if newest is not None:
         return open_folder(store, newest.folder, newest.sha256)
     if not store.exists(MANIFEST_FILE):
         raise FormatError(
             f"{path}: there is no checkpoint, got neither CURRENT nor {MANIFEST_FILE}. "
-            "Give the path that save() was called with."
+            "Give the folder of a saved, exported or published model."
         )
     root, folder = split(path)
     return open_folder(open_store(root), folder)

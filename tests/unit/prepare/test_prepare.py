@@ -118,7 +118,8 @@ def with_history(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with the column that `HISTORY` derives, by the definition."""
     histories: list[list[str]] = []
     for row in rows.iter_rows(named=True):
-        is_same = pl.col("city") == pl.lit(row["city"], pl.String)
+        city = row["city"] or None  # empty text is missing, as null is
+        is_same = pl.col("city") == pl.lit(city, pl.String)
         same = rows.filter(is_same & (pl.col("at") < row["at"]))
         histories.append(same.sort("at", "device")["device"].to_list()[-3:])
     return rows.with_columns(pl.Series("history", histories, pl.List(pl.String)))

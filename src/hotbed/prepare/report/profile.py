@@ -59,7 +59,7 @@ class ColumnProfile:
         """The mean of the numbers; NaN without numbers."""
         if not self._moments.count:
             return math.nan
-        return self._moments.mean
+        return self._moments.learned()[0]
 
     def add(self, values: pa.Array, context: Columns) -> None:
         """Add the next rows of the column."""
