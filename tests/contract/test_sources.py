@@ -35,8 +35,9 @@ from hotbed.connectors import (
     write_file_list,
 )
 from hotbed.connectors.generated import BLOCK_ROWS
-from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.errors import DataError
+from hotbed.files import digest_of
 
 pytestmark = pytest.mark.core
 
@@ -137,9 +138,10 @@ def prepared(folder: Path) -> Source:
     files = []
     for file in source.files():
         name = Path(file).name
-        files.append({"file": name, "bytes": Path(file).stat().st_size})
-    workflow = {"format": WORKFLOW_FORMAT, "parts": {"train": {"rows": ROWS, "files": files}}}
-    (folder / WORKFLOW_FILE).write_text(json.dumps(workflow))
+        size = Path(file).stat().st_size
+        files.append({"file": name, "bytes": size, "sha256": digest_of(file)})
+    workflow = {"parts": {"train": {"rows": ROWS, "files": files}}}
+    (folder / WORKFLOW_FILE).write_text(json.dumps(sealed(workflow)))
     return Prepared(str(folder))
 
 

@@ -236,6 +236,8 @@ class FileSource(Source):
         first, row = self._start(files, position)
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
+            if plan.opening is not None:
+                plan.opening(files[index])
             try:
                 for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):
@@ -244,8 +246,8 @@ class FileSource(Source):
             except DecodeError as error:
                 if plan.skips is None:
                     raise
-                message = f"{error}; the rest of {files[index]} is left out"
-                plan.skips.add("file", message)
+                message = f"{error}; the rest of {plan.rest or files[index]} is left out"
+                plan.leave_out("file", message, [(error.row or row + 1, message)])
             row = 0
 
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:

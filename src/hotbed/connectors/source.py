@@ -118,12 +118,15 @@ class Source(ABC):
         """
         return Sort(self, by)
 
-    def join(self, table: Source, on: str | Sequence[str]) -> Join:
+    def join(
+        self, table: Source, on: str | Sequence[str], table_on: str | Sequence[str] | None = None
+    ) -> Join:
         """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
 
-        Rows without a match get nulls.
+        Rows without a match get nulls. `table_on`: the names of the keys in `table`, where they
+        differ.
         """
-        return Join(self, table, on)
+        return Join(self, table, on, table_on)
 
 
 @dataclass(frozen=True)
@@ -291,8 +294,10 @@ class Join(Source):
         table: A small table, which is read into memory once. Its keys must be unique, and its other
             columns must not be in `source`.
         on: The key column(s).
+        table_on: The key column(s) of `table`, in the same order; None = of the same names.
 
     Raises:
+        ConfigError: `on` and `table_on` have different numbers of columns.
         SchemaError: A key column is absent, the types of its two sides do not go together, or other
             columns clash.
         DataError: `table` holds a key twice.
@@ -303,9 +308,16 @@ class Join(Source):
     source: Source
     table: Source
     on: str | Sequence[str]
+    table_on: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         not_endless(self.table, "a side table")
+        keys = self._keys()
+        if not keys or len(keys) != len(self._table_keys()):
+            raise ConfigError(
+                f"join: expected as many keys of the table as of the source, got on={self.on!r} and "
+                f"table_on={self.table_on!r}. Name the keys of both in the same order."
+            )
 
     @property
     def endless(self) -> bool:
@@ -317,18 +329,27 @@ class Join(Source):
     def schema(self) -> pa.Schema:
         left = self.source.schema()
         right = self.table.schema()
-        for side, schema in (("source", left), ("table", right)):
-            missing = [key for key in self._keys() if key not in schema.names]
+        sides = [
+            ("source", left, self._keys(), "Correct `on`."),
+            (
+                "table",
+                right,
+                self._table_keys(),
+                "Correct it, or name its own key with `table_on`.",
+            ),
+        ]
+        for side, schema, keys, advice in sides:
+            missing = [repr(key) for key in keys if key not in schema.names]
             if missing:
                 raise SchemaError(
-                    f"join: the {side} has no key column {missing}, got {schema.names}. "
-                    "Correct `on`."
+                    f"join: the {side} has no key column {', '.join(missing)}, got columns "
+                    f"{schema.names}. {advice}"
                 )
-        for key in self._keys():
-            _key_type(key, left.field(key).type, right.field(key).type)
+        for key, table_key in zip(self._keys(), self._table_keys(), strict=True):
+            _key_type(key, left.field(key).type, right.field(table_key).type)
         columns = list(left)
         for column in usual_types(right):
-            if column.name in self._keys():
+            if column.name in self._table_keys():
                 continue
             if column.name in left.names:
                 raise SchemaError(
@@ -360,7 +381,7 @@ class Join(Source):
         left_columns = tuple(name for name in left.names if name in needed)
         words = [name for name in plan.words if name not in keys]
         left_plan = replace(plan, columns=left_columns, types=types, words=words)
-        side_keys = side.select(keys)
+        side_keys = side.select(self._table_keys()).rename_columns(keys)
         for batch, after in self.source.read(position, batch_rows, left_plan):
             if not batch.num_rows:
                 yield batch, after
@@ -378,26 +399,31 @@ class Join(Source):
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), after
 
     def _keys(self) -> list[str]:
-        if isinstance(self.on, str):
-            return [self.on]
-        return list(self.on)
+        return _names(self.on)
+
+    def _table_keys(self) -> list[str]:
+        return self._keys() if self.table_on is None else _names(self.table_on)
 
     @cached_property
     def _side(self) -> pa.Table:
         """All rows of the side table."""
         table = _read_table(self.table).combine_chunks()
-        for key in self._keys():
+        for key in self._table_keys():
             place = table.schema.get_field_index(key)
             values = _one_chunk(table[key])
             kind = _key_type(key, values.type, values.type)
             table = table.set_column(place, key, recast(values, kind))
-        num_unique = table.group_by(self._keys()).aggregate([]).num_rows
+        num_unique = table.group_by(self._table_keys()).aggregate([]).num_rows
         if num_unique != table.num_rows:
             raise DataError(
-                f"join: keys {self._keys()} of the side table must be unique, got "
+                f"join: keys {self._table_keys()} of the side table must be unique, got "
                 f"{table.num_rows - num_unique} rows that repeat one. Leave them out."
             )
         return table
+
+
+def _names(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:

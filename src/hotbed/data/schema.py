@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from hotbed import checks, config
 from hotbed.connectors import times
-from hotbed.connectors.prepared import read_workflow
+from hotbed.connectors.prepared import check_maps, read_workflow
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.columns import RULES, Shape, Type, joined, joined_shape
 from hotbed.data.fit import fit
@@ -416,10 +416,11 @@ class Schema:
             rows: "raw": return the fitted schema over raw rows instead, such as those of a stream.
 
         Raises:
-            DataError: The folder does not hold a whole preparation.
+            DataError: The folder does not hold a whole preparation, or a fitted map changed.
         """
         workflow = read_workflow(path)
         folder = local_path(path, "prepared.path").resolve()
+        check_maps(folder, workflow)
         raw = cls.from_json(workflow["raw"], folder)
         if rows == "raw":
             return raw

@@ -102,7 +102,9 @@ def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits,
     for key, value in settings.items():
         if key not in keys:
             advice = config.did_you_mean(key, keys)
-            raise ConfigError(f"serve.{key}: unknown key, got {value!r}. {advice}")
+            raise ConfigError(
+                f"serve.{key}: unknown key, got {key!r} with the value {value!r}. {advice}"
+            )
     return (
         _build(Options, settings),
         _build(ServerLimits, settings),
