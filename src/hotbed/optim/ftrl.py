@@ -19,7 +19,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
         params: the parameters.
         lr: learning rate. Keep it constant: the weights are computed from their whole past with
             the current rate. A step with rate 0 is skipped.
-        beta, l1, l2, initial_accumulator: as in `hb.Ftrl`.
+        beta, l1, l2, initial_accumulator, eps: as in `hb.Ftrl`.
         weight_decay: its `gradient_l2`.
     """
 
@@ -32,6 +32,7 @@ class FtrlOptimizer(torch.optim.Optimizer):
         l1: float = 0.0,
         l2: float = 0.0,
         initial_accumulator: float = 0.1,
+        eps: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
         defaults = {
@@ -40,9 +41,16 @@ class FtrlOptimizer(torch.optim.Optimizer):
             "l1": l1,
             "l2": l2,
             "initial_accumulator": initial_accumulator,
+            "eps": eps,
             "weight_decay": weight_decay,
         }
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state of before `eps`, too."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("eps", 0.0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -68,9 +76,11 @@ class FtrlOptimizer(torch.optim.Optimizer):
         n = state["n"]
         z = state["z"]
         rate = group["lr"]
+        eps = group["eps"]
         grown = n + gradient * gradient
-        z += gradient - (grown.sqrt() - n.sqrt()) / rate * weight
+        root = (grown + eps).sqrt()
+        z += gradient - (root - (n + eps).sqrt()) / rate * weight
         n.copy_(grown)
         shrunk = -(z - z.sign() * group["l1"])
-        dense = shrunk / ((n.sqrt() + group["beta"]) / rate + group["l2"])
+        dense = shrunk / ((root + group["beta"]) / rate + group["l2"])
         weight.copy_(torch.where(z.abs() <= group["l1"], torch.zeros_like(z), dense))

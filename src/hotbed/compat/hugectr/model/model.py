@@ -49,6 +49,7 @@ from hotbed.compat.hugectr.translate.losses import LOSSES
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
 from hotbed.models.graph import Graph as Network
 from hotbed.optim.sparse import dense_parameters
@@ -173,6 +174,7 @@ class Model:
         torch.manual_seed(seed)
         columns = columns_of(self.reader, graph.input)
         self.translation = self._translated(columns, seed, weights)
+        self._say_release()
         self.network = _network(self.translation)
         self.learner = RecModel(
             self.network,
@@ -573,6 +575,7 @@ class Model:
             batchsize=self.solver.batchsize,
             seed=seed,
             loss_weights=loss_weights,
+            release=self.solver.release,
         )
 
     def _remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -656,6 +659,14 @@ class Model:
             parameter.requires_grad_(not self._dense_is_frozen)
         for name, table in self._files.tables.items():
             table.requires_grad_(name not in self._frozen)
+
+    def _say_release(self) -> None:
+        """Print which release's Ftrl the model has, if it has one."""
+        rules = [self.translation.rule, *(t.rule for t in self.translation.tables.values())]
+        eps = [rule.eps for rule in rules if isinstance(rule, Ftrl)]
+        if eps:
+            added = "FLT_EPSILON is added under each root" if eps[0] else "nothing is added"
+            say(f"Ftrl is that of HugeCTR {self.solver.release}: {added}")
 
     def _say_fit(self, params: FitParams, epochs: int) -> None:
         """Print the settings of a fit."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hotbed.compat.hugectr.clauses import (
@@ -17,13 +17,13 @@ from hotbed.compat.hugectr.clauses import (
 )
 from hotbed.compat.hugectr.reader import Columns, numbered
 from hotbed.compat.hugectr.translate.network import Network
-from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
 from hotbed.data.bad_rows import IdLimits
 from hotbed.data.schema import Dense, Id, Label
 from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform
+from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
@@ -56,7 +56,7 @@ class Inputs:
         graph: of HugeCTR.
         columns: raw columns of the reader.
         optimizer: of the tables that have none of their own.
-        lr: its learning rate.
+        rule_of: returns the rule of an optimizer.
         seed: of the initial rows.
 
     Attributes:
@@ -74,7 +74,7 @@ class Inputs:
         graph: Graph,
         columns: Columns,
         optimizer: OptParams,
-        lr: float,
+        rule_of: Callable[[OptParams], Rule],
         seed: int,
     ) -> None:
         self.labels: dict[str, tuple[Label, ...]] = {}
@@ -87,7 +87,7 @@ class Inputs:
         self._input = graph.input
         self._columns = columns
         self._optimizer = optimizer
-        self._lr = lr
+        self._rule_of = rule_of
         self._seed = seed
         self._slots = _slots(graph.input, columns)
         self._add_labels()
@@ -239,7 +239,7 @@ class Inputs:
         self.tables[name] = Table(
             name,
             dim,
-            rule=table_rule(optimizer or self._optimizer, self._lr),
+            rule=self._rule_of(optimizer or self._optimizer),
             init=init,
             seed=self._seed,
         )
