@@ -354,6 +354,7 @@ def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path
         hb.Adam(),
         hb.Adagrad(),
         hb.Ftrl(),
+        hb.RmsProp(),
         hb.Sgd(),
         hb.Momentum(lr=0.5),
         hb.Nesterov(lr=0.5),
@@ -377,6 +378,7 @@ def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> Non
         "Adam": ["exp_avg", "exp_avg_sq"],
         "Adagrad": ["sum"],
         "Ftrl": ["n", "z"],
+        "RmsProp": ["square_avg"],
         "Momentum": ["momentum_buffer"],
         "Nesterov": ["momentum_buffer"],
     }

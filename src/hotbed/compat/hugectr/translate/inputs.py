@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hotbed.compat.hugectr.clauses import (
@@ -15,6 +16,7 @@ from hotbed.compat.hugectr.clauses import (
     OptParams,
     SparseEmbedding,
 )
+from hotbed.compat.hugectr.enums import Update_t
 from hotbed.compat.hugectr.reader import Columns, numbered
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
@@ -146,7 +148,10 @@ class Inputs:
         offsets: dict[str, tuple[int, ...]] = {}
         tables = {lookup.table.name: lookup.table for lookup in collection.lookups}
         for table in tables.values():
-            self._add_table(table.name, table.ev_size, table.opt_params_or_empty, _rows(table))
+            optimizer = table.opt_params_or_empty or self._optimizer
+            # its kernels update the rows of a batch alone, whatever the update type
+            local = replace(optimizer, update_type=Update_t.Local)
+            self._add_table(table.name, table.ev_size, local, _rows(table))
         together: dict[str, list[str]] = {}
         for lookup in collection.lookups:
             sparse = self._sparse(lookup.bottom_name)

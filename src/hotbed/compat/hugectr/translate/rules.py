@@ -19,6 +19,8 @@ _SCOPES: Mapping[Update_t, Scope] = {
 _SMALLEST = 1e-20
 """First accumulator of an Ftrl whose other terms are 0; HugeCTR up to v23.02 divides 0 by 0 there."""
 _FLT_EPSILON = 2.0**-23
+_RMS_PROP_BETA = 0.9
+"""Decay of RMSProp, which no argument of HugeCTR's changes."""
 
 
 def ftrl_eps(release: str) -> float:
@@ -82,7 +84,7 @@ def _adagrad(optimizer: OptParams, lr: float) -> Rule:
 
 
 def _rmsprop(optimizer: OptParams, lr: float) -> Rule:
-    return RmsProp(lr, eps=optimizer.epsilon)
+    return RmsProp(lr, alpha=optimizer.beta or _RMS_PROP_BETA, eps=optimizer.epsilon)
 
 
 def _momentum(optimizer: OptParams, lr: float) -> Rule:

@@ -33,11 +33,12 @@ _STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.Adagrad: ("sum",),
+    torch.optim.RMSprop: ("square_avg",),
     FtrlOptimizer: ("n", "z"),
     MomentumOptimizer: (_MOMENTUM,),
 }
 """The states of a parameter in torch, in the order of HugeCTR's file."""
-_COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop)
 """Optimizers that count the steps of a parameter."""
 
 
