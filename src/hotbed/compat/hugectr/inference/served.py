@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, OptParams, SparseEmbedding
 from hotbed.compat.hugectr.enums import Embedding_t, Layer_t
 from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.reader import known_sizes
 from hotbed.compat.hugectr.translate import Translation, translate
-from hotbed.compat.hugectr.weights import SparseFile, load_dense, load_sparse
+from hotbed.compat.hugectr.weights import SparseFile, load_dense, load_served
 from hotbed.data.arrays import offsets_of
 from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.init import Constant
@@ -118,9 +120,38 @@ class ServedModel:
             table = Table(name, translation.tables[name].dim, rule=Sgd(), init=Constant(default))
             clause = embedding.clause
             localized = isinstance(clause, SparseEmbedding) and clause.embedding_type in _LOCALIZED
-            load_sparse(file, table, SparseFile(localized=localized, i64=self.params.i64_input_key))
+            form = SparseFile(
+                localized=localized, i64=self.params.i64_input_key, keys=embedding.keys
+            )
+            load_served(file, table, form)
             tables[name] = table
         return tables
+
+    def slot_sizes(self) -> tuple[int, ...]:
+        """Return the `slot_size_array` of training; () if it had none.
+
+        Raises:
+            ConfigError: the JSON file does not say it, and slots share a table.
+        """
+        inputs = self.graph.input
+        sizes = known_sizes(inputs)
+        if sizes is not None:
+            return sizes
+        params = inputs.data_reader_sparse_param_array
+        by_bottom: dict[str, tuple[int, ...]] = {}
+        for embedding in self.graph.embeddings:
+            if isinstance(embedding, SparseEmbedding) and embedding.slot_size_array:
+                by_bottom[embedding.bottom_name] = embedding.slot_size_array
+        of_params = [by_bottom.get(param.top_name, ()) for param in params]
+        if all(len(sizes) == param.slot_num for sizes, param in zip(of_params, params, strict=True)):
+            return tuple(itertools.chain.from_iterable(of_params))
+        if len(self._slots) > 1:
+            raise ConfigError(
+                "predict.slot_size_array: missing argument, got a graph that does not say the "
+                f"sizes of its {len(self._slots)} slots. Give that of training, or [] if it had "
+                "none."
+            )
+        return ()
 
     def ask(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed import checks
 from hotbed.compat.hugectr.clause import by_order
 from hotbed.compat.hugectr.clauses import DataReaderParams, OptParams, Solver
 from hotbed.compat.hugectr.inference.params import InferenceParams
@@ -21,7 +22,7 @@ from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.knobs import log_no_effect
 from hotbed.compat.hugectr.model.tensors import Tensors
-from hotbed.compat.hugectr.reader import columns_of, evaluation_data
+from hotbed.compat.hugectr.reader import adds_sizes, columns_of, evaluation_data
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
@@ -179,9 +180,11 @@ class InferenceSession:
         `predict(num_batches, source, data_reader_type, check_type, slot_size_array=[],
         num_samples=0, data_source_params=...)` returns an array of `num_batches * max_batchsize`
         predictions [n], or [n, labels] for several. Reading starts anew at the end of the data.
+        Without `slot_size_array`, that of training is taken where the JSON file says it.
 
         Raises:
             DataError, RowShapeError: the request does not fit the model.
+            ConfigError: `slot_size_array` is neither given nor in the JSON file.
         """
         if _is_request(args, keywords):
             values = by_order("predict", _REQUEST, args, keywords)
@@ -219,7 +222,7 @@ class InferenceSession:
 
     def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their predictions, until there are enough samples."""
-        reader = _reader(values)
+        reader = self._reader(values)
         translation, dataset = self._dataset(reader)
         missing = values["num_batches"] * self._model.params.max_batchsize
         while missing > 0:
@@ -237,6 +240,30 @@ class InferenceSession:
                 raise DataError(
                     f"{reader.source}: no samples, got an empty source. Check the path."
                 )
+
+    def _reader(self, values: dict[str, Any]) -> DataReaderParams:
+        """Return the reader of files that `predict` and `evaluate` name."""
+        for key in _FILES[:4]:
+            if key not in values:
+                got = ", ".join(values) or "no arguments"
+                raise ConfigError(f"predict.{key}: missing argument, got {got}. Add it.")
+        checks.whole_number("predict.num_batches", values["num_batches"], 1)
+        optional = {}
+        if "data_source_params" in values:
+            optional["data_source_params"] = values["data_source_params"]
+        reader = DataReaderParams(
+            data_reader_type=values["data_reader_type"],
+            source=values["source"],
+            eval_source=values["source"],
+            check_type=values["check_type"],
+            num_samples=values.get("num_samples", 0),
+            eval_num_samples=values.get("num_samples", 0),
+            slot_size_array=values.get("slot_size_array", ()),
+            **optional,
+        )
+        if "slot_size_array" in values or not adds_sizes(reader):
+            return reader
+        return dataclasses.replace(reader, slot_size_array=self._model.slot_sizes())
 
     def _dataset(self, reader: DataReaderParams) -> tuple[Translation, Dataset]:
         """Return the samples of files, and the translation of the graph for their columns."""
@@ -257,25 +284,6 @@ def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     if args:
         return not isinstance(args[0], (int, np.integer))
     return "num_batches" not in keywords
-
-
-def _reader(values: dict[str, Any]) -> DataReaderParams:
-    """Return the reader of files that `predict` and `evaluate` name."""
-    for key in _FILES[:4]:
-        if key not in values:
-            raise ConfigError(f"predict.{key}: missing argument, got {', '.join(values)}. Add it.")
-    optional = {
-        key: values[key] for key in ("slot_size_array", "data_source_params") if key in values
-    }
-    return DataReaderParams(
-        data_reader_type=values["data_reader_type"],
-        source=values["source"],
-        eval_source=values["source"],
-        check_type=values["check_type"],
-        num_samples=values.get("num_samples", 0),
-        eval_num_samples=values.get("num_samples", 0),
-        **optional,
-    )
 
 
 def CreateInferenceSession(

@@ -207,6 +207,7 @@ class ModelFiles:
             i64=self._solver.i64_input_key,
             offsets=embedding.offsets,
             seen=self.seen.get(name),
+            keys=embedding.keys,
         )
 
     def _collections(self, names: Sequence[str]) -> Iterator[tuple[int, dict[int, Table]]]:

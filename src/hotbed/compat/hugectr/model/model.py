@@ -43,7 +43,14 @@ from hotbed.compat.hugectr.model.predictions import append_predictions
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
-from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
+from hotbed.compat.hugectr.reader import (
+    Columns,
+    columns_of,
+    evaluation_data,
+    named_columns,
+    offset_sizes,
+    training_data,
+)
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.translate.losses import LOSSES
 from hotbed.config import did_you_mean
@@ -509,7 +516,12 @@ class Model:
         Args:
             graph_config_file: its path.
         """
-        text = json.dumps(write_graph(self.graph, self.optimizer), indent=2)
+        graph = self.graph
+        if self.reader is not None:
+            sizes = offset_sizes(self.reader, named_columns(graph.input).slots)
+            inputs = dataclasses.replace(graph.input, slot_size_array=sizes)
+            graph = dataclasses.replace(graph, input=inputs)
+        text = json.dumps(write_graph(graph, self.optimizer), indent=2)
         Path(graph_config_file).write_text(text + "\n", encoding="utf-8")
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:

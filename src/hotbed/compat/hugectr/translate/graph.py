@@ -14,7 +14,7 @@ import torch
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, GroupDenseLayer, OptParams
 from hotbed.compat.hugectr.clauses.training import NEWEST_RELEASE
 from hotbed.compat.hugectr.enums import Layer_t
-from hotbed.compat.hugectr.reader import Columns, named_columns
+from hotbed.compat.hugectr.reader import Columns, known_columns
 from hotbed.compat.hugectr.translate.inputs import Inputs
 from hotbed.compat.hugectr.translate.layers import add_layer
 from hotbed.compat.hugectr.translate.losses import LOSSES, Losses
@@ -49,7 +49,8 @@ def translate(
     Args:
         graph: of HugeCTR.
         optimizer: of the model.
-        columns: raw columns of the reader; None names them as the tensors of the input.
+        columns: raw columns of the reader; None names them as the tensors of the input, with
+            the slot sizes that its JSON file gives.
         lr: learning rate of the optimizers.
         batchsize: samples of a step, which divide the factor of a regularizer.
         seed: of the initial rows.
@@ -61,7 +62,7 @@ def translate(
     """
     network = Network()
     if columns is None:
-        columns = named_columns(graph.input)
+        columns = known_columns(graph.input)
     rule_of = partial(table_rule, lr=lr, release=release)
     inputs = Inputs(network, graph, columns, optimizer, rule_of, seed)
     losses = _add_layers(network, graph, loss_weights)

@@ -49,6 +49,13 @@ class Sparse(NamedTuple):
     sizes: tuple[int, ...]
     hotness: tuple[int, ...]
 
+    @property
+    def keys(self) -> range | None:
+        """The keys of all slots together; None if a size is not given."""
+        if not all(self.sizes):
+            return None
+        return range(self.offsets[0], self.offsets[-1] + self.sizes[-1])
+
 
 class Inputs:
     """The columns and tables of a graph.
@@ -134,7 +141,7 @@ class Inputs:
             mean_size = sum(embedding.slot_size_array) / len(embedding.slot_size_array)
             init = Uniform(mean_size**-0.5)
         self._add_table(name, embedding.embedding_vec_size, embedding.optimizer, init)
-        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets))
+        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets, sparse.keys))
         shape = (len(slots), embedding.embedding_vec_size)
         self._network.add_input("fields", name, {"columns": list(slots)}, shape)
 

@@ -190,12 +190,28 @@ def _read(
     num_floats = sum(sizes) * num_blocks
     check_size(path, num_floats * FLOAT.itemsize, f"{num_floats} numbers of the dense layers")
     flat = read_array(path, FLOAT, "numbers")
+    _check_finite(path, flat, weights)
     arrays = []
     first = 0
     for weight, size in zip([*weights] * num_blocks, sizes * num_blocks, strict=True):
         arrays.append(flat[first : first + size].reshape(weight.shape))
         first += size
     return arrays
+
+
+def _check_finite(
+    path: Path, flat: np.ndarray[Any, Any], weights: Sequence[DenseWeight]
+) -> None:
+    """Raise FormatError with the layer of a number that is NaN or infinite."""
+    if np.isfinite(flat).all():
+        return
+    place = int(np.argmin(np.isfinite(flat)))
+    sizes = [math.prod(weight.shape) for weight in weights]
+    layer = weights[int(np.searchsorted(np.cumsum(sizes), place % sum(sizes), side="right"))].layer
+    raise FormatError(
+        f"{path}: expected finite numbers, got {flat[place]} at number {place}, of layer {layer!r}."
+        " Give the file of a training that did not diverge."
+    )
 
 
 def _statistics_path(path: str | Path) -> Path:
@@ -242,7 +258,9 @@ def _read_statistics(
                     f"{weight.layer!r}, got {len(numbers)} of {kind}. Give the file of this very "
                     "model."
                 )
-            arrays.append((weight, np.array(numbers, FLOAT).reshape(weight.shape)))
+            array = np.array(numbers, FLOAT)
+            _check_finite(path, array, [weight])
+            arrays.append((weight, array.reshape(weight.shape)))
     return arrays
 
 
