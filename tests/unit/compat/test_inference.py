@@ -28,6 +28,7 @@ from hotbed.compat.hugectr.inference import (
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import evaluation_data
 from hotbed.compat.hugectr.translate import translate
+from hotbed.compat.hugectr2onnx import converter
 from hotbed.errors import ConfigError, DataError, FormatError, PersistError, RowShapeError
 
 NUM_SAMPLES = 60
@@ -432,3 +433,52 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     served = CreateInferenceSession("m.json", one)
     request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
     assert np.abs(np.array(served.predict(*request)) - trained).max() <= 1e-6
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_converted_model_scores_as_the_session(normalized: bool, tmp_path: Path) -> None:
+    """With its rows, on keys padded by -1 and keys without a row; and without, on pooled rows."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime absent")
+    trained = Trained(tmp_path, 2, normalized=normalized, form="folder")
+    graph = str(tmp_path / "wdl.json")
+    Path(graph).write_text(json.dumps(trained.spec))
+    columns = trained.columns
+    columns["data1_0"][0] = [10_000]  # has no row
+    keys = {
+        "data1": np.full((NUM_SAMPLES, 3, 4), -1),
+        "wide_data": np.full((NUM_SAMPLES, 1, 4), -1),
+    }
+    for row in range(NUM_SAMPLES):
+        for slot, name in enumerate([*DEEP, "wide_data"]):
+            ids = columns[name][row]
+            keys["wide_data" if slot == 3 else "data1"][row, slot % 3, : len(ids)] = ids
+    dense = np.array(columns["dense"], np.float32)
+    request = one_csr(columns, [*DEEP, "wide_data"], NUM_SAMPLES)
+    expected = CreateInferenceSession(graph, params(trained)).predict(*request)
+    path = str(tmp_path / "wdl.onnx")
+    converter.convert(path, graph, trained.dense, True, trained.sparse)
+    scores = onnxruntime.InferenceSession(path).run(["label"], {"dense": dense, **keys})[0]
+    assert scores.shape == (NUM_SAMPLES, 1)
+    assert np.abs(scores[:, 0] - expected).max() <= 1e-6
+
+    rows = {}
+    for top, bottom, is_mean in (("emb1", "data1", True), ("emb2", "wide_data", False)):
+        table = trained.model.tables[top]
+        present = keys[bottom] >= 0
+        known = present & (keys[bottom] < 10_000)
+        vectors = np.where(
+            known[..., None], table.lookup(keys[bottom].ravel()).reshape(*known.shape, -1), 0
+        )
+        divisor = np.maximum(present.sum(2), 1)[..., None] if is_mean else 1
+        rows[top] = (vectors.sum(2) / divisor).astype(np.float32)
+    assert (
+        converter.main(
+            ["--onnx_model_path", path, "--graph_config", graph, "--dense_model", trained.dense]
+        )
+        == 0
+    )
+    scores = onnxruntime.InferenceSession(path).run(None, {"dense": dense, **rows})[0]
+    assert np.abs(scores[:, 0] - expected).max() <= 1e-6

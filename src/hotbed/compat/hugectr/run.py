@@ -12,6 +12,7 @@ run in the same way. Arguments that are not those of this module go to the scrip
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import runpy
 import sys
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import hotbed.compat.hugectr as hugectr
-from hotbed.compat.hugectr.clauses import FitParams
+from hotbed.compat import hugectr2onnx
+from hotbed.compat.hugectr.clauses import DataReaderParams, FitParams
+from hotbed.compat.hugectr.clauses.training import NEWEST_RELEASE, release_number
 from hotbed.compat.hugectr.job import read_training, train_file
 from hotbed.compat.hugectr.model import Model
 from hotbed.compat.hugectr.rehearsal import Reading, Rehearsal
@@ -35,6 +38,7 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
 
     class RehearsedModel(Model):
         _is_shortened = False
+        _num_learned = 0
 
         def compile(self, *arguments: Any, **keywords: Any) -> None:
             self._shorten()
@@ -45,16 +49,38 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
             super().summary()
 
         def fit(self, *arguments: Any, **keywords: Any) -> History:
+            repeats = self.solver.repeat_dataset
+            whole = FitParams(*arguments, **keywords)
             params = self.solver.fit
             if params is None or arguments or keywords:
-                params = rehearsal.fit(
-                    FitParams(*arguments, **keywords), repeats=self.solver.repeat_dataset
-                )
+                params = rehearsal.fit(whole, repeats=repeats)
             before = self.get_learning_rate_scheduler().get_step()
             history = super().fit(**vars(params))
             steps = self.get_learning_rate_scheduler().get_step() - before
             print(f"rehearsal: learned {steps} iterations")
+            for iteration in rehearsal.left_out(whole, repeats=repeats):
+                self.save_params_to_files(params.snapshot_prefix, iteration)
+                print(f"rehearsal: the snapshot of iteration {iteration} has {steps} iterations")
             return history
+
+        def train(self, is_first_batch: bool = True) -> bool:
+            if rehearsal.max_iter is not None and self._num_learned >= rehearsal.max_iter:
+                return False  # as at the end of the data
+            has_learned = super().train(is_first_batch)
+            self._num_learned += has_learned
+            return has_learned
+
+        def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
+            return super()._fit(params, epochs, max_steps or rehearsal.max_iter)
+
+        def _ready(self, reader: DataReaderParams) -> DataReaderParams:
+            return self._generated(rehearsal.reading(reader, self.solver)).reader
+
+        def _generated(self, reading: Reading) -> Reading:
+            """Generate the data that a reader lacks."""
+            for source in reading.generate(self.solver, self.graph.input):
+                print(f"rehearsal: generated {source}, with slots of {self._slots(reading)} keys")
+            return reading
 
         def _shorten(self) -> None:
             """Shorten the solver, and generate what the reader lacks, before either is needed."""
@@ -70,8 +96,7 @@ def rehearsed(rehearsal: Rehearsal) -> type[Model]:
                 f"rehearsal: batches of {self.solver.batchsize} samples, "
                 f"{self.solver.max_eval_batches} of {self.solver.batchsize_eval} to evaluate"
             )
-            for source in reading.generate(self.solver, self.graph.input):
-                print(f"rehearsal: generated {source}, with slots of {self._slots(reading)} keys")
+            self._generated(reading)
 
         @staticmethod
         def _slots(reading: Reading) -> str:
@@ -129,19 +154,31 @@ class _OneProcess:
         return value
 
 
-def run_script(script: str, arguments: list[str], model_class: type[Model]) -> None:
+def run_script(
+    script: str, arguments: list[str], model_class: type[Model], release: str = NEWEST_RELEASE
+) -> None:
     """Run a script as the main program, in which `import hugectr` gives this door.
 
     Args:
         script: its path.
         arguments: those of the script.
         model_class: what `hugectr.Model` is in it.
+        release: of HugeCTR, whose arithmetic its models have.
     """
-    module = hugectr_module({"Model": model_class, "ModelPerfExt": model_class})
+    module = hugectr_module(
+        {
+            "Model": model_class,
+            "ModelPerfExt": model_class,
+            "Session": type("Session", (hugectr.Session,), {"model_class": model_class}),
+            "CreateSolver": functools.partial(hugectr.CreateSolver, release=release),
+        }
+    )
     sys.modules["hugectr"] = module
     for name in hugectr.__all__:
         if isinstance(getattr(module, name), types.ModuleType):
             sys.modules[f"hugectr.{name}"] = getattr(module, name)
+    sys.modules["hugectr2onnx"] = hugectr2onnx
+    sys.modules["hugectr2onnx.converter"] = hugectr2onnx.converter
     if importlib.util.find_spec("mpi4py") is None:
         sys.modules["mpi4py"] = mpi4py_module()
     sys.argv = [script, *arguments]
@@ -175,12 +212,18 @@ def main(arguments: list[str] | None = None) -> int:
         help="make batches, slots and generated data this much smaller, such as 0.01",
     )
     parser.add_argument("--data-root", type=Path, help="the folder that stands for / in paths")
+    parser.add_argument(
+        "--release",
+        default=NEWEST_RELEASE,
+        help="the release of HugeCTR whose arithmetic models have, such as v4.3.1 [%(default)s]",
+    )
     taken, rest = parser.parse_known_args(arguments)
     is_rehearsal = taken.max_iter is not None or taken.data_scale is not None
     if taken.data_root is not None and not is_rehearsal:
         parser.error("--data-root: only for generated data. Give --max-iter or --data-scale too.")
     rehearsal = None
     try:
+        release_number(taken.release)
         if is_rehearsal:
             rehearsal = Rehearsal(taken.max_iter, taken.data_scale or 1.0, taken.data_root)
         if taken.script.endswith(".json"):
@@ -189,7 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
     except HotbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    run_script(taken.script, rest, Model if rehearsal is None else rehearsed(rehearsal))
+    model_class = Model if rehearsal is None else rehearsed(rehearsal)
+    run_script(taken.script, rest, model_class, taken.release)
     return 0
 
 

@@ -137,6 +137,7 @@ class Solver:
                 "solver.enable_tf32_compute: cannot be combined with use_mixed_precision, got "
                 "True. Remove one of the two."
             )
+        checks.whole_number("solver.max_eval_batches", self.max_eval_batches, 0)
         for key in ("batchsize", "batchsize_eval"):
             if getattr(self, key) < 1:
                 raise ConfigError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hotbed import checks
 from hotbed.compat.hugectr.clause import by_order
 from hotbed.compat.hugectr.clauses import DataReaderParams, OptParams, Solver
-from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.inference.params import InferenceParams, check_names, check_share
 from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
@@ -44,6 +44,7 @@ _FILES = [
     "num_samples",
     "data_source_params",
 ]
+_NEEDED = (*_REQUEST[:3], *_FILES[:4])
 
 
 class ServedModels:
@@ -64,6 +65,12 @@ class ServedModels:
 
     def add(self, config: dict[str, Any], params: InferenceParams) -> ServedModel:
         """Load the model of a JSON file and of its weight files."""
+        name = params.model_name
+        if name in self._models:
+            raise ConfigError(
+                f"model {name!r}: the parameter server has a model of this name, got another. "
+                "Rename one of them."
+            )
         model = ServedModel(self.server, read_graph(config), params)
         self._models[params.model_name] = model
         return model
@@ -80,9 +87,16 @@ def CreateParameterServer(
         i64_input_key: whether keys have 64 bits; `input_key_type` of a file must agree.
 
     Raises:
-        ConfigError: a file is wrong, or is still one of training.
+        ConfigError: a file is wrong, or is still one of training, or two models have one name.
         PersistError, FormatError: a weight file is missing or has the wrong size.
     """
+    for argument, value in (("model_config_path", model_config_path), ("model_name", model_name)):
+        if isinstance(value, str):
+            raise ConfigError(
+                f"CreateParameterServer.{argument}: expected a list, got {value!r:.80}. Write "
+                f"[{value!r:.80}]."
+            )
+    check_names("CreateParameterServer.model_name", model_name)
     if len(model_config_path) != len(model_name):
         raise ConfigError(
             f"CreateParameterServer.model_name: expected one for each of {len(model_config_path)} "
@@ -138,10 +152,27 @@ def CreateEmbeddingCache(
         use_gpu_embedding_cache: whether rows are kept in a cache; without, they are read from the
             files of the server.
         cache_size_percentage: share of the rows that the cache holds, 0 to 1.
-        model_config_path: its JSON file.
+        model_config_path: its JSON file, as the parameter server has read it.
         model_name: its name.
-        i64_input_key: whether keys have 64 bits.
+        i64_input_key: whether keys have 64 bits, as for the parameter server.
+
+    Raises:
+        ConfigError: an argument is not that of the model, or the share is not from 0 to 1.
+        PersistError: the JSON file cannot be read.
     """
+    if not isinstance(parameter_server, ServedModels):
+        raise ConfigError(
+            "CreateEmbeddingCache.parameter_server: expected what CreateParameterServer returns, "
+            f"got {parameter_server!r:.80}. Give it first."
+        )
+    check_share("CreateEmbeddingCache.cache_size_percentage", cache_size_percentage)
+    model = parameter_server[model_name]
+    _check_file("CreateEmbeddingCache.model_config_path", model_config_path, model)
+    if i64_input_key != model.params.i64_input_key:
+        raise ConfigError(
+            f"CreateEmbeddingCache.i64_input_key: expected {model.params.i64_input_key}, that of "
+            f"the parameter server, got {i64_input_key!r}. Let both say the same."
+        )
     log_no_effect("inference_params.device_id")
     log_no_effect("inference_params.use_gpu_embedding_cache")
     return ServedCache(
@@ -149,13 +180,38 @@ def CreateEmbeddingCache(
     )
 
 
+def _check_file(where: str, path: str | os.PathLike[str], model: ServedModel) -> None:
+    """Raise ConfigError unless a JSON file describes the model that is served."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"{where}: expected the path of a JSON file, got {path!r:.80}. Give it.")
+    config = read_json(path)
+    params = dataclasses.replace(read_inference(config, path), model_name=model.params.model_name)
+    differing = [
+        field.name
+        for field in dataclasses.fields(params)
+        if getattr(params, field.name) != getattr(model.params, field.name)
+    ]
+    if read_graph(config) != model.graph:
+        differing.append("layers")
+    if differing:
+        raise ConfigError(
+            f"{where}: expected the file of model {model.params.model_name!r} as the parameter "
+            f"server has read it, got {str(path)!r} with another {', '.join(differing)}. Give that "
+            "file, or create the parameter server anew."
+        )
+
+
 class InferenceSession:
     """Score requests with one model.
 
     Args:
-        config_file: the JSON file of the model.
+        config_file: the JSON file of the model, as the parameter server has read it.
         device_id: without effect: scores are computed on the CPU.
         embedding_cache: of `CreateEmbeddingCache`.
+
+    Raises:
+        ConfigError: the file describes another model than that of the cache.
+        PersistError: the file cannot be read.
 
     Example:
         >>> server = CreateParameterServer(["dcn.json"], ["dcn"], False)
@@ -164,9 +220,19 @@ class InferenceSession:
     """
 
     def __init__(self, config_file: str, device_id: int, embedding_cache: ServedCache) -> None:
-        self._model = embedding_cache.model
-        version = embedding_cache.server.model(self._model.params.model_name)
-        self._session = EngineSession(version, embedding_cache.rows)
+        if not isinstance(embedding_cache, ServedCache):
+            raise ConfigError(
+                "InferenceSession.embedding_cache: expected what CreateEmbeddingCache returns, got "
+                f"{embedding_cache!r:.80}. Write InferenceSession(config_file, device_id, cache)."
+            )
+        _check_file("InferenceSession.config_file", config_file, embedding_cache.model)
+        self._open(embedding_cache)
+
+    def _open(self, cache: ServedCache) -> None:
+        """Serve the model of a cache."""
+        self._model = cache.model
+        version = cache.server.model(self._model.params.model_name)
+        self._session = EngineSession(version, cache.rows)
         self._last: tuple[Translation, Batch] | None = None
 
     def predict(self, *args: Any, **keywords: Any) -> Any:
@@ -187,7 +253,7 @@ class InferenceSession:
             ConfigError: `slot_size_array` is neither given nor in the JSON file.
         """
         if _is_request(args, keywords):
-            values = by_order("predict", _REQUEST, args, keywords)
+            values = _values("predict", _REQUEST, args, keywords)
             scores = self._model.ask(
                 self._session,
                 values["dense_feature"],
@@ -195,7 +261,7 @@ class InferenceSession:
                 values["row_ptrs"],
             )
             return scores.reshape(-1).tolist()
-        predictions = self._predict_files(by_order("predict", _FILES, args, keywords))
+        predictions = self._predict_files(_values("predict", _FILES, args, keywords))
         if predictions.shape[1] == 1:
             return predictions[:, 0]
         return predictions
@@ -205,7 +271,7 @@ class InferenceSession:
 
         The arguments are those of `predict` over files.
         """
-        values = by_order("evaluate", _FILES, args, keywords)
+        values = _values("evaluate", _FILES, args, keywords)
         metrics = {label: AUC() for label in self._model.labels}
         for batch, scores in self._batches(values):
             for place, (label, metric) in enumerate(metrics.items()):
@@ -243,10 +309,6 @@ class InferenceSession:
 
     def _reader(self, values: dict[str, Any]) -> DataReaderParams:
         """Return the reader of files that `predict` and `evaluate` name."""
-        for key in _FILES[:4]:
-            if key not in values:
-                got = ", ".join(values) or "no arguments"
-                raise ConfigError(f"predict.{key}: missing argument, got {got}. Add it.")
         checks.whole_number("predict.num_batches", values["num_batches"], 1)
         optional = {}
         if "data_source_params" in values:
@@ -279,6 +341,28 @@ class InferenceSession:
         return translation, evaluation_data(reader, graph.input, solver, translation.schema)
 
 
+def _values(
+    call: str, order: list[str], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name.
+
+    Raises:
+        ConfigError: one is unknown, or one of those without a default is missing.
+    """
+    values = by_order(call, order, args, keywords)
+    for key in values:
+        if key not in order:
+            raise ConfigError(
+                f"{call}.{key}: unknown argument, got {values[key]!r:.80}. "
+                f"{did_you_mean(key, order)}"
+            )
+    for key in _NEEDED:
+        if key in order and key not in values:
+            got = ", ".join(values) or "no arguments"
+            raise ConfigError(f"{call}.{key}: missing argument, got {got}. Add it.")
+    return values
+
+
 def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Return whether the arguments of `predict` are a request, not files."""
     if args:
@@ -306,8 +390,9 @@ def CreateInferenceSession(
     share = None
     if inference_params.use_gpu_embedding_cache:
         share = inference_params.cache_size_percentage
-    cache = ServedCache(models, name, share)
-    return InferenceSession(str(model_config_path), inference_params.device_id, cache)
+    session = InferenceSession.__new__(InferenceSession)
+    session._open(ServedCache(models, name, share))
+    return session
 
 
 def _graph(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -343,7 +428,7 @@ class InferenceModel(InferenceSession):
 
         The arguments are those of `InferenceSession.predict` over files.
         """
-        return self._predict_files(by_order("predict", _FILES, args, keywords))
+        return self._predict_files(_values("predict", _FILES, args, keywords))
 
     def check_out_tensor(self, tensor_name: str) -> NDArray[np.float32]:
         """Return a tensor of the network for the last batch that was scored.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Iterations:
     Attributes:
         position: in the data after the last iteration.
         steps: number of iterations.
+        loss: of the last of them.
         ended_early: whether a callback or the AUC ended training.
     """
 
@@ -63,6 +65,7 @@ class Iterations:
         self._shown = 0.0
         self.position: Any = None
         self.steps = 0
+        self.loss = math.nan
         self.ended_early = False
 
     def on_fit_begin(self, run: Run) -> None:
@@ -88,6 +91,8 @@ class Iterations:
     def on_fit_end(self, run: Run) -> None:
         self.position = run.position
         self.steps = run.step
+        if run.loss is not None:
+            self.loss = float(run.loss.item())
         self._perf("run_stop", "success" if self.ended_early else "aborted")
         self._perf("train_samples", run.samples)
 

@@ -249,11 +249,7 @@ class Inputs:
                 "Rename one of them."
             )
         self.tables[name] = Table(
-            name,
-            dim,
-            rule=self._rule_of(optimizer or self._optimizer),
-            init=init,
-            seed=self._seed,
+            name, dim, rule=self._rule_of(optimizer or self._optimizer), init=init, seed=self._seed
         )
 
 

@@ -199,9 +199,7 @@ def _read(
     return arrays
 
 
-def _check_finite(
-    path: Path, flat: np.ndarray[Any, Any], weights: Sequence[DenseWeight]
-) -> None:
+def _check_finite(path: Path, flat: np.ndarray[Any, Any], weights: Sequence[DenseWeight]) -> None:
     """Raise FormatError with the layer of a number that is NaN or infinite."""
     if np.isfinite(flat).all():
         return
