@@ -305,8 +305,7 @@ def test_training_has_the_numbers_of_hugectr(
 @pytest.mark.parametrize("regularizer", PENALTIES)
 @pytest.mark.parametrize("settings", [{}, FTRL])
 @pytest.mark.parametrize(
-    ("release", "eps"),
-    [(None, FLT_EPSILON), ("v23.04.00", FLT_EPSILON), ("v23.02.00", 0.0)],
+    ("release", "eps"), [(None, FLT_EPSILON), ("v23.04.00", FLT_EPSILON), ("v23.02.00", 0.0)]
 )
 def test_ftrl_has_the_numbers_of_the_release(
     release: Any, eps: float, settings: Any, regularizer: Any, folder: Path, capsys: Any

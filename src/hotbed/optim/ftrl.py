@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.embedding.rule import Ftrl
 from hotbed.optim.closure import loss_of
 
 
@@ -17,32 +18,20 @@ class FtrlOptimizer(torch.optim.Optimizer):
 
     Args:
         params: the parameters.
-        lr: learning rate. Keep it constant: the weights are computed from their whole past with
-            the current rate. A step with rate 0 is skipped.
-        beta, l1, l2, initial_accumulator, eps: as in `hb.Ftrl`.
-        weight_decay: its `gradient_l2`.
+        rule: the rule; its `gradient_l2` is the `weight_decay` of the groups. Keep its rate
+            constant: the weights are computed from their whole past with the current rate. A step
+            with rate 0 is skipped.
     """
 
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float = 0.05,
-        *,
-        beta: float = 0.0,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        initial_accumulator: float = 0.1,
-        eps: float = 0.0,
-        weight_decay: float = 0.0,
-    ) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], rule: Ftrl) -> None:
         defaults = {
-            "lr": lr,
-            "beta": beta,
-            "l1": l1,
-            "l2": l2,
-            "initial_accumulator": initial_accumulator,
-            "eps": eps,
-            "weight_decay": weight_decay,
+            "lr": rule.lr,
+            "beta": rule.beta,
+            "l1": rule.l1,
+            "l2": rule.l2,
+            "initial_accumulator": rule.initial_accumulator,
+            "eps": rule.eps,
+            "weight_decay": rule.gradient_l2,
         }
         super().__init__(params, defaults)
 

@@ -156,7 +156,7 @@ def test_a_file_with_keys_of_the_other_width_is_refused(
             checked += 1
             path.write_bytes(rows_of_keys(part, form, dim))
             wrong = hb.Table("t", dim)
-            with pytest.raises(FormatError, match="keys of|number of a slot|each key once"):
+            with pytest.raises(FormatError, match=r"keys of|number of a slot|each key once"):
                 load_sparse(path, wrong, other)
             assert len(wrong) == 0
             assert load_sparse(path, hb.Table("t", dim), form) == num_keys
@@ -173,10 +173,10 @@ def test_keys_that_come_twice_or_lie_outside_of_their_slots_are_refused(
     data = bytearray(keys.read_bytes())
     step = form.record(2).itemsize if form.form == "file" else 8
     read = table()
-    known = replace(form, keys=range(0, 4_000_000_001))
+    known = replace(form, keys=range(4_000_000_001))
     assert load_sparse(path, table(), known) == 3
     with pytest.raises(FormatError, match=r"model.*row \d: expected a key from 0 to 999.*got 4000"):
-        load_sparse(path, read, replace(form, keys=range(0, 1000)))
+        load_sparse(path, read, replace(form, keys=range(1000)))
     data[2 * step : 2 * step + 8] = data[:8]
     keys.write_bytes(data)
     with pytest.raises(FormatError, match=r"model.*row 2: expected each key once, got .*row 0"):
@@ -290,6 +290,30 @@ def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
     (tmp_path / "states").write_bytes(data + b"\0" * 4)
     with pytest.raises(FormatError, match=r"4 too many|expected .* bytes of state"):
         load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
+
+
+@pytest.mark.parametrize(("rule", "block"), [(hb.Adagrad(), 0), (hb.Adam(), 1), (hb.Ftrl(), 0)])
+def test_a_state_that_no_sum_of_squares_has_is_refused(
+    rule: Any, block: int, tmp_path: Path
+) -> None:
+    """Such as m of Adam, where Ftrl has n."""
+    path = tmp_path / "states"
+    save_sparse(tmp_path / "rows", filled(rule=rule), SparseFile())
+    save_sparse_states(path, filled(rule=rule))
+    states = np.fromfile(path, np.float32)
+    states[6 * block + 4] = -0.5
+    states.tofile(path)
+    with pytest.raises(FormatError, match=r"states: .*squares, got -0\.5 at number 4 of them"):
+        load_sparse_states(path, tmp_path / "rows", table(rule=rule), SparseFile())
+    network = Net()
+    optimizer = dense_optimizer(rule, network.parameters())
+    save_dense_states(path, optimizer, network, TRANSLATION)
+    states = np.fromfile(path, np.float32)
+    for value, message in ((-0.5, "expected sums of squares, got -0.5"), (np.nan, "layer 'fc1'")):
+        states[14 * block] = value
+        states.tofile(path)
+        with pytest.raises(FormatError, match=message):
+            load_dense_states(path, optimizer, network, TRANSLATION)
 
 
 def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:

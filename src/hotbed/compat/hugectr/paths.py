@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from hotbed.errors import ConfigError
 
@@ -15,9 +16,9 @@ def check_local(where: str, path: str | os.PathLike[str]) -> None:
         where: the argument, in messages.
         path: of a file or a folder.
     """
-    if "://" in str(path):
+    if re.match(r"[A-Za-z][\w+.-]+:/", str(path)):  # a Path has one slash only
         raise ConfigError(
-            f"{where}: expected a path of this machine, got {str(path)!r:.200}. Remote file systems "
-            "are not read or written here: copy from them by hugectr.data.DataSource("
-            "hugectr.data.DataSourceParams()).move_to_local(local_path, remote_path), or mount them."
+            f"{where}: expected a path of this machine, got {str(path)!r:.200}. Remote file "
+            "systems are not read or written here: mount them, or copy from them by hugectr.data."
+            "DataSource(hugectr.data.DataSourceParams()).move_to_local(local_path, remote_path)."
         )

@@ -144,7 +144,8 @@ class Rehearsal:
         return max((self.max_iter or UNKNOWN_ITERATIONS) // 10, 1)
 
     def _placed(self, path: str) -> str:
-        if self.data_root is None or not path.startswith("/"):
+        is_placed = path.startswith(f"{self.data_root}/")
+        if self.data_root is None or not path.startswith("/") or is_placed:
             return path
         return f"{self.data_root}{path}"
 

@@ -18,8 +18,9 @@ import runpy
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat import hugectr2onnx
@@ -33,77 +34,100 @@ from hotbed.job.file import read_mapping
 from hotbed.training.watching.history import History
 
 
-def rehearsed(rehearsal: Rehearsal) -> type[Model]:
-    """Return a `Model` whose runs are as short as a rehearsal says."""
+class RehearsedModel(Model):
+    """A model whose runs are as short as its class says; `rehearsed` makes such a class."""
 
-    class RehearsedModel(Model):
-        _is_shortened = False
-        _num_learned = 0
+    rehearsal: ClassVar[Rehearsal]
+    _is_shortened = False
+    _num_learned = 0
+    _script_fit = FitParams()
+    _script_reader: DataReaderParams
 
-        def compile(self, *arguments: Any, **keywords: Any) -> None:
-            self._shorten()
-            super().compile(*arguments, **keywords)
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        self._shorten()
+        super().compile(*arguments, **keywords)
 
-        def summary(self) -> None:
-            self._shorten()
-            super().summary()
+    def summary(self) -> None:
+        self._shorten()
+        super().summary()
 
-        def fit(self, *arguments: Any, **keywords: Any) -> History:
-            repeats = self.solver.repeat_dataset
+    def fit(self, *arguments: Any, **keywords: Any) -> History:
+        whole = self._script_fit
+        params = self.solver.fit
+        if params is None or arguments or keywords:
             whole = FitParams(*arguments, **keywords)
-            params = self.solver.fit
-            if params is None or arguments or keywords:
-                params = rehearsal.fit(whole, repeats=repeats)
-            before = self.get_learning_rate_scheduler().get_step()
-            history = super().fit(**vars(params))
-            steps = self.get_learning_rate_scheduler().get_step() - before
-            print(f"rehearsal: learned {steps} iterations")
-            for iteration in rehearsal.left_out(whole, repeats=repeats):
-                self.save_params_to_files(params.snapshot_prefix, iteration)
-                print(f"rehearsal: the snapshot of iteration {iteration} has {steps} iterations")
-            return history
+            params = self.rehearsal.fit(whole, repeats=self.solver.repeat_dataset)
+        before = self.get_learning_rate_scheduler().get_step()
+        history = super().fit(**vars(params))
+        steps = self.get_learning_rate_scheduler().get_step() - before
+        print(f"rehearsal: learned {steps} iterations")
+        save_left_out(self, self.rehearsal, whole, steps)
+        return history
 
-        def train(self, is_first_batch: bool = True) -> bool:
-            if rehearsal.max_iter is not None and self._num_learned >= rehearsal.max_iter:
-                return False  # as at the end of the data
-            has_learned = super().train(is_first_batch)
-            self._num_learned += has_learned
-            return has_learned
+    def train(self, is_first_batch: bool = True) -> bool:
+        most = self.rehearsal.max_iter
+        if most is not None and self._num_learned >= most:
+            return False  # as at the end of the data
+        has_learned = super().train(is_first_batch)
+        self._num_learned += has_learned
+        return has_learned
 
-        def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
-            return super()._fit(params, epochs, max_steps or rehearsal.max_iter)
+    def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
+        return super()._fit(params, epochs, max_steps or self.rehearsal.max_iter)
 
-        def _ready(self, reader: DataReaderParams) -> DataReaderParams:
-            return self._generated(rehearsal.reading(reader, self.solver)).reader
+    def _shorten(self) -> None:
+        """Shorten the solver, and generate what the reader lacks, before either is needed."""
+        if self._is_shortened or self.reader is None:
+            return
+        self._is_shortened = True
+        self._script_fit = self.solver.fit or self._script_fit
+        self._script_reader = self.reader
+        self.solver = self.rehearsal.solver(self.solver)
+        reading = self.rehearsal.reading(self.reader, self.solver)
+        self.reader = reading.reader
+        if reading.is_generated:
+            self.graph = self.rehearsal.graph(self.graph)
+        print(
+            f"rehearsal: batches of {self.solver.batchsize} samples, "
+            f"{self.solver.max_eval_batches} of {self.solver.batchsize_eval} to evaluate"
+        )
+        self._generate(reading)
 
-        def _generated(self, reading: Reading) -> Reading:
-            """Generate the data that a reader lacks."""
-            for source in reading.generate(self.solver, self.graph.input):
-                print(f"rehearsal: generated {source}, with slots of {self._slots(reading)} keys")
-            return reading
+    def _ready(self, reader: DataReaderParams) -> DataReaderParams:
+        """Generate the data of a source that the script sets after `compile`."""
+        if reader == self.reader:
+            return reader
+        later = replace(self._script_reader, source=reader.source, eval_source=reader.eval_source)
+        reading = self.rehearsal.reading(later, self.solver)
+        self._generate(reading)
+        return reading.reader
 
-        def _shorten(self) -> None:
-            """Shorten the solver, and generate what the reader lacks, before either is needed."""
-            if self._is_shortened or self.reader is None:
-                return
-            self._is_shortened = True
-            self.solver = rehearsal.solver(self.solver)
-            reading = rehearsal.reading(self.reader, self.solver)
-            self.reader = reading.reader
-            if reading.is_generated:
-                self.graph = rehearsal.graph(self.graph)
-            print(
-                f"rehearsal: batches of {self.solver.batchsize} samples, "
-                f"{self.solver.max_eval_batches} of {self.solver.batchsize_eval} to evaluate"
-            )
-            self._generated(reading)
+    def _generate(self, reading: Reading) -> None:
+        sizes = ", ".join(map(str, reading.reader.slot_size_array)) or "1000"
+        for source in reading.generate(self.solver, self.graph.input):
+            print(f"rehearsal: generated {source}, with slots of {sizes} keys")
 
-        @staticmethod
-        def _slots(reading: Reading) -> str:
-            sizes = reading.reader.slot_size_array
-            return ", ".join(map(str, sizes)) if sizes else "1000"
 
-    return RehearsedModel
+def rehearsed(rehearsal: Rehearsal) -> type[RehearsedModel]:
+    """Return a `Model` whose runs are as short as a rehearsal says."""
+    return type("RehearsedModel", (RehearsedModel,), {"rehearsal": rehearsal})
+
+
+def save_left_out(model: Model, rehearsal: Rehearsal, fit: FitParams, steps: int) -> None:
+    """Save the snapshots that a rehearsal did not reach, and say what they hold.
+
+    Args:
+        model: has learned.
+        rehearsal: how it was shortened.
+        fit: the arguments of the script.
+        steps: iterations that were learned.
+    """
+    repeats = model.solver.repeat_dataset
+    for iteration in rehearsal.left_out(fit, repeats=repeats):
+        model.save_params_to_files(fit.snapshot_prefix, iteration)
+        print(f"rehearsal: the snapshot of iteration {iteration} has {steps} iterations")
+    if not repeats and steps < fit.snapshot:
+        print(f"rehearsal: no weights are saved, with snapshot={fit.snapshot} in epochs")
 
 
 def hugectr_module(replaced: Mapping[str, Any]) -> types.ModuleType:
@@ -195,6 +219,7 @@ def run_training_file(path: str, rehearsal: Rehearsal | None) -> None:
     model = train_file(training, rehearsed(rehearsal))
     steps = model.get_learning_rate_scheduler().get_step()
     print(f"rehearsal: learned {steps} iterations")
+    save_left_out(model, rehearsal, training.solver.fit or FitParams(), steps)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -96,7 +96,7 @@ def convert(
     learner = learner_of(graph, params, translation, tables)
     exported = learner.graph()
     builder = _Builder(graph_name)
-    builder.add_inputs(graph, translation, exported, tables if convert_embedding else None)
+    builder.add_inputs(graph, exported, tables if convert_embedding else None)
     builder.add_network(exported, dense_state(learner.network))
     builder.add_outputs(graph, translation, exported)
     check_local("convert.onnx_model_path", onnx_model_path)
@@ -121,24 +121,23 @@ class _Builder:
         self._opsets: Any = None
 
     def add_inputs(
-        self,
-        graph: Graph,
-        translation: Translation,
-        exported: OnnxGraph,
-        tables: Mapping[str, Table] | None,
+        self, graph: Graph, exported: OnnxGraph, tables: Mapping[str, Table] | None
     ) -> None:
         """Add HugeCTR's inputs, and nodes from them to those of the network.
 
         Args:
             graph: of HugeCTR.
-            translation: of the graph.
             exported: the network.
             tables: with their rows; None = the inputs are rows.
         """
         if exported.dense:
             self._input(graph.input.dense_name, FLOAT, [graph.input.dense_dim])
             self._node("Identity", [graph.input.dense_name], f"{_NETWORK}{DENSE_INPUT}")
-        clauses = {embedding.table: embedding.clause for embedding in translation.embeddings}
+        clauses = {
+            one.sparse_embedding_name: one
+            for one in graph.embeddings
+            if isinstance(one, SparseEmbedding)
+        }
         for lookup, features in exported.lookups.items():
             flat = []
             for table in dict.fromkeys(table for _, table, _ in features):
@@ -204,10 +203,8 @@ class _Builder:
 
     def add_outputs(self, graph: Graph, translation: Translation, exported: OnnxGraph) -> None:
         """Add HugeCTR's labels, float32 [n, label_dim]."""
-        names = {
-            label.name: name
-            for label, name in zip(translation.schema.labels, exported.outputs, strict=True)
-        }
+        labels = [label.name for label in translation.schema.labels]
+        names = dict(zip(labels, exported.outputs, strict=True))
         for label, dim in zip(graph.input.label_names, graph.input.label_dims, strict=True):
             columns = []
             for part in translation.labels[label]:

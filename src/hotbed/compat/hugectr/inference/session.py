@@ -180,9 +180,9 @@ def CreateEmbeddingCache(
     )
 
 
-def _check_file(where: str, path: str | os.PathLike[str], model: ServedModel) -> None:
+def _check_file(where: str, path: str | Path, model: ServedModel) -> None:
     """Raise ConfigError unless a JSON file describes the model that is served."""
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, Path)):
         raise ConfigError(f"{where}: expected the path of a JSON file, got {path!r:.80}. Give it.")
     config = read_json(path)
     params = dataclasses.replace(read_inference(config, path), model_name=model.params.model_name)

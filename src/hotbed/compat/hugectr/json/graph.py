@@ -79,7 +79,7 @@ def _data(data: Input) -> dict[str, Any]:
             }
         )
     dense = {"top": data.dense_name, "dense_dim": data.dense_dim}
-    clause = {"type": "Data", "label": label, "dense": dense, "sparse": sparse}
+    clause: dict[str, Any] = {"type": "Data", "label": label, "dense": dense, "sparse": sparse}
     if data.slot_size_array is not None:
         clause["slot_size_array"] = list(data.slot_size_array)
     return clause

@@ -709,8 +709,9 @@ class Model:
         rules = [self.translation.rule, *(t.rule for t in self.translation.tables.values())]
         eps = [rule.eps for rule in rules if isinstance(rule, Ftrl)]
         if eps:
-            added = "FLT_EPSILON is added under each root" if eps[0] else "nothing is added"
-            say(f"Ftrl is that of HugeCTR {self.solver.release}: {added}")
+            added = "FLT_EPSILON" if eps[0] else "nothing"
+            release = self.solver.release
+            say(f"Ftrl is that of HugeCTR {release}: {added} is added under each root")
 
     def _log_missing_evaluation(self, interval: int) -> None:
         """Log why `fit` does not evaluate though it has an interval."""

@@ -17,7 +17,7 @@ _SCOPES: Mapping[Update_t, Scope] = {
     Update_t.LazyGlobal: "catch_up",
 }
 _SMALLEST = 1e-20
-"""First accumulator of an Ftrl whose other terms are 0; HugeCTR up to v23.02 divides 0 by 0 there."""
+"""First accumulator of an Ftrl with other terms of 0, where HugeCTR up to v23.02 divides 0 by 0."""
 _FLT_EPSILON = 2.0**-23
 _RMS_PROP_BETA = 0.9
 """Decay of RMSProp, which no argument of HugeCTR's changes."""

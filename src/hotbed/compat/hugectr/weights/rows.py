@@ -83,10 +83,22 @@ def check_read(path: Path, keys: NDArray[Any], known: range | None = None) -> No
         return
     order = np.argsort(keys, kind="stable")
     place = int(np.argmax(keys[order[1:]] == keys[order[:-1]]))
-    first, second = order[place], order[place + 1]
+    first = order[place]
+    second = order[place + 1]
     raise FormatError(
         f"{path}: row {second}: expected each key once, got {keys[first]} of row {first} again. "
         "Check the type of keys and the vector size, or write the file anew."
+    )
+
+
+def check_squares(path: Path, sums: NDArray[Any]) -> None:
+    """Raise FormatError if a state that sums squares has a negative number."""
+    if not (sums < 0).any():
+        return
+    place = int(np.argmax(sums < 0))
+    raise FormatError(
+        f"{path}: expected sums of squares, got {sums.flat[place]} at number {place} of them. Give "
+        "the state of this optimizer: that of another one may have the same size."
     )
 
 

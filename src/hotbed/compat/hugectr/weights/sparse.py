@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
-from hotbed.compat.hugectr.weights.rows import batches, check_keys, check_read, lists_of, rows_of
+from hotbed.compat.hugectr.weights.rows import (
+    batches,
+    check_keys,
+    check_read,
+    check_squares,
+    lists_of,
+    rows_of,
+)
 from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.embedding import rule as rules
 from hotbed.embedding.table import Table
@@ -205,6 +212,9 @@ def load_sparse_states(
     states: Any = None
     if num_places:
         states = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
+        if not _has_momentum(table):  # of Adam v, of Ftrl n, the only one of the others
+            place = 1 if isinstance(table.rule, rules.Adam) else 0
+            check_squares(path, states[place, : len(keys)])
     if num_places and _has_momentum(table):
         states = rules.momentum_of(states, _rate(table, lr))
     table.load(batches(keys, vectors, states, times))
@@ -311,12 +321,14 @@ def _has_weights(records: NDArray[Any]) -> bool:
 def _num_odd(records: NDArray[Any]) -> int:
     """Return how many numbers of the first rows are no weights, and slots no slots."""
     first = records[:_SAMPLE]
-    sizes = np.abs(first["vector"])
-    with np.errstate(invalid="ignore"):
-        is_weight = (sizes == 0) | ((sizes > _TINY) & (sizes < _HUGE))
-    num_odd = int((~is_weight).sum())
+    values = first["vector"]
+    with np.errstate(invalid="ignore"):  # NaN is not a weight
+        is_above = (values > _TINY) & (values < _HUGE)
+        is_below = (values < -_TINY) & (values > -_HUGE)
+        num_weights = np.count_nonzero(is_above | is_below | (values == 0))
+    num_odd = values.size - int(num_weights)
     if "slot_id" in (records.dtype.names or ()):
-        num_odd += int((first["slot_id"] >= _MOST_SLOTS).sum())
+        num_odd += int(np.count_nonzero(first["slot_id"] >= _MOST_SLOTS))
     return num_odd
 
 
