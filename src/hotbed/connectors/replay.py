@@ -20,7 +20,7 @@ from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.times import EARLIEST, LATEST, to_microseconds
-from hotbed.errors import ConfigError, DecodeError, SchemaError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,13 @@ class Replay(Source):
         begin: list[Any] = [{} for _ in self.sources]
         state: Mapping[str, Any] = {"at": begin, "emitted": 0}
         if position:
+            position.require("Replay", self)
             state = position.state
+            if len(state["at"]) != len(self.sources):
+                raise DataError(
+                    f"position: it lies in a replay of {len(state['at'])} sources, got "
+                    f"{len(self.sources)}. Give the sources that it was written for."
+                )
         runs = _merged(self, state["at"], plan, columns)
         if self.late is None:
             labelled = _plain(runs)
