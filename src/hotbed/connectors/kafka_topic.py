@@ -266,6 +266,7 @@ class KafkaTopic:
         else:
             if self._down:
                 logger.warning("kafka at %s is back, reading resumes", self.source.servers)
+                self._do_not_count(now)
             self._down = False
             self._failing_since = None
             self._check_proof(now)
@@ -374,6 +375,11 @@ class KafkaTopic:
         self._unproven_since = self._unproven_since or now
         if now - self._unproven_since >= PROOF_SECONDS:
             self._must_be_proven(min(self._unproven))
+
+    def _do_not_count(self, now: float) -> None:
+        """Take the outage until now off the time in which the topic had to prove itself."""
+        if self._unproven_since is not None and self._failing_since is not None:
+            self._unproven_since += now - self._failing_since
 
     def _described_id(self) -> str | None:
         """Return the id that the broker gives the topic now; None if it gives no id."""
@@ -578,8 +584,6 @@ class KafkaTopic:
         if not self._down and now - self._failing_since >= AWAY_SECONDS:
             logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
             self._down = True
-        if self._down:
-            self._unproven_since = None
 
     def _on_error(self, error: ClientError) -> None:
         # in TLS 1.3 a broker checks the client's certificate after the handshake, and librdkafka
