@@ -19,10 +19,13 @@ from hotbed import config
 from hotbed.connectors import (
     Concat,
     Csv,
+    Follow,
     Generated,
     Jsonl,
+    Kafka,
     Keys,
     Libsvm,
+    Live,
     Memory,
     Norm,
     Parquet,
@@ -35,9 +38,13 @@ from hotbed.connectors import (
     write_file_list,
 )
 from hotbed.connectors.generated import BLOCK_ROWS
+from hotbed.connectors.kafka_reader import KafkaReader
+from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
-from hotbed.errors import DataError
+from hotbed.data import Dataset, Id, Label, Schema
+from hotbed.errors import ConfigError, DataError
 from hotbed.files import digest_of
+from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
 
@@ -272,6 +279,54 @@ def test_resuming_from_any_position_repeats_nothing_and_loses_nothing(source: So
             text = json.dumps(position.to_json())
             assert rows(source, Position.from_json(text), batch_rows=51) == whole[done:]
     assert rows(source, position) == []
+
+
+def test_a_position_of_another_source_reads_the_same_rows_or_is_refused(tmp_path: Path) -> None:
+    """All pairs: a position is a number of rows that both count alike, or an error."""
+    finite: list[Source] = []
+    for number, maker in enumerate(MAKERS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        finite.append(maker(folder))
+    paced = Replay([finite[0]], time="number", speed=1e12)
+    stream = FakeStream({"number": list(range(9))}, takes=[5, 4], ends=True)
+    follow = Follow(tmp_path / "1", "part-*.csv")
+    kafka = Kafka("localhost:1", "clicks")
+    all_rows = [rows(source) for source in finite]
+    positions: list[tuple[Source, Position, int]] = []
+    for source in [*finite, paced, stream, follow]:
+        done = 0
+        for batch, position in source.read(batch_rows=90):
+            done += batch.num_rows
+            if batch.num_rows:
+                positions.append((source, position, done))
+                break
+    positions.append((kafka, KafkaReader(kafka, Live(), None).position(), 0))
+    for writer, position, done in positions:
+        for reader, whole in zip(finite, all_rows, strict=True):
+            try:
+                assert rows(reader, position) == whole[done:], (writer, reader)
+            except DataError:
+                assert reader is not writer
+        for endless in (paced, stream, follow, kafka):
+            if endless is not writer and not (endless is paced and isinstance(writer, Replay)):
+                with pytest.raises(DataError, match=r"it was written by|in a replay of"):
+                    next(iter(endless.read(position)))
+
+
+def test_a_resume_with_another_kind_of_source_names_both() -> None:
+    memory = Memory({"row": list(range(READ_ROWS + 1)), "label": [0] * (READ_ROWS + 1)})
+    schema = Schema([Label("label"), Id("row")])
+    batch, _ = Dataset(memory, schema, READ_ROWS, prefetch=0)
+    other = Dataset(Concat([memory, memory]), schema, 2, prefetch=0).resume(batch.position or {})
+    with pytest.raises(DataError, match="written by Memory, Sort or Generated, got Concat"):
+        next(iter(other))
+    endless = Dataset(Kafka("localhost:1", "clicks"), schema, 2)
+    with pytest.raises(ConfigError, match=r"a source that ends \(Memory, .*got Kafka"):
+        endless.resume(batch.position or {})
+    short = Memory({"row": [1], "label": [0]})
+    with pytest.raises(DataError, match=r"it lies after row .*, got a source of rows 0 to 1"):
+        next(iter(Dataset(short, schema, 2, prefetch=0).resume(batch.position or {})))
 
 
 def test_a_resumed_reader_gives_the_same_positions(source: Source) -> None:

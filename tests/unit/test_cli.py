@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -695,3 +697,16 @@ def test_help_of_set_says_whose_values_they_are(verb: str, words: str) -> None:
 def test_schema_prints_the_json_schema() -> None:
     result = CliRunner().invoke(cli.app, ["schema"])
     assert json.loads(result.output) == json.loads((ROOT / "docs" / "job.schema.json").read_text())
+
+
+def test_a_command_that_native_code_crashes_prints_what_each_thread_did() -> None:
+    code = (
+        "import os, signal\n"
+        "from hotbed.cli import commands\n"
+        "commands.app = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "commands.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in main" in done.stderr

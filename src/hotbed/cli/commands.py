@@ -6,6 +6,7 @@ A new setting is a key of a job, not a flag.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -380,6 +381,8 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback."""
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
     try:
         app()
     except HotbedError as error:

@@ -136,6 +136,7 @@ class Concat(Source):
 
     def _begin(self, position: Position) -> tuple[int, int]:
         """Return the part and the row in it where reading resumes."""
+        position.require("Concat", self)
         part = int(position["part"])
         if part >= len(self.sources):
             raise DataError(

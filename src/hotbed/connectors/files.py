@@ -253,6 +253,7 @@ class FileSource(Source):
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
         if position is None:
             return 0, 0
+        position.require("files", self)
         index = int(position["file"])
         name = position["name"]
         current = "absent"

@@ -189,7 +189,8 @@ class _Reading:
 
     def __init__(self, source: Follow, plan: ReadPlan, position: Position | None) -> None:
         state = {}
-        if position:
+        if position and position.state:
+            position.require("Follow", source)
             state = dict(position.state)
         self.source = source
         self.plan = plan

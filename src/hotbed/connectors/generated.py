@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.files import cut
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Batches, Place, Position
+from hotbed.connectors.position import ROWS, Batches, Place, Position
 from hotbed.connectors.samples import check_names, fixed_lists
 from hotbed.connectors.source import Source
 
@@ -145,7 +145,9 @@ class Generated(Source):
     ) -> Batches:
         row = 0
         if position:
+            position.require(ROWS, self)
             row = int(position["row"])
+            position.require_rows(row, 0, self.rows)
         for block in self._blocks(row // BLOCK_ROWS, plan):
             rest = block.slice(row % BLOCK_ROWS)
             for batch in cut(rest, batch_rows):

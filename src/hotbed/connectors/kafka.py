@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -60,6 +61,7 @@ class Kafka(Source):
         options: Options for librdkafka (TLS, SASL); `"${NAME}"` stands for an environment variable.
         block_rows: Messages of a full block.
         linger_seconds: How long a block waits for more messages after its first one.
+        tombstones: Messages without a value are bad messages ("refuse"), or passed over ("skip").
 
     Raises:
         DataError: Offsets of the position are gone (retention), or messages of its block
@@ -82,9 +84,11 @@ class Kafka(Source):
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     block_rows: int = 8192
     linger_seconds: float = 0.1
+    tombstones: Literal["refuse", "skip"] = "refuse"
 
     def __post_init__(self) -> None:
         checks.one_of("start", self.start, ("earliest", "latest"))
+        checks.one_of("tombstones", self.tombstones, ("refuse", "skip"))
         if not (0 <= self.shard[0] < self.shard[1]):
             raise ConfigError(
                 f"shard: must be (rank, ranks) with 0 <= rank < ranks, got {self.shard!r}. "
@@ -133,6 +137,11 @@ class Kafka(Source):
         assert own.keys() == set(_OWN)
         return {**options, **own}
 
+    @cached_property
+    def _readings(self) -> list[KafkaTopic]:
+        """The topics that are being read, the oldest reading first."""
+        return []
+
     def schema(self) -> pa.Schema:
         """Return the fields of the oldest messages; wait some seconds for the first message."""
         return self._schema
@@ -144,13 +153,12 @@ class Kafka(Source):
     def commit(self, position: Position) -> None:
         if self.group is None:
             return
-        reading: KafkaTopic | None = self.__dict__.get("_reading")
-        if reading is not None:  # its next poll handles the answer
-            reading.commit(position["offsets"])
+        if self._readings:
+            self._readings[0].commit(position["offsets"])
             return
         topic = KafkaTopic(self, Live(), {})
         topic.commit(position["offsets"])
-        topic.close(wait_seconds=5.0)
+        topic.close()
 
     def read(
         self,
@@ -159,7 +167,7 @@ class Kafka(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
         reader = KafkaReader(self, plan.live or Live(), position)
-        object.__setattr__(self, "_reading", reader.topic)
+        self._readings.append(reader.topic)
         try:
             while not reader.topic.connect():
                 yield TICK, reader.position()
@@ -172,7 +180,7 @@ class Kafka(Source):
                 else:
                     yield from reader.rows(messages, batch_rows, plan)
         finally:
-            object.__setattr__(self, "_reading", None)
+            self._readings.remove(reader.topic)
             reader.topic.close()
 
 
@@ -213,7 +221,8 @@ def _first_schema(source: Kafka) -> pa.Schema:
                 topic.poll()
             values: list[bytes] = []
             for messages in topic.pending.values():
-                values += [payload or b"" for _, _, payload in messages[:1000]]
+                payloads = (payload for _, _, payload in messages if payload is not None)
+                values += islice(payloads, 1000)
             if values:
                 return source.decoder.infer(values)
     finally:

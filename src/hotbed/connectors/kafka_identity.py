@@ -34,22 +34,34 @@ class TopicIdentity:
     Args:
         id: The broker's id of the topic; None if it gives no id.
         last: The last message that was read, by partition.
+        block: The last message of the block that the position lies in, by partition.
     """
 
     id: str | None = None
     last: dict[int, Mark] = field(default_factory=dict)
+    block: dict[int, Mark] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the identity as JSON for a position."""
-        last: dict[str, list[int]] = {}
-        for partition, mark in sorted(self.last.items()):
-            last[str(partition)] = [mark.offset, mark.timestamp, mark.checksum]
-        return {"id": self.id, "last": last}
+        value: dict[str, Any] = {"id": self.id, "last": _marks_to_json(self.last)}
+        if self.block:
+            value["block"] = _marks_to_json(self.block)
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TopicIdentity:
         """Return the identity that `to_json` wrote; an empty mapping gives an empty one."""
-        last: dict[int, Mark] = {}
-        for partition, mark in value.get("last", {}).items():
-            last[int(partition)] = Mark(*mark)
-        return cls(value.get("id"), last)
+        last = _marks_from_json(value.get("last", {}))
+        block = _marks_from_json(value.get("block", {}))
+        return cls(value.get("id"), last, block)
+
+
+def _marks_to_json(marks: Mapping[int, Mark]) -> dict[str, list[int]]:
+    values: dict[str, list[int]] = {}
+    for partition, mark in sorted(marks.items()):
+        values[str(partition)] = [mark.offset, mark.timestamp, mark.checksum]
+    return values
+
+
+def _marks_from_json(values: Mapping[str, Sequence[int]]) -> dict[int, Mark]:
+    return {int(partition): Mark(*mark) for partition, mark in values.items()}

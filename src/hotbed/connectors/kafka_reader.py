@@ -36,7 +36,8 @@ class KafkaReader:
         self.source = source
         self.live = live
         state: Mapping[str, Any] = {}
-        if position is not None:
+        if position is not None and position.state:
+            position.require("Kafka", source)
             state = position.state
         self.number: int = state.get("block", 0)
         self.offsets = _by_partition(state.get("offsets", {}))
@@ -46,9 +47,9 @@ class KafkaReader:
         self.types = state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
-        self.topic = KafkaTopic(source, live, self.offsets, self.identity)
+        reached = {**self.offsets, **self.take}
+        self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached)
         self._waiting_since: float | None = None
-        self._marks: dict[int, Mark] = {}  # the last messages of the current block
 
     def position(self) -> Position:
         """Return the position after `row` rows of the current block."""
@@ -83,6 +84,7 @@ class KafkaReader:
             self.offsets = dict(self.topic.begins)
         by_partition, expected = self._next_messages()
         if by_partition is None:
+            self.live.lag = self._lag()
             return None
         self.count = 0
         for messages in by_partition.values():
@@ -95,12 +97,13 @@ class KafkaReader:
                 "min.compaction.lag.ms above the time between checkpoints, or begin with another "
                 "position."
             )
-        self._marks = {}
+        self.identity.block = {}
         for partition, messages in by_partition.items():
             del self.topic.pending[partition][: len(messages)]
             if messages:
-                self._marks[partition] = Mark.of(messages[-1])
+                self.identity.block[partition] = Mark.of(messages[-1])
         self._waiting_since = None
+        self.topic.needed = {}
         self.live.lag = self._lag()
         return _by_time(by_partition)
 
@@ -117,17 +120,20 @@ class KafkaReader:
             return self._replayed(recorded), 0
         return self._decide(), 0
 
-    def _lag(self) -> int:
-        """Return the number of messages behind the current block, as far as they are known."""
+    def _lag(self) -> int | None:
+        """Return the number of messages behind the current block; None while it is not known."""
         lag = 0
-        for partition, offset in {**self.offsets, **self.take}.items():
-            waiting = self.topic.end(partition) - offset
-            lag += max(0, waiting)
+        for partition in {**self.offsets, **self.take}:
+            waiting = self.topic.num_waiting(partition)
+            if waiting is None:
+                return None
+            lag += waiting
         return lag
 
     def _replayed(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
         """Return the messages of a block that was decided before; None until all are fetched."""
         take = _by_partition(decision["take"])
+        self.topic.needed = take
         for partition, end in take.items():
             if not self.topic.reaches(partition, end):
                 return None
@@ -228,11 +234,16 @@ class KafkaReader:
         self.row = 0
         self.offsets = {**self.offsets, **self.take}
         self.take = {}
-        self.identity.last |= self._marks
+        self.identity.last |= self.identity.block
+        self.identity.block = {}
         yield last, self.position()
 
     def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
+        if self.source.tombstones == "skip":
+            messages = [place for place in messages if place[1][2] is not None]
+            if not messages:
+                return TICK
         values = [message[2] or b"" for _, message in messages]
         schema, types = wanted_types(self.source.decoder, values, plan, self.types)
         if types != self.types:
@@ -271,10 +282,12 @@ class KafkaReader:
             payload = value or b""
             where = f"topic {self.source.topic}, partition {partition}, offset {offset}"
             message = f"{where}: cannot be decoded ({first_line(error)})"
+            advice = "Correct its producer or use on_error='skip'."
+            if value is None:
+                message = f"{where}: it is a tombstone, a message without a value"
+                advice = "Use Kafka(tombstones='skip') to pass over tombstones."
             if plan.skips is None:
-                raise DecodeError(
-                    f"{message}, got {payload[:80]!r}. Correct its producer or use on_error='skip'."
-                )
+                raise DecodeError(f"{message}, got {payload[:80]!r}. {advice}")
             place = {"topic": self.source.topic, "partition": partition, "offset": offset}
             letters.append((place, "undecodable", payload))
         assert plan.skips is not None

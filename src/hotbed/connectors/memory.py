@@ -61,7 +61,7 @@ class Memory(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return rows_of(self.table, position, batch_rows, plan)
+        return rows_of(self, self.table, position, batch_rows, plan)
 
 
 def _as_table(columns: Any) -> pa.Table:

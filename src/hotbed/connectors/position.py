@@ -28,6 +28,20 @@ Its position holds the decision about the block, so that reading resumes without
 """
 
 
+_KEYS = {
+    "Kafka": {"offsets"},
+    "Follow": {"seen"},
+    "FakeStream": {"start", "take"},
+    "Replay": {"at", "emitted"},
+    "Concat": {"part"},
+    "Slice": {"cut"},
+    "files": {"file", "name", "row"},
+}
+"""Kinds of sources, with keys that only their positions have."""
+ROWS = "Memory, Sort or Generated"
+"""Kinds of sources whose positions are a number of rows."""
+
+
 @dataclass(frozen=True)
 class Position:
     """The place that a reader has reached: a small JSON object.
@@ -67,6 +81,32 @@ class Position:
 
     def __getitem__(self, key: str) -> Any:
         return self.state[key]
+
+    @property
+    def writer(self) -> str:
+        """The kind of source that wrote this position, as far as its keys say."""
+        for kind, keys in _KEYS.items():
+            if keys <= self.state.keys():
+                return kind
+        if self.state.keys() == {"row"}:
+            return ROWS
+        return f"a source with the keys {sorted(self.state)}"
+
+    def require(self, kind: str, source: object) -> None:
+        """Raise DataError unless a source of the kind `kind`, such as `source`, wrote this."""
+        if self.writer != kind:
+            raise DataError(
+                f"position: it was written by {self.writer}, got {type(source).__name__} to resume "
+                "from it. Give the source that the position was written for, or begin without it."
+            )
+
+    def require_rows(self, row: int, first: int, last: int) -> None:
+        """Raise DataError unless `row`, which this position holds, lies in `first` to `last`."""
+        if not first <= row <= last:
+            raise DataError(
+                f"position: it lies after row {row}, got a source of rows {first} to {last}. Give "
+                "the source that the position was written for, or begin without it."
+            )
 
 
 Batches = Iterator[tuple[pa.RecordBatch, Position]]

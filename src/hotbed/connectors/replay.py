@@ -29,7 +29,7 @@ from hotbed.connectors.types import (
     widened,
     with_columns_of,
 )
-from hotbed.errors import ConfigError, DecodeError, SchemaError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,13 @@ class Replay(Source):
         begin: list[Any] = [{} for _ in self.sources]
         state: Mapping[str, Any] = {"at": begin, "emitted": 0}
         if position:
+            position.require("Replay", self)
             state = position.state
+            if len(state["at"]) != len(self.sources):
+                raise DataError(
+                    f"position: it lies in a replay of {len(state['at'])} sources, got "
+                    f"{len(self.sources)}. Give the sources that it was written for."
+                )
         runs = _merged(self, state["at"], plan, columns)
         if self.late is None:
             labelled = _plain(runs)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Batches, Place, Position
+from hotbed.connectors.position import PLACE, ROWS, Batches, Place, Position
 from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, SchemaError
 
@@ -183,8 +183,13 @@ class Slice(Source):
         begin = start
         row = 0
         if position:
-            begin = max(start, int(position["row"]))
-            if stop is not None and int(position["row"]) >= stop:
+            position.require("Slice", self)
+            begin = int(position["row"])
+            last = begin
+            if stop is not None:
+                last = stop
+            position.require_rows(begin, start, last)
+            if begin == stop:
                 return
             # inside of a cut batch `source` has no position: read it from the start
             if not position["cut"]:
@@ -256,7 +261,7 @@ class Sort(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return rows_of(self._sorted, position, batch_rows, plan)
+        return rows_of(self, self._sorted, position, batch_rows, plan)
 
     @cached_property
     def _sorted(self) -> pa.Table:
@@ -315,7 +320,7 @@ class Join(Source):
         keys = self._keys()
         if not keys or len(keys) != len(self._table_keys()):
             raise ConfigError(
-                f"join: expected as many keys of the table as of the source, got on={self.on!r} and "
+                f"join: expected as many keys of the table as of the source, got on={self.on!r}, "
                 f"table_on={self.table_on!r}. Name the keys of both in the same order."
             )
 
@@ -476,11 +481,15 @@ def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array
 
 
-def rows_of(table: pa.Table, position: Position | None, batch_rows: int, plan: ReadPlan) -> Batches:
-    """Yield the rows of `table` after `position`, as `Source.read` does."""
+def rows_of(
+    source: Source, table: pa.Table, position: Position | None, batch_rows: int, plan: ReadPlan
+) -> Batches:
+    """Yield the rows of `table` after `position`, as `source.read` does."""
     row = 0
     if position:
+        position.require(ROWS, source)
         row = int(position["row"])
+        position.require_rows(row, 0, table.num_rows)
     table = table.select(plan.wanted(table.schema.names))
     for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
         if batch.num_rows:

@@ -261,6 +261,16 @@ class Dataset:
         start = Position.from_json(position)
         if not start.state:
             start = self._at(0, place_at(None, 0))
+        if start.state.keys() ^ self._position.state.keys() == {"rows"}:
+            writer = "an endless source"
+            if self.endless:
+                writer = "a source that ends"
+            raise ConfigError(
+                f"dataset: the position was written by {writer} "
+                f"({Position.from_json(start['source'] or {}).writer}), got "
+                f"{type(self.source).__name__} to resume from it. Give the source that the "
+                "position was written for, or begin without it."
+            )
         if start.state.keys() != self._position.state.keys():
             raise ConfigError(
                 f"dataset: expected the position of a dataset, got {start.state}. Pass a batch's "

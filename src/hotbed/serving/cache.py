@@ -339,8 +339,8 @@ class _CachedLookup:
 class _Retries:
     """Decide when a store that failed for a version is called again: one call at a time.
 
-    Each version has its own instance, which all of its lookups share: when the store has dropped a version, that says nothing
-    about the next one, which is known only because the store answered.
+    Each version has its own instance, which all of its lookups share: when the store has dropped a
+    version, that says nothing about the next one, which is known only because the store answered.
     """
 
     def __init__(self, version: ModelVersion) -> None:

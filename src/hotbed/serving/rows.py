@@ -94,7 +94,7 @@ class LookupResult(NamedTuple):
 
 
 LookupCall: TypeAlias = Callable[[FeatureIds, int, float | None], LookupResult]
-"""Ids by feature, the number of samples, and when they were asked for -> embeddings; see `Lookup`."""
+"""Ids by feature, number of samples, and when they were asked for -> embeddings; see `Lookup`."""
 
 
 class Lookup:

@@ -66,7 +66,8 @@ class FakeStream(Source):
         if plan.columns is not None:
             names = [name for name in names if name in plan.columns]
         state: dict[str, Any] = {"block": 0, "start": 0, "take": None, "row": 0, "now": 0}
-        if position is not None:
+        if position is not None and position.state:
+            position.require("FakeStream", self)
             state |= position.state
         script = itertools.chain(self.takes, itertools.repeat(self.then))
         while not (self.ends and state["start"] == table.num_rows):

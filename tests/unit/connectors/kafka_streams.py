@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from hotbed.connectors import Kafka, Live
+from hotbed.connectors import Live, Source
 from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.testing import Broker
 
@@ -27,7 +27,7 @@ def fill(broker: Broker, topic: str, rows: range) -> None:
 
 
 def make(
-    source: Kafka, batch_size: int = 50, live: Live | None = None, **arguments: Any
+    source: Source, batch_size: int = 50, live: Live | None = None, **arguments: Any
 ) -> Dataset:
     dataset = Dataset(source, SCHEMA, batch_size, **{"prefetch": 0, **arguments})
     dataset.live = live or Live()

@@ -301,6 +301,41 @@ def test_commits_reach_the_brokers_group_only_when_told(shared: Broker, topic: s
     other.close()
 
 
+def test_a_commit_never_blocks_a_quiet_stream_nor_its_end(
+    shared: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A thread reads ahead, and nothing arrives any more; the client's lock is its own affair."""
+    import confluent_kafka as kafka
+
+    shared.produce(topic, [message(row) for row in range(30)])
+    source = Kafka(shared.servers, topic, group=topic)
+    dataset = Dataset(source, Schema([Label("label"), Id("row")]), 10)
+    other = kafka.Consumer({"bootstrap.servers": shared.servers, "group.id": topic})
+    items = dataset.stream()
+    for batch in within(items, 3):
+        dataset.commit(batch.position or Position({}))
+    place = kafka.TopicPartition(topic, 0)
+    while other.committed([place], timeout=10)[0].offset != 30:
+        assert next(items) is None
+    items.close()
+    other.close()
+
+
+def test_two_readers_of_one_source_commit_by_the_one_that_still_reads(
+    shared: Broker, topic: str
+) -> None:
+    fill(shared, topic, range(90))
+    source = Kafka(shared.servers, topic, group=topic)
+    items = make(source, 30).stream()
+    within(items, 1)
+    other = make(source, 30).stream()
+    within(other, 1)
+    other.close()
+    assert len(source._readings) == 1
+    items.close()
+    assert not source._readings
+
+
 def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
     shared: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,17 +349,23 @@ def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
         within(make(Kafka(shared.servers, "never")).stream(), 1)
 
 
+@pytest.mark.parametrize("resumed", [True, False])
 def test_offsets_that_are_gone_are_an_error(
-    shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+    shared: Broker, topic: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(shared, topic, range(900))
-    first = within(make(Kafka(shared.servers, topic, block_rows=90), 90).stream(), 2)
+    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(kafka_topic, "HELD_BLOCKS", 0)  # most messages are not fetched yet
+    items = make(Kafka(shared.servers, topic, block_rows=20), 20).stream()
+    first = within(items, 2)
+    if resumed:
+        items = make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream()
     # retention took 0 to 199
     monkeypatch.setattr(kafka_topic.KafkaTopic, "_bounds", lambda self, partition: (200, 900))
     with pytest.raises(
-        DataError, match=r"messages \d+ to 199 of partition 0 are gone, got 200 as the oldest"
+        DataError, match=r"messages \d+ to 199 of partition \d are gone, got 200 as the oldest"
     ):
-        within(make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream(), 1)
+        within(items, 1000)
 
 
 def test_a_broker_that_refuses_us_is_an_error_at_the_start(shared: Broker) -> None:

@@ -6,13 +6,25 @@ skipped silently.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from kafka_streams import fill, make, message, rows, within
 
-from hotbed.connectors import Kafka, Position
+from hotbed.connectors import (
+    Arrow,
+    Concat,
+    Journal,
+    Json,
+    Kafka,
+    Live,
+    Memory,
+    Position,
+    Source,
+    kafka_topic,
+)
 from hotbed.connectors.kafka_identity import Mark, TopicIdentity
 from hotbed.connectors.kafka_topic import KafkaTopic
 from hotbed.errors import DataError
@@ -135,8 +147,120 @@ def test_a_position_of_an_older_version_is_completed(broker: Broker, topic: str)
     assert set(at(after)["source"]["topic"]["last"]) <= {"0", "1", "2"}
 
 
+def arrow(row: int) -> bytes:
+    """An Arrow message of two rows, which have the same values."""
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"row": [row, row], "label": [0.0, 0.0]})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("count", "encode", "partitions", "group", "nested"),
+    [
+        (300, message, 1, None, False),
+        (10, message, 1, "trainer", True),
+        (300, arrow, 3, "trainer", False),
+        (10, arrow, 3, None, False),
+    ],
+)
+def test_a_topic_made_anew_is_named_where_the_position_lies_in_the_first_block(
+    broker: Broker,
+    count: int,
+    encode: Callable[[int], bytes],
+    partitions: int,
+    group: str | None,
+    nested: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_topic, "PROOF_SECONDS", 0.5)
+    name = f"first-{count}-{encode.__name__}"
+
+    def produce(rows: range) -> None:
+        for partition in range(partitions):
+            values = [encode(row) for row in rows if row % partitions == partition]
+            broker.produce(name, values, partition, times=rows.start + 1)
+
+    broker.create(name, partitions)
+    produce(range(80))
+    decoder = Arrow() if encode is arrow else Json()
+    source: Source = Kafka(broker.servers, name, decoder, group=group)
+    if nested:
+        source = Concat([Memory({"row": [7], "label": [0.0]}), source])
+    dataset = make(source, 30)
+    position = at(within(dataset.stream(), 1)[0])
+    kafka = position["source"]["source"] if nested else position["source"]
+    assert kafka["take"]
+    assert not kafka["topic"]["last"]
+    assert rows(within(make(source, 30).resume(position).stream(), 1))  # the same topic
+    older = json.loads(json.dumps(position))
+    del (older["source"]["source"] if nested else older["source"])["topic"]["block"]
+    assert rows(within(make(source, 30).resume(older).stream(), 1))
+    broker.delete(name)
+    broker.create(name, partitions)
+    produce(range(1000, 1000 + count))
+    for written in (position, older):
+        with pytest.raises(DataError, match=rf"kafka topic '{name}': .* it was recreated"):
+            within(make(source, 30).resume(written).stream(), 1)
+
+
+def test_a_topic_made_anew_is_named_where_nothing_was_read_of_it_yet(broker: Broker) -> None:
+    """Reading began at its end; the new topic holds messages before that offset."""
+    broker.create("idle")
+    broker.produce("idle", [message(row) for row in range(10)])
+    source = Kafka(broker.servers, "idle", start="latest")
+    reading = source.read()
+    position = next(after for _, after in reading if after["offsets"])
+    reading.close()
+    assert position["offsets"] == {"0": 10}
+    broker.delete("idle")
+    broker.create("idle")
+    broker.produce("idle", [message(row) for row in range(100, 120)])
+    with pytest.raises(DataError, match="it was recreated"):
+        list(source.read(position))
+
+
+def test_a_block_of_the_journal_that_can_never_be_whole_is_named(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint was written, so that only the journal knows of the topic before."""
+    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.1)
+    broker.create("shorter")
+    broker.produce("shorter", [message(row) for row in range(80)])
+    live = Live(Journal())
+    source = Kafka(broker.servers, "shorter")
+    within(make(source, 30, live).stream(), 1)
+    broker.delete("shorter")
+    broker.create("shorter")
+    broker.produce("shorter", [message(row) for row in range(10)])
+    with pytest.raises(DataError, match="partition 0 ends before the position, got 10 messages"):
+        within(make(source, 30, Live(live.journal)).stream(), 1)
+
+
+@pytest.mark.slow
+def test_a_topic_made_anew_under_a_reader_is_named(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client library may crash there; the reader does not."""
+    monkeypatch.setattr(kafka_topic, "PROOF_SECONDS", 1.0)
+    broker.create("anew", 2)
+    broker.produce("anew", [message(row) for row in range(100)])
+    cases = [(2, 100, 300), (2, 100, 130), (1, 100, 300), (2, 0, 300)]
+    for partitions, first, stop in cases:
+        items = make(Kafka(broker.servers, "anew", block_rows=50), 10).stream()
+        within(items, 3)
+        broker.delete("anew")
+        broker.create("anew", partitions)
+        broker.produce("anew", [message(row) for row in range(first, stop)], times=1)
+        with pytest.raises(DataError, match=r"was recreated"):
+            within(items, 1000)  # those that were fetched before come first
+
+
 def test_an_identity_goes_through_a_position_and_back() -> None:
-    identity = TopicIdentity("abc", {2: Mark.of((5, 7, None)), 0: Mark.of((6, 8, message(1)))})
+    last = {2: Mark.of((5, 7, None)), 0: Mark.of((6, 8, message(1)))}
+    identity = TopicIdentity("abc", last, {0: Mark.of((7, 9, message(2)))})
     position = Position({"topic": identity.to_json()})
     assert TopicIdentity.from_json(Position.from_json(position.to_json())["topic"]) == identity
     assert TopicIdentity.from_json({}) == TopicIdentity()

@@ -12,8 +12,10 @@ import confluent_kafka as kafka
 import pytest
 from kafka_streams import make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position, kafka_topic
-from hotbed.errors import DataError
+from hotbed.connectors import Journal, Kafka, Live, Position
+from hotbed.connectors.kafka_client import Entry, KafkaClient
+from hotbed.connectors.kafka_topic import KafkaTopic
+from hotbed.errors import DataError, DecodeError
 from hotbed.testing import Broker
 
 
@@ -46,21 +48,14 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     sees of it.
     """
     gone: set[tuple[int, int]] = set()
+    consume = KafkaClient.consume
 
-    class Compacted(kafka.Consumer):
-        def consume(self, *arguments: Any) -> list[Any]:
-            found = super().consume(*arguments)
-            return [
-                one for one in found if one.error() or (one.partition(), one.offset()) not in gone
-            ]
+    def compacted(self: KafkaClient, count: int, seconds: float) -> Iterator[Entry]:
+        for entry in consume(self, count, seconds):
+            if entry.error is not None or (entry.partition, entry.offset) not in gone:
+                yield entry
 
-    class Client:
-        Consumer = Compacted
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(kafka, name)
-
-    monkeypatch.setattr(kafka_topic, "kafka_library", Client)
+    monkeypatch.setattr(KafkaClient, "consume", compacted)
     return gone
 
 
@@ -75,8 +70,7 @@ def test_markers_of_transactions_are_passed_over_also_in_the_next_life(broker: B
     assert [row for batch in rows(batches) for row in batch] == list(range(120))
     for _ in range(5):
         next(items)
-    assert dataset.lag is not None
-    assert dataset.lag <= 2  # a marker at the end of each partition
+    assert dataset.lag == 0  # the marker at the end of each partition is not counted
     for at in (0, 3, 10):
         position = batches[at].position
         assert position is not None
@@ -84,8 +78,84 @@ def test_markers_of_transactions_are_passed_over_also_in_the_next_life(broker: B
             again = make(source, 10, Live(journal)).resume(position)
             assert rows(within(again.stream(), 11 - at)) == rows(batches[at + 1 :])
     dataset.commit(batches[-1].position or Position({}))
+    next(items)
+    places = [kafka.TopicPartition("transactions", partition) for partition in range(2)]
+    monitor = kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": "g"})
+    # 60 messages and 6 markers each: a monitor of the group sees no lag
+    while [place.offset for place in monitor.committed(places, timeout=10)] != [66, 66]:
+        next(items)
+    monitor.close()
     transactions(broker, "transactions", 2, 10)  # numbers begin again: times do, too
     assert sorted(row for batch in rows(within(items, 2)) for row in batch) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("isolation", "expected"), [(None, 10), ("read_committed", 10), ("read_uncommitted", 15)]
+)
+def test_messages_of_an_open_transaction_wait_unless_the_isolation_says_otherwise(
+    broker: Broker, isolation: str | None, expected: int
+) -> None:
+    topic = f"open-{isolation}"
+    broker.create(topic)
+    broker.produce(topic, [message(row) for row in range(10)], times=1)
+    client = {"bootstrap.servers": broker.servers, "transactional.id": topic, "log_level": 0}
+    producer = kafka.Producer(client)
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for row in range(10, 15):
+        producer.produce(topic, message(row), partition=0)
+    producer.flush(20)
+    options = {} if isolation is None else {"isolation.level": isolation}
+    dataset = make(Kafka(broker.servers, topic, options=options), 5)
+    items = dataset.stream()
+    assert rows(within(items, expected // 5))[-1][-1] == expected - 1
+    for _ in range(3):
+        assert next(items) is None
+    assert dataset.lag == 15 - expected
+    if expected == 10:
+        producer.commit_transaction(20)
+        assert rows(within(items, 1)) == [[10, 11, 12, 13, 14]]
+
+
+def test_the_lag_counts_what_is_fetched_and_the_offsets_after_it() -> None:
+    """Aborted messages and markers are passed over without being fetched."""
+    topic = KafkaTopic(Kafka("localhost:1", "clicks"), Live(), {})
+    assert topic.num_waiting(0) is None
+    topic.fetched[0] = 10
+    topic.pending[0] = []
+    assert topic.num_waiting(0) is None
+    topic.client.ends[0] = 30
+    assert topic.num_waiting(0) == 20
+    topic.pending[0] = [(0, 12, b""), (0, 17, b"")]
+    topic.fetched[0] = 18
+    assert topic.num_waiting(0) == 2 + 12
+    topic._ended[0] = 30
+    assert topic.num_waiting(0) == 2
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_tombstones_are_named_or_passed_over_where_that_is_asked_for(
+    broker: Broker, on_error: str
+) -> None:
+    topic = f"tombstones-{on_error}"
+    broker.create(topic)
+    broker.produce(topic, [None, message(0), None, message(1), None, None, message(2)])
+    source = Kafka(broker.servers, topic, block_rows=2, tombstones="skip")
+    dataset = make(source, 1, on_error=on_error)
+    batches = within(dataset.stream(), 3)
+    assert rows(batches) == [[0], [1], [2]]
+    assert dataset.skips.total == 0
+    assert source.schema().names == ["row", "label"]
+    for number, batch in enumerate(batches):
+        resumed = make(source, 1, on_error=on_error).resume(batch.position or {})
+        assert rows(within(resumed.stream(), 2 - number)) == rows(batches[number + 1 :])
+    refused = make(Kafka(broker.servers, topic), 1, on_error=on_error)
+    if on_error == "skip":
+        assert rows(within(refused.stream(), 3)) == [[0], [1], [2]]
+        assert refused.live.dead_letters.counts == {"undecodable": 4}
+    else:
+        with pytest.raises(DecodeError, match=r"offset 0: it is a tombstone.*tombstones='skip'"):
+            within(refused.stream(), 1)
 
 
 def test_a_compacted_topic_is_read_and_its_blocks_are_the_same_in_the_next_life(

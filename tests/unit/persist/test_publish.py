@@ -5,9 +5,11 @@ broker.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -488,3 +490,33 @@ hb.PublishDirectory(sys.argv[2]).publish(saved)
     del publisher
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_feed_goes_on_after_its_client_ended_and_with_a_topic_made_anew(
+    broker: Broker, tmp_path: Path
+) -> None:
+    broker.create("ended")
+    run, publisher = Run(tmp_path / "run"), PublishTopic(broker.servers, "ended")
+    feed = TopicFeed(broker.servers, "ended", tmp_path / "cache")
+    follower, replica = Follower(feed), Replica()
+    publisher.publish(run.save())
+    (reader,) = follower.poll()
+    check(replica, reader, run)
+    assert feed._client is not None
+    assert feed._client.pid is not None
+    os.kill(feed._client.pid, signal.SIGSEGV)
+    with pytest.raises(PersistError, match="the client of Kafka ended, got SIGSEGV"):
+        list(follower.poll())
+    publisher.publish(run.save())
+    (reader,) = follower.poll()
+    check(replica, reader, run)
+    broker.delete("ended")
+    broker.create("ended")
+    PublishTopic(broker.servers, "ended").publish(run.save(full=True))
+    readers: list[Any] = []
+    deadline = time.monotonic() + 30
+    while not readers and time.monotonic() < deadline:
+        with contextlib.suppress(PersistError):
+            readers = list(follower.poll())
+    check(replica, readers[-1], run)
+    follower.close()

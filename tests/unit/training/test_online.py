@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -366,3 +368,32 @@ def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(
     )
     assert watch.validated == [4, 6, 10]
     assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(rate * 11 / 20)
+
+
+def test_a_stream_with_a_group_ends_by_a_signal_while_its_topic_is_quiet(tmp_path: Path) -> None:
+    """Commits wait for nothing, neither at a checkpoint while no event comes nor at the end."""
+    import confluent_kafka as kafka
+
+    schema = hb.Schema([hb.Label("label"), hb.Id("item")])
+    model = hb.RecModel(hb.models.LR(schema, hb.make_tables(schema, dim=2)), "bce", "adam")
+    values: list[bytes | None] = [b'{"label": %d, "item": %d}' % (k % 2, k) for k in range(200)]
+    with hb.testing.Broker() as broker:
+        broker.create("quiet")
+        broker.produce("quiet", values)
+        source = hb.sources.Kafka(broker.servers, "quiet", group="trainer")
+        dataset = hb.Dataset(source, schema, 64, flush_seconds=0.2)
+        monitor = kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": "trainer"})
+        place = kafka.TopicPartition("quiet", 0)
+
+        def stop_when_committed() -> None:
+            while monitor.committed([place], timeout=10)[0].offset != 200:
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        thread = threading.Thread(target=stop_when_committed)
+        thread.start()
+        saving = hb.callbacks.Checkpoint(tmp_path / "run", every_seconds=0.2)
+        model.online_train(dataset, [saving], progress=False)
+        thread.join()
+        monitor.close()
+    assert model.counters["samples"] == 200

@@ -10,12 +10,13 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hotbed.connectors.kafka import Kafka
-from hotbed.connectors.kafka_client import kafka_library
+from hotbed.connectors.kafka_client import ClientEnded, KafkaClient, KafkaFailure, kafka_library
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import claim_folder, local_path, remove_all
 from hotbed.persist.check.manifest import unsealed
@@ -28,6 +29,7 @@ CHUNK_BYTES = 900_000
 _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 300.0
 _QUEUE_SECONDS = 0.1
+_POLL_SECONDS = 0.2
 _QUEUE_KBYTES = 1 << 16
 _UNFINISHED = re.compile(r"\.[0-9a-f]{1,32}\.partial")
 log = logging.getLogger("hotbed.persist")
@@ -68,16 +70,17 @@ class PublishTopic(Publisher):
 
     def _last_version(self) -> Link | None:
         """Return the version that another process published last; None if it is incomplete."""
-        with contextlib.closing(_consumer(self._kafka)) as consumer:
-            low, high = _ends(consumer, _partition_at(self._kafka, 0))
+        topic = self._kafka.topic
+        with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:
+            low, high = _ends(client, topic)
             if high == low:
                 return None
-            consumer.assign([_partition_at(self._kafka, high - 1)])
-            message = _next(consumer, self._kafka.topic)
-        head, data = _unframed(message.value())
+            client.request("assign", topic, {0: high - 1})
+            _, value = _next(client, topic)
+        head, data = _unframed(value)
         if not head.get("manifest"):
             return None
-        place = f"topic {self._kafka.topic}, offset {high - 1}"
+        place = f"topic {topic}, offset {high - 1}"
         return Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
 
     def _send(self, link: Link) -> None:
@@ -164,31 +167,46 @@ class TopicFeed(VersionFeed):
         claim_folder(self._cache, "TopicFeed.cache", _is_version)
         remove_all(path for path in self._cache.iterdir() if _is_version(path))
         self._offset: int | None = None
-        self._consumer: Any = None
+        self._client: KafkaClient | None = None
         self._replaced: list[Path] = []
 
     def arrivals(self) -> Iterator[str]:
         for path in self._replaced:
             shutil.rmtree(path, ignore_errors=True)
         self._replaced = []
-        if self._consumer is None:
-            self._consumer = _consumer(self._kafka)
-        low, high = _ends(self._consumer, _partition_at(self._kafka, 0))
-        # what the topic's retention removed is a gap, which the chain shows
-        if self._offset is None or self._offset < low:
-            self._offset = low
-            self._consumer.assign([_partition_at(self._kafka, low)])
+        try:
+            yield from self._arrivals()
+        except ClientEnded as error:
+            self._client = None  # the next call starts another one at the same offset
+            raise PersistError(
+                f"topic {self._kafka.topic}: the client of Kafka ended, got {error}. It is started "
+                "again."
+            ) from error
+
+    def _arrivals(self) -> Iterator[str]:
+        topic = self._kafka.topic
+        client = self._client or KafkaClient(self._kafka.client_options())
+        low, high = _ends(client, topic)
+        offset = self._offset
+        # what the topic's retention removed is a gap, which the chain shows; a topic that was made
+        # anew is read from its beginning
+        if offset is None or not low <= offset <= high:
+            offset = low
+        if offset != self._offset or self._client is None:
+            client.request("assign", topic, {0: offset})
+        self._client = client
+        self._offset = offset
         while self._offset < high:
-            message = _next(self._consumer, self._kafka.topic)
-            self._offset = message.offset() + 1
-            folder = self._take(message.value())
+            last_offset, value = _next(client, topic)
+            self._offset = last_offset + 1
+            folder = self._take(value)
             if folder is not None:
                 yield folder
 
     def close(self) -> None:
-        if self._consumer is not None:
-            self._consumer.close()
-            self._consumer = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
             self._offset = None
 
     def _take(self, value: bytes) -> str | None:
@@ -281,30 +299,29 @@ def _client_options(kafka: Kafka) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
 
 
-def _consumer(kafka: Kafka) -> Any:
-    return kafka_library().Consumer({**kafka.client_options(), "enable.partition.eof": False})
+def _next(client: KafkaClient, topic: str) -> tuple[int, bytes]:
+    """Return offset and value of the next message, which is known to exist."""
+    answer = "no answer"
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while time.monotonic() < deadline:
+        for entry in client.consume(1, _POLL_SECONDS):
+            if entry.error is None:
+                return entry.offset, entry.value or b""
+            if entry.error.name != "_PARTITION_EOF":
+                answer = entry.error.text
+    raise PersistError(f"topic {topic}: cannot be read, got {answer}. Check the brokers.")
 
 
-def _partition_at(kafka: Kafka, offset: int) -> Any:
-    return kafka_library().TopicPartition(kafka.topic, 0, offset)
-
-
-def _next(consumer: Any, topic: str) -> Any:
-    """Return the next message, which is known to exist."""
-    message = consumer.poll(_CONNECT_SECONDS)
-    if message is None or message.error():
-        answer = "no answer" if message is None else message.error()
-        raise PersistError(f"topic {topic}: cannot be read, got {answer}. Check the brokers.")
-    return message
-
-
-def _ends(consumer: Any, partition: Any) -> tuple[int, int]:
+def _ends(client: KafkaClient, topic: str) -> tuple[int, int]:
     """Return the offsets of the first message and after the last."""
+    ends: tuple[int, int]
     try:
-        low, high = consumer.get_watermark_offsets(partition, timeout=_CONNECT_SECONDS)
-    except kafka_library().KafkaException as error:
+        ends = client.request("bounds", topic, 0, _CONNECT_SECONDS, seconds=_CONNECT_SECONDS)
+    except ClientEnded:
+        raise
+    except KafkaFailure as failure:
         raise PersistError(
-            f"topic {partition.topic}: cannot be read, got {error}. "
+            f"topic {topic}: cannot be read, got {failure}. "
             "Create it with one partition, or check the brokers."
-        ) from error
-    return low, high
+        ) from failure
+    return ends
