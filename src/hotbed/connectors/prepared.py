@@ -41,8 +41,8 @@ class Prepared(Source):
         part: "train", or "valid" for the rows that its split held back.
 
     Raises:
-        DataError: The folder is not whole: a preparation was interrupted, or files were changed. The
-            digest of each file is checked before its first row.
+        DataError: The folder is not whole: a preparation was interrupted, or files were changed.
+            The digest of each file is checked before its first row.
         ConfigError: The preparation has no such part.
 
     Example: `hb.sources.Prepared("prepared", part="valid")`
@@ -165,7 +165,7 @@ class PartChecks:
 
 
 def _change_key(file: str) -> tuple[int, ...]:
-    """Return numbers of which one differs after any change of a file; its last change in ns last."""
+    """Return numbers of which one differs after any change of a file; last, when it changed."""
     facts = os.stat(file)
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 

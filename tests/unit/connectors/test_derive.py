@@ -78,7 +78,9 @@ def test_a_join_may_have_keys_of_other_names_in_its_table() -> None:
     assert joined.schema().names == ["sku_id", "day", "comments"]
     rows = [row for batch, _ in joined.read() for row in batch.to_pylist()]
     assert [row["comments"] for row in rows] == [30, 10, None, 40]
-    with pytest.raises(ConfigError, match=r"join: expected as many keys of the table .* table_on='id'"):
+    with pytest.raises(
+        ConfigError, match=r"join: expected as many keys of the table .* table_on='id'"
+    ):
         views.join(facts, on=["sku_id", "day"], table_on="id")
     with pytest.raises(DataError, match=r"keys \['id'\] of the side table must be unique"):
         next(views.join(facts, on="sku_id", table_on="id").read())
@@ -94,7 +96,9 @@ def test_a_join_refuses_what_is_ambiguous() -> None:
         column(EVENTS.join(Memory({"item": [1, 1], "x": [1, 2]}), on="item"), "x")
     with pytest.raises(SchemaError, match="both sides have a column 'n'"):
         EVENTS.join(Memory({"item": [1], "n": [1]}), on="item").schema()
-    with pytest.raises(SchemaError, match=r"the table has no key column 'item', got columns .* with `table_on`"):
+    with pytest.raises(
+        SchemaError, match=r"the table has no key column 'item', got columns .* with `table_on`"
+    ):
         EVENTS.join(Memory({"n": [1]}), on="item").schema()
 
 
