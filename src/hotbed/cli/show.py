@@ -317,11 +317,18 @@ def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
             _mebibytes(table["bytes"]),
             f"{table['changed']:,}",
             f"{table['removed']:,}",
-            f"{table['candidates']:,}",
+            _waiting(table),
             _histogram(table["norms"]),
             _histogram(table["counts"]),
         )
     return grid
+
+
+def _waiting(table: Mapping[str, Any]) -> str:
+    """Return how many ids wait for admission; those in a sketch have no number."""
+    if not table["sketched_partitions"]:
+        return f"{table['candidates']:,}"
+    return f"{table['candidates']:,} + sketch"
 
 
 def _histogram(bins: Sequence[Mapping[str, float]]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -32,6 +33,16 @@ def offsets_of(lengths: Any) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def series_of(name: str, values: pa.Array) -> pl.Series:
+    """Return a column as one of Polars; SchemaError for a type that Polars does not have."""
+    if pa.types.is_decimal256(values.type) or pa.types.is_interval(values.type):
+        raise SchemaError(
+            f"column {name!r}: expected numbers, text or times, got {values.type}. Cast the column "
+            "to another type."
+        )
+    return pl.Series(name, values)
 
 
 def nulls_of(values: pa.Array) -> np.ndarray:
@@ -93,6 +104,16 @@ def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         )
     numbers = as_numpy(values.cast(pa.float64(), safe=False))
     return numbers, np.isnan(numbers)
+
+
+def require_text_form(where: str, kind: pa.DataType) -> None:
+    """Raise SchemaError for a type whose values have several forms as text: 1, 1.0 and 1e0."""
+    is_inexact = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if is_inexact or (pa.types.is_temporal(kind) and not pa.types.is_date(kind)):
+        raise SchemaError(
+            f"{where}: expected text, integers, booleans or dates, got a column of {kind}, whose "
+            "values have more than one form as text. Write the column as text."
+        )
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import config
+from hotbed.connectors.types import recast, usual
 from hotbed.data.arrays import (
     as_numpy,
     is_bytes,
@@ -36,12 +37,6 @@ _TEXT = {
     pa.binary_view().id,
 }
 
-# Only a few functions of Arrow take views and half floats.
-_COMMON = {
-    pa.string_view().id: pa.large_string(),
-    pa.binary_view().id: pa.large_binary(),
-    pa.float16().id: pa.float32(),
-}
 _WIDE = {pa.large_string().id, pa.large_binary().id}
 
 
@@ -70,7 +65,8 @@ class Columns:
     def column(self, name: str) -> pa.Array:
         values = self._read.get(name)
         if values is None:
-            values = self.with_nulls(_common(self._batch.column(self._places[name])))
+            values = self._batch.column(self._places[name])
+            values = self.with_nulls(recast(values, usual(values.type)))
             self._read[name] = values
         return values
 
@@ -99,17 +95,6 @@ class Columns:
                 f"hash: expected strings or integers, got a column of {kind}. Bucketize it first."
             )
         return pa.array(hashes, mask=nulls_of(values))
-
-
-def _common(values: pa.Array) -> pa.Array:
-    """Return a column, or one of lists, in a type that all functions of Arrow take."""
-    kind = _COMMON.get(values.type.id)
-    if kind is None and is_list(values.type):
-        item = _COMMON.get(values.type.value_type.id)
-        kind = None if item is None else pa.large_list(item)
-    if kind is None:
-        return values
-    return values.cast(kind)
 
 
 def missing_as_null(values: pa.Array) -> pa.Array:
@@ -161,8 +146,8 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     bytes. Nulls become 0. Raises SchemaError for floats and other types that cannot be ids.
     """
     kind = values.type
-    if not len(values):  # of any type: NumPy's empty arrays are floats
-        return np.zeros(0, np.int64)
+    if values.null_count == len(values):  # of any type: NumPy's empty arrays are floats
+        return np.zeros(len(values), np.int64)
     if pa.types.is_dictionary(kind):
         words = ids_of(values.dictionary, name)
         table = np.append(words, np.int64(0))  # the last one is the id of null

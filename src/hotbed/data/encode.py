@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
+from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
@@ -30,7 +31,7 @@ from hotbed.data.columns import (
     type_of,
 )
 from hotbed.data.numbers import BadRows, Positives, numeric
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -159,6 +160,7 @@ class Encoder:
     ) -> pa.RecordBatch:
         """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
+        batch = usual_rows(batch)
         if self.aside is not None:
             self.aside(batch.filter(pa.array(mask)), reason, message)
         return batch.filter(pa.array(~mask))
@@ -227,12 +229,10 @@ class Encoder:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
                     time = numbers.time(column, context.column(column.source), self._zones)
-            except (SchemaError, BadRows):
+            except BadRows:
                 raise
             except (pa.ArrowException, DataError) as error:
-                raise SchemaError(
-                    f"column {column.name!r}: {str(error).splitlines()[0]}"
-                ) from error
+                raise _named(error, column) from error
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
@@ -304,6 +304,14 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _named(error: Exception, column: Column) -> SchemaError:
+    """Return an error about the type of a column, with its name."""
+    message = str(error).splitlines()[0]
+    if repr(column.name) in message or repr(column.source) in message:
+        return SchemaError(message)
+    return SchemaError(f"column {column.name!r}: {message}")
 
 
 def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.ndarray | None:

@@ -7,6 +7,7 @@ Each learned step that follows another one in the same column takes one more pas
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from hotbed.connectors.source import Source
 from hotbed.data.arrays import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
 from hotbed.data.learners import Learner
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, SchemaError
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Dense, Id, Schema
@@ -94,8 +95,19 @@ def fit(schema: Schema, source: Source) -> Schema:
     while tasks := open_tasks(schema):
         learners = _learn(source, tasks, schema.rules)
         for task, learner in zip(tasks, learners, strict=True):
-            schema = task.filled(schema, learner.learned())
+            with _named(task):
+                schema = task.filled(schema, learner.learned())
     return schema
+
+
+@contextmanager
+def _named(task: Task) -> Iterator[None]:
+    """Name the columns of a task in errors about their types."""
+    try:
+        yield
+    except SchemaError as error:
+        names = ", ".join(repr(column.name) for column in task.columns)
+        raise SchemaError(f"column {names}: {error}") from error
 
 
 def open_tasks(schema: Schema) -> list[Task]:
@@ -153,7 +165,8 @@ def _learn(source: Source, tasks: Sequence[Task], rules: int) -> list[Learner]:
         context = Columns(rows, rules)
         is_empty = False
         for task, learner in zip(tasks, learners, strict=True):
-            task.add(learner, context)
+            with _named(task):
+                task.add(learner, context)
     if is_empty:
         raise DataError(
             "fit: the source has no rows, got an empty source. Fit on the training range."

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.arrays import is_whole, nulls_of, numbers_of
+from hotbed.data.arrays import is_whole, nulls_of, numbers_of, series_of
 from hotbed.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class ValueCounts(Learner):
         is_unsigned = pa.types.is_uint64(values.type)
         if is_whole(values.type):
             values = pa.array(context.ids(values), mask=nulls_of(values))
-        series = pl.Series("value", values).drop_nulls()
+        series = series_of("value", values).drop_nulls()
         if len(series):
             self._is_unsigned &= is_unsigned
             counts = series.value_counts(name="count")

@@ -23,6 +23,7 @@ from hotbed.data.arrays import (
     is_whole,
     list_lengths,
     nulls_of,
+    require_text_form,
 )
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
@@ -87,6 +88,7 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
     if values.null_count:
         raise _missing_label(column, nulls_of(values))
     if column.positive is not None:
+        require_text_form(f"label {column.name!r}: positive", values.type)
         equal = pc.equal(values.cast(pa.string()), column.positive)
         return np.asarray(as_numpy(equal), np.float32)
     try:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 
+from hotbed.data.arrays import series_of
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -123,7 +124,7 @@ def _wide(name: str, values: pa.Array) -> pl.Series:
         values = values.cast(pa.int64())
     elif pa.types.is_floating(kind) or pa.types.is_decimal256(kind):
         values = values.cast(pa.float64(), safe=False)
-    return pl.Series(name, values)
+    return series_of(name, values)
 
 
 def _plain(result: pl.Series, sql: str) -> pa.Array:

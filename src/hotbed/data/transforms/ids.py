@@ -154,7 +154,7 @@ class Map(Transform):
     reads_text: ClassVar[bool] = True
     by_value: ClassVar[bool] = True
 
-    vocabulary: Sequence[str | int] | None = None
+    vocabulary: Sequence[str | int | bool] | None = None
     min_count: int = 1
     max_size: int | None = None
     joint: str | None = None
@@ -217,6 +217,10 @@ class Map(Transform):
                 f"map: expected integers or text, got a column of {kind}. Declare it an integer or "
                 "string, or Bucketize it."
             )
+        if kind == pl.Binary and not _is_text(value["value"]):
+            raise SchemaError(
+                "map: expected text in UTF-8, got other bytes. Hash the column instead."
+            )
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
         return replace(self, vocabulary=words["value"].to_list())
@@ -240,6 +244,15 @@ def _words(vocabulary: Sequence[Any]) -> tuple[str | int, ...]:
             "values of one type."
         )
     return tuple(words)
+
+
+def _is_text(words: pl.Series) -> bool:
+    """Return whether bytes are text in UTF-8."""
+    try:
+        words.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        return False
+    return True
 
 
 def _is_exact(numbers: pl.Series) -> bool:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.times import check_unit, to_microseconds
-from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of
+from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of, require_text_form
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -63,6 +63,7 @@ class Extract(Transform):
     number: bool = False
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
+        require_text_form("extract", values.type)
         text = pl.Series(values.cast(pa.string()))
         groups = text.str.extract(self.pattern, 1)
         if self.number:

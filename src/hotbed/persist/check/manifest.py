@@ -236,6 +236,8 @@ def _check_files(manifest: Manifest, place: str) -> None:
         names += [part.file for part in entry.all_parts]
         if entry.candidates is not None:
             names.append(entry.candidates.file)
+        if entry.sketch is not None:
+            names.append(entry.sketch.file)
     for member in (manifest.dense, manifest.progress):
         if member is not None and member.file is not None:
             names.append(member.file)
