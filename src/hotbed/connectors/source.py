@@ -315,8 +315,8 @@ class Join(Source):
         keys = self._keys()
         if not keys or len(keys) != len(self._table_keys()):
             raise ConfigError(
-                f"join: expected as many keys of the table as of the source, got on={self.on!r} and "
-                f"table_on={self.table_on!r}. Name the keys of both in the same order."
+                f"join: expected as many keys of the table as of the source, got on={self.on!r} "
+                f"and table_on={self.table_on!r}. Name the keys of both in the same order."
             )
 
     @property

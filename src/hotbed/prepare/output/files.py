@@ -172,7 +172,7 @@ def _path(folder: Path, file: WrittenFile) -> Path:
 
 
 def _other_files(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bytes and SHA-256 of all files but those of the parts, by their names in the output."""
+    """Return bytes and SHA-256 of all files but those of the parts, by names in the output."""
     of_parts = {entry["file"] for facts in parts.values() for entry in facts["files"]}
     files: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):

@@ -118,7 +118,8 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
     """Remove the files of all other versions; processes that have one mapped keep it.
 
-    Files of other names are not those of versions, and stay. Files that cannot be removed are kept and logged.
+    Files of other names are not those of versions, and stay. Files that cannot be removed are kept
+    and logged.
     """
     needed = {POINTER_FILE}.union(*(version.files() for version in versions))
     try:
