@@ -38,7 +38,7 @@ def first_row(source: Csv) -> list[str]:
 
 
 def _first_text(source: Csv) -> str:
-    with Section(source.first_file()).open_text() as stream:
+    with Section(source.files()[0]).open_text() as stream:
         head = read_full(stream, SAMPLE_BYTES)
     if len(head) == SAMPLE_BYTES:
         head = head[: head.rfind(b"\n") + 1] or head
