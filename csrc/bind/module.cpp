@@ -8,6 +8,7 @@
 
 namespace nb = nanobind;
 
+void init_delimited(nb::module_& m);
 void init_encode(nb::module_& m);
 void init_frozen(nb::module_& m);
 void init_norm(nb::module_& m);
@@ -36,6 +37,7 @@ NB_MODULE(_core, m) {
   m.def("num_threads", &hotbed::ThreadPool::num_threads);
   m.def("isa_name", &hotbed::isa_name);
   m.def("set_isa", [](const std::string& name) { return hotbed::set_isa(name.c_str()); }, nb::arg("name"));
+  init_delimited(m);
   init_encode(m);
   init_table(m);
   init_step(m);

@@ -13,6 +13,16 @@ def isa_name() -> str: ...
 
 def set_isa(name: str) -> bool: ...
 
+def deep_lines(text: bytes, levels: int) -> list[int]:
+    """
+    Numbers of the lines of JSON that are nested deeper than `levels`, from 0.
+    """
+
+def scan_rows(text: bytes, begin: int, format: tuple, is_last: bool) -> tuple:
+    """
+    Rows of delimited text from an offset on; `format` is (quote or -1, delimiter, most bytes of a row). Returns the offset after the last whole row, rows and line ends before it, rows before which more line ends than rows were passed, how many more, and a bad row or None: (its begin, line ends before the bad line, an offset in that line, whether it is too long).
+    """
+
 @overload
 def hash_strings(offsets: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]: ...
 

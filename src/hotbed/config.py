@@ -84,20 +84,62 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = sorted(choices)
     if not names:
         return "It takes no keys."
-    name = nearest(word, names)
-    if name is None:
+    near = _all_nearest(word, names)
+    if not near:
         return f"Use one of {', '.join(names)}."
-    return f"Did you mean {name!r}?"
+    return f"Did you mean {' or '.join(repr(name) for name in near)}?"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """Return the choice that is spelled most like `word`; None if none is."""
-    close = difflib.get_close_matches(word, sorted(choices), n=5, cutoff=0.5)
-    if not close:
+    near = _all_nearest(word, choices)
+    if not near:
         return None
+    return near[-1]
+
+
+def _all_nearest(word: str, choices: Iterable[str]) -> list[str]:
+    """Return the choices that are spelled most like `word`: several if they are equally near."""
+    close = difflib.get_close_matches(word, sorted(choices), n=5, cutoff=0.5)
     # swapped letters are the most common mistake, and difflib rates them low
     swapped = [name for name in close if sorted(name) == sorted(word)]
-    return (swapped or close)[0]
+    if swapped:
+        return swapped[:1]
+
+    def likeness(name: str) -> float:
+        return difflib.SequenceMatcher(a=name, b=word).ratio()
+
+    return sorted(name for name in close if likeness(name) >= likeness(close[0]))
+
+
+def known_elsewhere_as(kind: str, choices: Mapping[str, type]) -> str | None:
+    """Return the one of some kinds that other frameworks call `kind`; None if none is.
+
+    A class lists these names in `also_known_as`, in lower case without underscores.
+    """
+    word = kind.lower().replace("_", "")
+    for name, cls in choices.items():
+        if word in getattr(cls, "also_known_as", ()):
+            return name
+    return None
+
+
+def check_kind(spec: object, choices: Mapping[str, type], path: str) -> None:
+    """Raise ConfigError if a spec names a kind that is not among `choices`."""
+    kind = spec
+    if isinstance(spec, Mapping):
+        kind = spec.get("kind")
+    if isinstance(kind, str) and kind not in choices:
+        raise unknown_kind(kind, choices, path)
+
+
+def unknown_kind(kind: str, choices: Mapping[str, type], path: str) -> ConfigError:
+    """Return the error of a kind that is not among `choices`, with the one that may be meant."""
+    advice = did_you_mean(kind, choices)
+    name = known_elsewhere_as(kind, choices)
+    if name is not None:
+        advice = f"Did you mean {name!r}?"
+    return ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
 
 
 def kinds(expected: type) -> dict[str, type]:
@@ -276,8 +318,7 @@ def _build_object(
             f"{path}.kind: missing key, got {_short(spec)}. Use one of {', '.join(names)}."
         )
     if kind not in choices:
-        advice = did_you_mean(str(kind), names)
-        raise ConfigError(f"{path}.kind: unknown kind, got {kind!r}. {advice}")
+        raise unknown_kind(str(kind), choices, path)
     return _construct(choices[kind], keys, path, given)
 
 

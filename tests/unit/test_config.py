@@ -202,3 +202,20 @@ boxes = st.builds(
 @given(boxes)
 def test_build_is_the_inverse_of_describe(box: Box) -> None:
     assert config.build(config.describe(box), Box) == box
+
+
+def test_a_suggestion_names_all_that_are_equally_near_and_the_names_of_other_frameworks() -> None:
+    pytest.importorskip("torch", reason="torch absent")
+    from hotbed.models.losses import Loss
+
+    for kind, said in [
+        ("bse", "Did you mean 'bce' or 'mse'?"),
+        ("bec", "Did you mean 'bce'?"),
+        ("binary_crossentropy", "Did you mean 'bce'?"),
+        ("BCEWithLogitsLoss", "Did you mean 'bce'?"),
+        ("mean_squared_error", "Did you mean 'mse'?"),
+        ("xyz", "Use one of bce, cross_entropy, focal, mse, pairwise, softmax."),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            config.build(kind, Loss, "loss")
+        assert str(caught.value).endswith(said)

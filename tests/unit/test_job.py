@@ -303,3 +303,32 @@ def test_json_schema_has_every_key_and_kind() -> None:
     assert "models.dcnv2" in schema["$defs"]
     assert schema["$defs"]["embedding.adagrad"]["properties"]["lr"] == {"type": "number"}
     assert not schema["$defs"]["embedding.adagrad"]["additionalProperties"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model", "ple", r"job\.model\.kind: unknown kind, got 'ple'. Use one of bst, dcn"),
+        ("model", {"kind": "dcn_v2"}, r"job\.model\.kind: .*Did you mean 'dcnv2'"),
+        ("loss", "bse", r"job\.loss\.kind: .*Did you mean 'bce' or 'mse'"),
+        ("callbacks", ["early_stop"], r"job\.callbacks\.0\.kind: .*'early_stopping'"),
+    ],
+)
+def test_an_unknown_kind_is_refused_when_the_job_is_read(
+    key: str, value: object, message: str
+) -> None:
+    pytest.importorskip("torch", reason="torch absent")
+    spec = {
+        "schema": {"columns": [{"kind": "label", "name": "y"}, {"kind": "id", "name": "u"}]},
+        "model": "dcnv2",
+        "train": {"kind": "csv", "path": "a.csv"},
+    }
+    with pytest.raises(ConfigError, match=message):
+        Job.from_json({**spec, key: value})
+
+
+@pytest.mark.parametrize("name", ["job.json", "job.yaml"])
+def test_a_job_that_is_nested_too_deeply_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"train": ' + "[" * 20_000 + "]" * 20_000 + "}")
+    with pytest.raises(ConfigError, match=f"{name}: cannot be parsed .nested too deeply"):
+        read_mapping(tmp_path / name)

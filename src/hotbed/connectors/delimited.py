@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,42 +13,42 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from hotbed.connectors.encodings import read_full
 from hotbed.connectors.files import (
     SAMPLE_BYTES,
     Endings,
     FileSource,
-    Paths,
     Rows,
     Section,
     first_line,
     infer_from_heads,
 )
-from hotbed.connectors.lines import HEAD_BYTES, ShortLines, Utf8Lines, last_line_end
+from hotbed.connectors.lines import last_line_end, lines_before
+from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import Place
+from hotbed.connectors.rows import HEAD_BYTES, BadLine, RowFormat, Utf8Lines, WholeRows
+from hotbed.connectors.text_values import as_text, cast_text, infer_type, plain_integers
 from hotbed.connectors.types import declared
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
-SCAN_BYTES = 1 << 28
-"""Sections up to this size are searched for quotes; in larger ones each line end ends a row."""
+ROW_BYTES = BLOCK_BYTES // 2
+"""Limit of a row, with the line ends between its quotes: pyarrow needs the end of a row in each
+block.
+"""
 
-LINE_BYTES = BLOCK_BYTES // 2
-"""Limit of a line: pyarrow needs a line end in each block."""
-
-# An integer has no sign "+", no leading zeros and no point: "007" and hex hashes that consist of
-# digits stay strings.
-_INTEGER = r"^(0|-?[1-9][0-9]*)$"
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""Errors of a file that cannot be read."""
 
 
 @dataclass(frozen=True)
 class Csv(FileSource):
-    r"""Delimited text, one line per row; LF or CRLF, compressed with gzip/zstd/bz2 by file ending.
+    r"""Delimited text, one line per row; LF or CRLF, also compressed with gzip, zstd, bz2 or lz4.
 
     Types are inferred from the first MiB. A column is integer only if all its values there are
     plain integers, so hex hashes and "007" stay strings. A value behind it that is not a plain
@@ -65,8 +66,8 @@ class Csv(FileSource):
         encoding: Of the text, as Python names it.
 
     Raises:
-        DecodeError: A number is bad, or a line has too few or too many fields (file, row = 1-based
-            line, column).
+        DecodeError: A number is bad, a line has too few or too many fields, or a quote is never
+            closed (file, row = 1-based line, column).
 
     Example:
         >>> names = ["label", "I1", "C1"]
@@ -98,7 +99,18 @@ class Csv(FileSource):
                 declared(f"columns.{name}", kind)
 
     def place(self, file: str, row: int) -> Place:
-        return Place(file, row + 1 + int(self.header), "line")
+        number = row + int(self.header)
+        return Place(file, self._line_of(file, number), "line")
+
+    def _line_of(self, file: str, row: int) -> int:
+        """Return the line on which a row begins; rows count from 0, with the header."""
+        try:
+            with self.open(Section(file), _blank) as stream:
+                while stream.num_rows <= row and stream.read(BLOCK_BYTES):
+                    stream.forget(min(row, stream.num_rows))
+                return stream.line_of(row)
+        except UNREADABLE:  # the file has changed since
+            return row + 1
 
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
@@ -109,25 +121,40 @@ class Csv(FileSource):
             types[name] = plan.types.get(name, schema.field(name).type)
         try:
             yield from _drop(_Reading(self, section, plan).rows(types), skip_rows)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            if plan.skips is None:
-                # Only a reader with one thread knows the line: read again to name it.
-                try:
-                    for _ in _Reading(self, section, plan, threads=False).rows(types):
-                        pass
-                except (pa.ArrowException, OSError, UnicodeDecodeError) as located:
-                    raise _decode_error(located, section, schema.names, self.header) from located
-            raise _decode_error(error, section, schema.names, self.header) from error
+        except UNREADABLE as error:
+            if plan.skips is not None:
+                raise _decode_error(error, section.file) from error
+            # Only a reader with one thread knows the row: read again to name it.
+            reading = _Reading(self, section, plan, threads=False)
+            try:
+                for _ in reading.rows(types):
+                    pass
+            except UNREADABLE as located:
+                raise reading.located(located, schema.names) from located
+            raise _decode_error(error, section.file) from error
 
     def holds_lines(self, file: str) -> bool:
         return Section(file).compression is None and not self._is_wide
 
-    def rows_end(self, section: Section) -> int:
+    def rows_end(self, section: Section, *, grows: bool) -> int:
         end = last_line_end(section)
-        if self.quote is None or end - section.begin > SCAN_BYTES:
+        if self.quote is None or end == section.begin:
             return end
-        lines = Section(section.file, section.begin, end)
-        return _last_row_end(lines, self.quote, self.delimiter)
+        begin = section.begin
+        if not grows:  # all lines are there, and only the last one may be torn in a quoted field
+            begin = last_line_end(Section(section.file, begin, end - 1))
+        text = Section(section.file, begin, end).open_text()
+        with WholeRows(text, self._row_format, _blank, is_whole=False) as stream:
+            while stream.read(BLOCK_BYTES):
+                pass
+            return begin + text.num_skipped + stream.num_bytes
+
+    @property
+    def _row_format(self) -> RowFormat:
+        quote = -1
+        if self.quote is not None:
+            quote = ord(self.quote)
+        return RowFormat(quote, ord(self.separator), ROW_BYTES)
 
     @property
     def _is_utf8(self) -> bool:
@@ -168,13 +195,11 @@ class Csv(FileSource):
                 column_names=names,
                 autogenerate_column_names=names is None and not self.header,
                 skip_rows=skip_rows,
-                encoding=self.encoding,
             ),
             "parse_options": pacsv.ParseOptions(
                 delimiter=self.separator,
                 quote_char=self.quote or False,
                 double_quote=self.quote is not None,
-                newlines_in_values=self.quote is not None,
                 invalid_row_handler=leave_out,
             ),
         }
@@ -182,55 +207,60 @@ class Csv(FileSource):
     @property
     def separator(self) -> str:
         """The delimiter for pyarrow, which takes one byte."""
-        if len(self.delimiter) == 1:
+        if len(self.delimiter.encode()) == 1:
             return self.delimiter
         return "\x1f"
 
-    def open(self, section: Section, replace: Callable[[int, bytes], bytes]) -> Any:
-        """Open the bytes for pyarrow, with `replace` in place of lines that are too long."""
-        stream = section.open()
-        if len(self.delimiter) > 1:
-            # Long delimiters become the unit separator. The section passes through memory whole.
-            stream = pa.BufferReader(self._separated(stream.read()))
-        if self._is_wide:
+    def open(self, section: Section, replace: Callable[[BadLine], bytes]) -> WholeRows:
+        """Open the rows for pyarrow, as UTF-8; `replace` gives the text for lines that are none."""
+        return WholeRows(self._text(section), self._row_format, replace)
+
+    def _text(self, section: Section) -> Any:
+        """Open the text as UTF-8, with the separator in place of a long delimiter."""
+        stream: Any = section.open_text(is_utf8=self._is_utf8)
+        if not self._is_utf8:
+            text = pa.PythonFile(stream, mode="r")
+            stream = pa.transcoding_input_stream(text, self.encoding, "utf8")
+        if self.separator == self.delimiter:
             return stream
-        return ShortLines(stream, LINE_BYTES, replace)
+        data = b"".join(iter(lambda: stream.read(BLOCK_BYTES), b""))
+        return pa.BufferReader(data.replace(self.delimiter.encode(), self.separator.encode()))
 
     def names_of(self, file: str) -> list[str]:
         """Return the names of the columns of a file, from its header."""
-        with Section(file).open() as stream:
-            head = self._sample(stream.read(SAMPLE_BYTES))
         options = self._options(threads=False, leave_out=lambda row: "skip")
-        table = pacsv.read_csv(pa.BufferReader(head), **options)
+        table = pacsv.read_csv(pa.BufferReader(self._head(file)), **options)
         names: list[str] = table.schema.names
         return names
 
-    def _sample(self, head: bytes) -> bytes:
-        """Return the begin of a file as pyarrow reads it."""
+    def _head(self, file: str) -> bytes:
+        """Return the first rows of a file, without lines that are no rows.
+
+        Raises:
+            DecodeError: The header is no row.
+        """
+
+        def leave_out(bad: BadLine) -> bytes:
+            if self.header and bad.row == 0:
+                raise _no_row(bad, file, bad.line)
+            return b""
+
+        with self._text(Section(file)) as stream:
+            text = read_full(stream, SAMPLE_BYTES)
+        is_whole = len(text) < SAMPLE_BYTES
+        rows = WholeRows(io.BytesIO(text), self._row_format, leave_out, is_whole=is_whole)
+        head = b"".join(iter(lambda: rows.read(SAMPLE_BYTES), b""))
         if self._is_utf8:  # the handler of pyarrow takes text only
             head = head.decode(errors="replace").encode()
-        return self._separated(head)
-
-    def _separated(self, data: bytes) -> bytes:
-        """Return `data` with the separator in place of a long delimiter."""
-        if len(self.delimiter) == 1:
-            return data
-        return data.replace(self.delimiter.encode(), self.separator.encode())
+        return head
 
     def infer(self) -> pa.Schema:
         return infer_from_heads(self.files(), self._infer_file)
 
     def _infer_file(self, file: str) -> pa.Schema:
-        try:
-            with Section(file).open() as stream:
-                head = stream.read(SAMPLE_BYTES)
-        except OSError as error:
-            raise _decode_error(error, Section(file), []) from error
-        if len(head) == SAMPLE_BYTES and b"\n" in head:
-            head = head[: head.rindex(b"\n") + 1]
-        head = self._sample(head)
         options = self._options(threads=False, leave_out=lambda row: "skip")  # reading reports it
         try:
+            head = self._head(file)
             names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
             convert = pacsv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
@@ -238,8 +268,8 @@ class Csv(FileSource):
                 strings_can_be_null=True,
             )
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
-        except pa.ArrowException as error:
-            raise _decode_error(error, Section(file), []) from error
+        except UNREADABLE as error:
+            raise _decode_error(error, file) from error
         duplicates = sorted({name for name in names if names.count(name) > 1})
         if duplicates:
             raise SchemaError(
@@ -256,37 +286,10 @@ class Csv(FileSource):
         for name in names:
             kind = declarations.get(name)
             if kind is None:
-                types.append((name, _infer(table[name])))
+                types.append((name, infer_type(table[name])))
             else:
                 types.append((name, declared(f"columns.{name}", kind)))
         return pa.schema(types)
-
-
-def _infer(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the narrowest of int64, uint64, float64 and string that loses nothing.
-
-    It is null if all values are missing.
-    """
-    values = column.drop_null()
-    if len(values) == 0:
-        return pa.null()
-    is_integer = pc.match_substring_regex(values, _INTEGER)
-    if pc.all(is_integer).as_py():
-        for kind in (pa.int64(), pa.uint64()):
-            try:
-                values.cast(kind)
-                return kind
-            except pa.ArrowInvalid:
-                continue
-        return pa.string()
-    has_leading_zero = pc.match_substring_regex(values, r"^-?0[0-9]")
-    if pc.any(has_leading_zero).as_py():
-        return pa.string()
-    try:
-        values.cast(pa.float64())
-        return pa.float64()
-    except pa.ArrowInvalid:
-        return pa.string()
 
 
 class _Reading:
@@ -303,8 +306,10 @@ class _Reading:
         self._headers = int(source.header and section.begin == 0)
         self._next = section.rows + 1  # number of the next row
         self._left_out: list[int] = []  # numbers of rows from `_next` on that pyarrow left out
-        # heads of lines that were replaced, which pyarrow reads next, and why they were
-        self._replaced: list[tuple[bytes, str]] = []
+        # texts that pyarrow reads in place of bad lines: the heads of these, and their faults
+        self._replaced: dict[str, tuple[bytes, str]] = {}
+        self._num_replaced = 0
+        self._stream = source.open(section, self._replace)
 
     def rows(self, types: Mapping[str, pa.DataType]) -> Iterator[Rows]:
         """Yield batches of the columns of `types`."""
@@ -326,9 +331,9 @@ class _Reading:
         if source.header and self.section.begin:
             names = source.names_of(file)
         options = source._options(self._threads, self._leave_out if skips else None, names)
-        stream = source.open(self.section, self._replace)
+        stream: io.RawIOBase = self._stream
         if skips and source._is_utf8:
-            stream = Utf8Lines(stream, self._replace_damaged)
+            stream = Utf8Lines(self._stream, self._replace_damaged)
         try:
             reader = pacsv.open_csv(stream, convert_options=convert, **options)
         except pa.ArrowKeyError as error:
@@ -347,12 +352,36 @@ class _Reading:
                     yield batch, numbers
                 else:
                     yield self._checked(batch, numbers, types)
+                self._stream.forget(self._row_of(self._next))
 
     def _guessed(self, types: Mapping[str, pa.DataType]) -> set[str]:
         """Return the columns that are whole numbers because their first values are plain ones."""
         declared_types = self.source._declared()
         names = {name for name, kind in types.items() if pa.types.is_integer(kind)}
         return {name for name in names if declared_types.get(name) is None} - self.plan.types.keys()
+
+    def located(self, error: Exception, names: list[str]) -> DecodeError:
+        """Return an error of pyarrow as one that names the line and the column."""
+        text = first_line(error)
+        row = re.search(r"Row #(\d+)", text)
+        if row is None:
+            return _decode_error(error, self.section.file, names)
+        _, _, details = text.rpartition("Row #")
+        line = self._lines_before + self._stream.line_of(int(row.group(1)) - 1)
+        return _decode_error(error, self.section.file, names, details.split(": ", 1)[-1], line)
+
+    def _row_of(self, number: int) -> int:
+        """Return the place of a row in the section, from 0, by its number in the file."""
+        return number - self.section.rows - 1 + self._headers
+
+    def _place(self, number: int) -> Place:
+        line = self._lines_before + self._stream.line_of(self._row_of(number))
+        return Place(self.section.file, line, "line")
+
+    @cached_property
+    def _lines_before(self) -> int:
+        """Line ends of the file before the section."""
+        return lines_before(self.section)
 
     def _numbers(self, count: int) -> np.ndarray:
         """Return the numbers of the next `count` rows that pyarrow did not leave out."""
@@ -365,26 +394,15 @@ class _Reading:
             self._left_out = [number for number in self._left_out if number >= self._next]
         return numbers
 
-    def _replace(self, begin: int, head: bytes) -> bytes:
-        """Return the line that pyarrow reads in place of a long line: it has too many fields.
+    def _replace(self, bad: BadLine) -> bytes:
+        """Return the line that pyarrow reads in place of a line that is no row.
 
         Raises:
-            DecodeError: The plan has no `skips`.
+            DecodeError: The plan has no `skips`, or the line is the header.
         """
-        if self.plan.skips is None:
-            file = self.section.file
-            line = self.section.rows + 1
-            with self.section.open() as stream:
-                for position in range(0, begin, BLOCK_BYTES):
-                    line += stream.read(min(BLOCK_BYTES, begin - position)).count(b"\n")
-            raise DecodeError(
-                f"{file}, line {line}: longer than {LINE_BYTES} bytes, got {head[:80]!r}. Correct "
-                "it or use on_error='skip'.",
-                file,
-                line,
-            )
-        self._replaced.append((head, f"longer than {LINE_BYTES} bytes"))
-        return self._too_many
+        if self.plan.skips is None or bad.row < self._headers:
+            raise _no_row(bad, self.section.file, self._lines_before + bad.line)
+        return self._mark(bad.head, bad.fault)
 
     def _replace_damaged(self, line: bytes, lines: bytes) -> bytes:
         """Return the line that pyarrow reads for a `line` that is not UTF-8.
@@ -393,31 +411,36 @@ class _Reading:
         only. Any other line stays, and so does a line that may be part of a quoted value.
         """
         source = self.source
-        separators = line.count(source.separator.encode())
+        num_fields = line.count(source.separator.encode()) + 1
         is_quoted = source.quote is not None and source.quote.encode() in lines
-        if is_quoted or separators == len(self._too_many) - 2:
+        if is_quoted or num_fields == self._num_columns:
             return line
-        self._replaced.append((line[:HEAD_BYTES], f"{separators + 1} fields, not UTF-8"))
-        return self._too_many
+        return self._mark(line[:HEAD_BYTES], f"{num_fields} fields, not UTF-8")
 
     @cached_property
-    def _too_many(self) -> bytes:
-        """A line with more fields than the header."""
-        names = self.source.names_of(self.section.file)
-        separator = self.source.separator.encode()
-        return separator * (len(names) + 1)
+    def _num_columns(self) -> int:
+        return len(self.source.names_of(self.section.file))
+
+    def _mark(self, head: bytes, fault: str) -> bytes:
+        """Return a line with a wrong number of fields that stands for a bad line."""
+        text = f"\x1a{self._num_replaced}"
+        self._num_replaced += 1
+        if self._num_columns == 1:
+            text += self.source.separator
+        self._replaced[text] = (head, fault)
+        return text.encode()
 
     def _leave_out(self, row: Any) -> str:
         """Note a row with too few or too many fields, and tell pyarrow to skip it."""
         number = self.section.rows + row.number - self._headers
         self._left_out.append(number)
         text: str | bytes = row.text
-        cause = f"{row.actual_columns} fields instead of {row.expected_columns}"
-        if self._replaced and row.text.encode() == self._too_many:
-            text, cause = self._replaced.pop(0)
-        where = self.source.place(self.section.file, number - 1)
-        message = f"{where}: {cause}: {text[:80]!r}"
-        self.plan.leave_out("fields", message, [(number, text)])
+        fault = f"{row.actual_columns} fields instead of {row.expected_columns}"
+        if row.text in self._replaced:
+            text, fault = self._replaced.pop(row.text)
+        place = self._place(number)
+        message = f"{place}: {fault}: {text[:80]!r}"
+        self.plan.leave_out("fields", message, [BadRow(number, text, place.number)])
         return "skip"
 
     def _checked(
@@ -434,9 +457,9 @@ class _Reading:
         for name, kind in types.items():
             raw = batch.column(name)
             if name in guessed:
-                cast = _plain_integers(_as_text(raw), kind)
+                cast = plain_integers(as_text(raw), kind)
             else:
-                cast = _cast(raw, kind)
+                cast = cast_text(raw, kind)
             if cast.null_count == raw.null_count:
                 columns[name] = cast
                 continue
@@ -468,7 +491,7 @@ class _Reading:
         if not len(rows):
             return
         first = int(rows[0])
-        place = self.source.place(self.section.file, int(numbers[first]) - 1)
+        place = self._place(int(numbers[first]))
         value = _shown(batch.column(name)[first].as_py())
         if self.plan.skips is None:
             raise DecodeError(
@@ -482,60 +505,10 @@ class _Reading:
         bad: list[BadRow] = []
         for number, row in zip(numbers[rows], batch.take(pa.array(rows)).to_pylist(), strict=True):
             letter = {column: _shown(value) for column, value in row.items()}
-            bad.append((int(number), json.dumps(letter, ensure_ascii=False)))
+            line = self._place(int(number)).number
+            bad.append(BadRow(int(number), json.dumps(letter, ensure_ascii=False), line))
         message = f"{place}, column {name!r}: {value!r} is not {kind}"
         self.plan.leave_out("value", message, bad)
-
-
-def _as_text(values: pa.Array) -> pa.Array:
-    """Return bytes as text, null where they are not UTF-8."""
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        decoded = [_decoded(value) for value in values.to_pylist()]
-        return pa.array(decoded, pa.string())
-
-
-def _plain_integers(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return whole numbers, null where a text is not a plain integer of type `kind`."""
-    odd = pc.starts_with(text, "-0")
-    has_zero = pc.starts_with(text, "0")
-    if pc.any(has_zero).as_py():
-        has_more = pc.greater(pc.binary_length(text), 1)
-        odd = pc.or_(odd, pc.and_(has_zero, has_more))
-    if not pc.any(odd).as_py():
-        try:
-            return text.cast(kind)
-        except pa.ArrowInvalid:
-            pass
-    is_plain = pc.match_substring_regex(text, _INTEGER)
-    return _cast(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
-
-
-def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return bytes or text as type `kind`, null where a value does not parse."""
-    if values.type.equals(kind):
-        return values
-    text = _as_text(values)
-    if pa.types.is_string(kind):
-        return text
-    if pa.types.is_boolean(kind):
-        words = pc.utf8_lower(text)
-        is_known = pc.is_in(words, pa.array(["true", "1", "false", "0"]))
-        is_true = pc.is_in(words, pa.array(["true", "1"]))
-        return pc.if_else(is_known, is_true, pa.scalar(None, pa.bool_()))
-    wanted = pl.Series(pa.array([], kind)).dtype
-    numbers = pl.Series(text).cast(wanted, strict=False)
-    return numbers.to_arrow().cast(kind)
-
-
-def _decoded(value: bytes | None) -> str | None:
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _shown(value: bytes | str | None) -> str | None:
@@ -553,76 +526,41 @@ def _drop(batches: Iterator[Rows], rows: int) -> Iterator[Rows]:
             yield batch.slice(dropped), numbers[dropped:]
 
 
-def _last_row_end(lines: Section, quote: str, delimiter: str) -> int:
-    """Return the offset after the last row of some whole lines.
-
-    A line end between quotes does not end a row.
-    """
-    begin = lines.begin
-    if lines.end is None:
-        end = begin
-    else:
-        end = lines.end
-    size = SAMPLE_BYTES
-    with open(lines.file, "rb") as file:
-        while begin < end:
-            file.seek(begin)
-            piece = file.read(min(size, end - begin))
-            whole = piece[: piece.rfind(b"\n") + 1]
-            taken = _rows_bytes(whole, quote.encode(), delimiter.encode())
-            if not taken and begin + size >= end:
-                break
-            begin += taken
-            if taken:
-                size = SAMPLE_BYTES
-            else:
-                size = 2 * size
-    return begin
+def _blank(bad: BadLine) -> bytes:
+    return b""
 
 
-def _rows_bytes(lines: bytes, quote: bytes, delimiter: bytes) -> int:
-    """Return how many bytes of some lines are whole rows."""
-    if quote not in lines:
-        return len(lines)
-    mark = re.escape(quote)
-    before = rb"(?:\A|(?<=\n)|(?<=%s))" % re.escape(delimiter)
-    field = re.compile(before + mark + rb"(?:[^%s]|%s%s)*+" % (mark, mark, mark))
-    row = 0
-    after = 0  # offset after the previous quoted field
-    for match in field.finditer(lines):
-        line_end = lines.rfind(b"\n", after, match.start())
-        row = max(row, line_end + 1)
-        if match.end() == len(lines):  # its closing quote is not in `lines`
-            return row
-        after = match.end()
-    return len(lines)
+def _no_row(bad: BadLine, file: str, line: int) -> DecodeError:
+    """Return the error of a line that is no row."""
+    advice = "Close it, set quote=None if quotes are ordinary characters,"
+    if "quote" not in bad.fault:
+        advice = "Correct it"
+    return DecodeError(
+        f"{file}, line {line}: {bad.fault}, got {bad.head[:80]!r}. {advice} or use "
+        "on_error='skip'.",
+        file,
+        line,
+    )
 
 
 def _decode_error(
-    error: Exception, section: Section, names: list[str], header: bool = False
+    error: Exception,
+    file: str,
+    names: Sequence[str] = (),
+    cause: str | None = None,
+    line: int | None = None,
 ) -> DecodeError:
-    file = section.file
+    """Return the error of a file that cannot be read, for that of pyarrow."""
     text = first_line(error)
-    row = re.search(r"Row #(\d+)", text)
     column = re.search(r"In CSV column #(\d+)", text)
     where = file
-    cause = text
-    line = None
     name = None
-    if row:
-        _, _, details = text.rpartition("Row #")
-        cause = details.split(": ", 1)[-1]
-        line = int(row.group(1))
-        if section.begin:
-            line += section.rows + int(header)
+    if line is not None:
         where += f", line {line}"
     if column and int(column.group(1)) < len(names):
         name = names[int(column.group(1))]
         where += f", column {name!r}" if name else ""
-    return DecodeError(
-        f"{where}: cannot be read, got {cause}. Correct it, declare the column's type in "
-        "`columns`, or use on_error='skip'.",
-        file,
-        line,
-        name,
-    )
+    advice = "Correct it, declare the column's type in `columns`, or use on_error='skip'."
+    if "invalid UTF8" in text:
+        advice = "Name the encoding of the file, such as encoding='latin-1', or write it as UTF-8."
+    return DecodeError(f"{where}: cannot be read, got {cause or text}. {advice}", file, line, name)

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from hotbed.connectors.delimited import Csv
-from hotbed.connectors.files import FileSource, ending_of
+from hotbed.connectors.encodings import ending_of
+from hotbed.connectors.files import FileSource
 from hotbed.connectors.jsonl import Jsonl
 from hotbed.connectors.libsvm import Libsvm
 from hotbed.connectors.parquet import Parquet

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.encodings import Text, codec_of
+from hotbed.connectors.paths import Paths, expand
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError
-from hotbed.files import resolve
 
 SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
@@ -29,41 +29,9 @@ MOST_HEADS = 16
 """Files whose heads are read to find the types of columns that the first file leaves open."""
 
 _BLANK_BYTES = 1 << 16
-_CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 
 Endings = Mapping[str, Mapping[str, Any]]
 """Endings of file names, each with the options that it stands for."""
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-
-def expand(path: Paths) -> list[str]:
-    """Return the files of `path`: a file, a glob (sorted; `**` recurses) or a list of both.
-
-    A `file://` URL is the path after it.
-
-    Raises:
-        DataError: A path or glob matches no file.
-    """
-    if isinstance(path, (str, os.PathLike)):
-        path = [path]
-    files: list[str] = []
-    for item in path:
-        text = os.fspath(item)
-        if text.startswith("file:"):
-            text = str(resolve(text))
-        matches = [text]
-        if not os.path.isfile(text):
-            paths = glob.glob(text, recursive=True)
-            matches = sorted(path for path in paths if os.path.isfile(path))
-        if not matches:
-            raise DataError(
-                f"path: no file to read, got {text!r}, which matches nothing. Check the path (a "
-                "folder needs a glob: 'folder/*')."
-            )
-        files += matches
-    return files
-
 
 Rows = tuple[pa.RecordBatch, np.ndarray]
 """Rows of a section, and for each its number among all rows of the file, good and bad, from 1."""
@@ -80,8 +48,13 @@ class Section:
 
     @property
     def compression(self) -> str | None:
-        """The codec that the ending of the name stands for; None = not compressed."""
-        return _CODECS.get(os.path.splitext(self.file)[1])
+        """The codec of the file, by its content; None = not compressed.
+
+        Raises:
+            DecodeError: Its name says that it is compressed, and its content does not.
+            OSError: The file cannot be read.
+        """
+        return codec_of(self.file)
 
     def open(self) -> pa.NativeFile:
         """Return a stream of the decompressed bytes.
@@ -101,6 +74,15 @@ class Section:
             return stream
         return pa.CompressedInputStream(stream, codec)
 
+    def open_text(self, *, is_utf8: bool = True) -> Text:
+        """Return a stream of the decompressed text without a byte order mark.
+
+        Raises:
+            DecodeError: The file is of another kind, or of another encoding.
+            OSError: The file cannot be read.
+        """
+        return Text(self.open(), self.file, is_utf8=is_utf8)
+
     def is_blank(self) -> bool:
         """Return whether it holds only white space, or nothing."""
         try:
@@ -108,7 +90,7 @@ class Section:
                 while data := stream.read(_BLANK_BYTES):
                     if data.strip():
                         return False
-        except (OSError, pa.ArrowException):  # reading the rows reports the damage
+        except (OSError, pa.ArrowException, DecodeError):  # reading the rows reports the damage
             return False
         return True
 
@@ -128,14 +110,6 @@ def open_bytes(file: str) -> pa.NativeFile:
             return pa.OSFile(f"/dev/fd/{handle}")
         finally:
             os.close(handle)
-
-
-def ending_of(file: str) -> str:
-    """Return the ending of a file name in lower case, without that of its compression."""
-    stem, ending = os.path.splitext(file.lower())
-    if ending in _CODECS:
-        return os.path.splitext(stem)[1]
-    return ending
 
 
 @dataclass(frozen=True)
@@ -210,10 +184,14 @@ class FileSource(Source):
         """
         return False
 
-    def rows_end(self, section: Section) -> int:
+    def rows_end(self, section: Section, *, grows: bool) -> int:
         """Return the offset after the last whole row of a section of plain lines.
 
         If the section holds no whole row, this is its begin.
+
+        Args:
+            section: The lines.
+            grows: Whether the file may go on.
         """
         raise NotImplementedError
 
@@ -247,7 +225,7 @@ class FileSource(Source):
                 if plan.skips is None:
                     raise
                 message = f"{error}; the rest of {plan.rest or files[index]} is left out"
-                plan.leave_out("file", message, [(error.row or row + 1, message)])
+                plan.leave_out("file", message, [BadRow(error.row or row + 1, message)])
             row = 0
 
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:

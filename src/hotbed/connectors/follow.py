@@ -162,6 +162,11 @@ class Follow(Source):
         """Return the path of a file from its name in a position."""
         return os.path.join(self.directory, name_of(text))
 
+    def words_for(self, place: Mapping[str, Any]) -> str:
+        name = name_of(place["file"])
+        reader = self.reader(name, "")
+        return str(reader.place(self.path(place["file"]), place["row"] - 1))
+
     def reader(self, name: str, types: str) -> FileSource:
         """Return the source that reads a file, with the types of the files before it."""
         path = os.path.join(self.directory, name)
@@ -389,7 +394,7 @@ class _Reading:
         """Return the whole rows of a section, without a last line that has no line end."""
         if not reader.holds_lines(section.file):
             return section
-        end = reader.rows_end(section)
+        end = reader.rows_end(section, grows=self.source.grows)
         if end == section.end:
             return section
         is_refused = self.plan.skips is None or end == section.begin
@@ -519,9 +524,9 @@ class _Reading:
     def _put_aside(self, text: str, bad: Sequence[BadRow]) -> None:
         """Write bad rows to the dead letters."""
         letters = []
-        for number, payload in bad:
-            place = {"file": text, "row": number}
-            letters.append((place, "value", payload))
+        for row in bad:
+            place = {"file": text, "row": row.number}
+            letters.append((place, "value", row.content))
         self.live.dead_letters.add_all(letters)
 
 

@@ -12,8 +12,10 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from hotbed.connectors.files import Endings, Paths, Section, first_line, infer_from_heads
+from hotbed import _core
+from hotbed.connectors.files import Endings, Section, first_line, infer_from_heads
 from hotbed.connectors.lines import LineSource, blocks, last_line_end
+from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.types import declared, is_list, with_numbers
 from hotbed.errors import DecodeError
@@ -24,6 +26,7 @@ class Jsonl(LineSource):
     """One JSON object per line.
 
     Columns and types come from the first 4 MiB. Lists become list columns; an absent key is null.
+    A line that is nested deeper than 100 levels is bad, also in fields that are not read.
 
     Args:
         path: A file, a glob or a list of both.
@@ -49,7 +52,7 @@ class Jsonl(LineSource):
 
     def _infer_file(self, file: str) -> pa.Schema:
         try:
-            with Section(file).open() as stream:
+            with Section(file).open_text() as stream:
                 lines = [line for line in next(blocks(stream), []) if line.strip()]
         except OSError as error:
             raise DecodeError(
@@ -57,7 +60,7 @@ class Jsonl(LineSource):
             ) from error
         return infer_json(lines, file, declared_columns(self.columns))
 
-    def rows_end(self, section: Section) -> int:
+    def rows_end(self, section: Section, *, grows: bool) -> int:
         end = last_line_end(section)
         with Section(section.file, end, section.end).open() as stream:
             rest = stream.read()
@@ -76,6 +79,12 @@ class Jsonl(LineSource):
         return read_json_lines(lines, pa.schema(list(kinds.items())))
 
 
+MAX_DEPTH = 100
+"""Levels of objects and lists of a row. Arrow's types are as deep as the values, and types that are
+much deeper end the process or cannot be written to a position.
+"""
+
+
 def _is_object(text: bytes) -> bool:
     """Return whether `text` is a whole JSON object."""
     try:
@@ -90,6 +99,8 @@ def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
         empty = [pa.array([], type=column.type) for column in schema]
         return pa.RecordBatch.from_arrays(empty, schema=schema)
     data = b"\n".join(lines)
+    if _core.deep_lines(data, MAX_DEPTH):
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     try:
         table = _read_json(data, schema)
     except pa.ArrowInvalid as error:
@@ -130,6 +141,8 @@ def infer_json(lines: list[bytes], file: str, known: pa.Schema) -> pa.Schema:
     Bad lines among them are passed over; reading them later names or skips them. A type is null
     where only nulls or empty lists were seen.
     """
+    deep = set(_core.deep_lines(b"\n".join(lines), MAX_DEPTH))
+    lines = [line for number, line in enumerate(lines) if number not in deep]
     schema = None
     cause = "no line"
     count = len(lines)

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.files import Endings, Paths
+from hotbed.connectors.files import Endings
 from hotbed.connectors.lines import LineSource
+from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import ReadPlan
 
 
@@ -20,7 +21,7 @@ class Libsvm(LineSource):
     """Lines of `label index:value index:value ...`.
 
     The columns are `label` float64, `indices` list<int64> and `values` list<float32>. Text after
-    `#` is ignored. A schema names the features with
+    `#` is ignored, and so are lines of comment only. A schema names the features with
     `Id("features", column="indices", weights="values")`.
 
     Args:
@@ -35,6 +36,7 @@ class Libsvm(LineSource):
     """
 
     endings: ClassVar[Endings] = {".svm": {}, ".libsvm": {}}
+    comment: ClassVar[bytes] = b"#"
     path: Paths
     binary: bool = True
 

@@ -3,28 +3,33 @@
 
 from __future__ import annotations
 
-import io
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.files import FileSource, Rows, Section, first_line
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.encodings import Text
+from hotbed.connectors.files import FileSource, Rows, Section, first_line, open_bytes
+from hotbed.connectors.plan import BadRow, ReadPlan
+from hotbed.connectors.position import Place
 from hotbed.errors import DecodeError
 
 BLOCK_BYTES = 1 << 22
-HEAD_BYTES = 200
-"""Bytes that messages and dead letters show of a line that is too long."""
 
 
 class LineSource(FileSource):
     """Files that are read in blocks of whole lines.
 
     A block that does not parse is read again line by line, to name or skip the bad line.
+
+    `comment`: what begins a comment, which ends with its line; "" = there are none.
     """
+
+    comment: ClassVar[bytes] = b""
 
     @abstractmethod
     def parse(self, lines: list[bytes], plan: ReadPlan) -> pa.RecordBatch:
@@ -38,73 +43,145 @@ class LineSource(FileSource):
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
         self.schema()
-        file = section.file
-        line = section.rows
-        row = section.rows
+        reading = _Reading(self, section, plan)
         try:
-            with section.open() as stream:
+            with section.open_text() as stream:
                 for lines in blocks(stream):
-                    numbered = [(line + i, text) for i, text in enumerate(lines, 1) if text.strip()]
-                    numbers = np.arange(row, row + len(numbered)) + 1
-                    line += len(lines)
-                    row += len(numbered)
+                    block = reading.rows_of(lines)
                     dropped = 0
                     if plan.skips is None:
-                        dropped = min(skip_rows, len(numbered))
+                        dropped = min(skip_rows, len(block.texts))
                     skip_rows -= dropped
-                    for start in range(dropped, len(numbered), batch_rows):
-                        stop = start + batch_rows
-                        batch, good = self._parse(
-                            numbered[start:stop], numbers[start:stop], file, plan
-                        )
+                    for start in range(dropped, len(block.texts), batch_rows):
+                        batch, good = reading.parse(block, start, start + batch_rows)
                         skip = min(skip_rows, batch.num_rows)
                         skip_rows -= skip
                         if batch.num_rows > skip:
                             yield batch.slice(skip), good[skip:]
         except (OSError, pa.ArrowException) as error:
+            line = reading.lines_before + reading.num_lines
             raise DecodeError(
-                f"{file}: cannot be read after line {line}, got {error}. Write the file again.",
-                file,
+                f"{section.file}: cannot be read after line {line}, got {error}. Write the file "
+                "again.",
+                section.file,
                 line,
             ) from error
 
     def holds_lines(self, file: str) -> bool:
         return Section(file).compression is None
 
-    def rows_end(self, section: Section) -> int:
+    def rows_end(self, section: Section, *, grows: bool) -> int:
         return last_line_end(section)
 
-    def _parse(
-        self, numbered: list[tuple[int, bytes]], numbers: np.ndarray, file: str, plan: ReadPlan
-    ) -> Rows:
-        """Return the rows of the good lines, and their numbers among the rows of the file.
-
-        Args:
-            numbered: Lines, each with its line number in the file.
-            numbers: Their numbers among the rows of the file.
-            file: Its path, for messages.
-            plan: If it has no `skips`, the first bad line raises DecodeError.
-        """
+    def place(self, file: str, row: int) -> Place:
+        num_lines = 0
         try:
-            return self.parse([line for _, line in numbered], plan), numbers
+            with Section(file).open_text() as stream:
+                for lines in blocks(stream):
+                    places = self.row_places(lines)
+                    if row < len(places):
+                        return Place(file, num_lines + int(places[row]) + 1, "line")
+                    row -= len(places)
+                    num_lines += len(lines)
+        except (OSError, pa.ArrowException):  # the file has changed since
+            pass
+        return Place(file, num_lines + row + 1, "line")
+
+    def row_places(self, lines: list[bytes]) -> np.ndarray:
+        """Return the places of the rows among some lines: of those that are not blank."""
+        contents = lines
+        comment = self.comment
+        if comment and any(comment in line for line in lines):
+            contents = [line.partition(comment)[0] for line in lines]
+        if all(map(bytes.strip, contents)):
+            return np.arange(len(lines))
+        return np.flatnonzero([bool(text.strip()) for text in contents])
+
+
+class _Block(NamedTuple):
+    """Rows of a block: their text, and their numbers among the lines and the rows of the file.
+
+    `lines` count from the begin of the section.
+    """
+
+    texts: list[bytes]
+    lines: np.ndarray
+    numbers: np.ndarray
+
+
+class _Reading:
+    """One reading of a section: how many lines and rows were read, and those that are bad."""
+
+    def __init__(self, source: LineSource, section: Section, plan: ReadPlan) -> None:
+        self.source = source
+        self.section = section
+        self.plan = plan
+        self.num_lines = 0
+        self._num_rows = section.rows  # of the file
+
+    @cached_property
+    def lines_before(self) -> int:
+        """Lines of the file before the section."""
+        return lines_before(self.section)
+
+    def rows_of(self, lines: list[bytes]) -> _Block:
+        """Return the rows of the next lines."""
+        places = self.source.row_places(lines)
+        texts = lines
+        if len(places) < len(lines):
+            texts = [lines[place] for place in places]
+        numbers = np.arange(len(texts)) + self._num_rows + 1
+        block = _Block(texts, places + self.num_lines + 1, numbers)
+        self.num_lines += len(lines)
+        self._num_rows += len(texts)
+        return block
+
+    def parse(self, block: _Block, start: int, stop: int) -> Rows:
+        """Return the good ones of some rows, and their numbers among the rows of the file.
+
+        Raises:
+            DecodeError: A row is bad and the plan has no `skips`.
+        """
+        texts = block.texts
+        if start or stop < len(texts):
+            texts = texts[start:stop]
+        numbers = block.numbers[start:stop]
+        parse = self.source.parse
+        try:
+            return parse(texts, self.plan), numbers
         except (ValueError, pa.ArrowException):
             pass
         good: list[int] = []
-        for index, (number, line) in enumerate(numbered):
+        for index, text in enumerate(texts):
             try:
-                self.parse([line], plan)
+                parse([text], self.plan)
                 good.append(index)
             except (ValueError, pa.ArrowException) as error:
-                cause = first_line(error)
-                start = line[:80].decode(errors="replace")
-                message = f"{file}, line {number}: cannot be read ({cause}), got {start!r}"
-                if plan.skips is None:
-                    raise DecodeError(
-                        f"{message}. Correct it or use on_error='skip'.", file, number
-                    ) from error
-                plan.leave_out("value", message, [(int(numbers[index]), line)])
-        lines = [numbered[index][1] for index in good]
-        return self.parse(lines, plan), numbers[good]
+                line = self.lines_before + int(block.lines[start + index])
+                self._leave_out(int(numbers[index]), line, text, error)
+        return parse([texts[index] for index in good], self.plan), numbers[good]
+
+    def _leave_out(self, number: int, line: int, text: bytes, error: Exception) -> None:
+        file = self.section.file
+        begin = text[:80].decode(errors="replace")
+        message = f"{file}, line {line}: cannot be read ({first_line(error)}), got {begin!r}"
+        if self.plan.skips is None:
+            raise DecodeError(
+                f"{message}. Correct it or use on_error='skip'.", file, line
+            ) from error
+        self.plan.leave_out("value", message, [BadRow(number, text, line)])
+
+
+def lines_before(section: Section) -> int:
+    """Return the number of line ends of a file before a section."""
+    if not section.begin:
+        return 0
+    num_lines = 0
+    with open_bytes(section.file) as file:
+        stream = file.get_stream(0, section.begin)
+        while data := stream.read(BLOCK_BYTES):
+            num_lines += data.count(b"\n")
+    return num_lines
 
 
 def last_line_end(section: Section) -> int:
@@ -124,7 +201,7 @@ def last_line_end(section: Section) -> int:
     return section.begin
 
 
-def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
+def blocks(stream: Text) -> Iterator[list[bytes]]:
     """Yield lists of lines without their CRLF or LF ends."""
     rest = b""
     while block := stream.read(BLOCK_BYTES):
@@ -132,114 +209,11 @@ def blocks(stream: pa.NativeFile) -> Iterator[list[bytes]]:
         if not newline:
             rest += block
             continue
-        lines = (rest + head).split(b"\n")
+        text = rest + head
+        lines = text.split(b"\n")
         rest = tail
-        yield [line.removesuffix(b"\r") for line in lines]
+        if b"\r" in text:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        yield lines
     if rest:
         yield [rest.rstrip(b"\r")]
-
-
-class ShortLines(io.RawIOBase):
-    """A stream of text whose lines of more than `limit` bytes are replaced.
-
-    A read returns whole lines, so it may return fewer bytes than asked.
-
-    Args:
-        stream: The text.
-        limit: Bytes that a line may have.
-        replace: Called with the offset of a long line and its first bytes; returns the text to use
-            instead, or raises.
-    """
-
-    def __init__(
-        self, stream: pa.NativeFile, limit: int, replace: Callable[[int, bytes], bytes]
-    ) -> None:
-        self._stream = stream
-        self._limit = limit
-        self._replace = replace
-        self._tail = b""  # a line whose end was not read yet
-        self._read = 0  # bytes before the tail
-        # the bytes up to the next line end belong to a line that was replaced
-        self._dropping = False
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def read(self, size: int = -1) -> bytes:
-        while True:
-            missing = size - len(self._tail)
-            chunk = self._stream.read(max(missing, self._limit))
-            if not chunk:
-                tail = self._tail
-                self._tail = b""
-                return tail
-            if lines := self._whole_lines(self._tail + chunk):
-                return lines
-
-    def _whole_lines(self, data: bytes) -> bytes:
-        """Return the whole lines of `data`, which begins with the tail; keep the rest as tail."""
-        parts: list[bytes] = []
-        start = 0  # of the bytes that are not in `parts`
-        end = 0  # of the lines that were checked
-        while end < len(data):
-            if self._dropping:
-                end = data.find(b"\n", end) + 1 or len(data)
-                start = end
-                self._dropping = data[end - 1 : end] != b"\n"
-            elif newline := data.rfind(b"\n", end, end + self._limit + 1) + 1:
-                end = newline
-            elif len(data) - end > self._limit:
-                head = data[end : end + HEAD_BYTES]
-                instead = self._replace(self._read + end, head)
-                parts += [data[start:end], instead, b"\n"]
-                self._dropping = True
-            else:
-                break
-        self._tail = data[end:]
-        self._read += end
-        parts.append(data[start:end])
-        if len(parts) == 1:
-            return parts[0]
-        return b"".join(parts)
-
-
-class Utf8Lines(io.RawIOBase):
-    """A stream of text whose lines that are not UTF-8 are replaced.
-
-    Args:
-        stream: A stream whose reads return whole lines.
-        replace: Called with such a line and all lines of the read; returns the line to use instead.
-    """
-
-    def __init__(self, stream: ShortLines, replace: Callable[[bytes, bytes], bytes]) -> None:
-        self._stream = stream
-        self._replace = replace
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def read(self, size: int = -1) -> bytes:
-        lines = self._stream.read(size)
-        if _is_utf8(lines):
-            return lines
-        read = lines.split(b"\n")
-        for number, line in enumerate(read):
-            if not _is_utf8(line):
-                read[number] = self._replace(line, lines)
-        return b"\n".join(read)
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from hotbed import _core, checks
 from hotbed.connectors.file_list import read_file_list
-from hotbed.connectors.files import FileSource, Paths, Rows, Section, expand, one_path
+from hotbed.connectors.files import FileSource, Rows, Section, one_path
 from hotbed.connectors.norm_format import LIST_ENDING, NormHeader, read_header, samples_bytes
+from hotbed.connectors.paths import Paths, expand
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import Place
 from hotbed.connectors.samples import (

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from hotbed.connectors.files import (
     Endings,
     FileSource,
-    Paths,
     Rows,
     Section,
     first_line,
     one_path,
     open_bytes,
 )
+from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened

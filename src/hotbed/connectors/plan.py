@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -45,8 +46,15 @@ class Skips:
         return sum(self.counts.values())
 
 
-BadRow = tuple[int, str | bytes]
-"""Number of a row in its file, from 1, and its content."""
+class BadRow(NamedTuple):
+    """A row that cannot be read: its number in its file and its line, from 1, and its content.
+
+    `line` is None where the file has no lines.
+    """
+
+    number: int
+    content: str | bytes
+    line: int | None = None
 
 
 @dataclass(frozen=True)

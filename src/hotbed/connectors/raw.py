@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.files import FileSource, Paths, Rows, Section, one_path
+from hotbed.connectors.encodings import read_full
+from hotbed.connectors.files import FileSource, Rows, Section, one_path
+from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import Place
 from hotbed.connectors.samples import (
@@ -132,7 +134,7 @@ class Raw(FileSource):
         row = skip_rows
         try:
             with self._open_after(section, skip_rows) as stream:
-                while data := _read_full(stream, block_bytes):
+                while data := read_full(stream, block_bytes):
                     if len(data) % self.sample_bytes:
                         raise self._torn(file, row * self.sample_bytes + len(data))
                     words = np.frombuffer(data, "<u4")
@@ -250,14 +252,6 @@ class _Part:
     @property
     def num_words(self) -> int:
         return self.width * np.dtype(self.kind).itemsize // _WORD
-
-
-def _read_full(stream: pa.NativeFile, num_bytes: int) -> bytes:
-    """Return `num_bytes` bytes, fewer at the end: a decompressing stream may return parts."""
-    data: bytes = stream.read(num_bytes)
-    while len(data) < num_bytes and (more := stream.read(num_bytes - len(data))):
-        data += more
-    return data
 
 
 def _with_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

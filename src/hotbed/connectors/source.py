@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +92,10 @@ class Source(ABC):
     def locate(self, position: Position, back: int) -> Place:
         """Return the place of the row `back` rows before `position`, for error messages."""
         return Place("", None)
+
+    def words_for(self, place: Mapping[str, Any]) -> str:
+        """Return the place of a row of an endless source, as its column has it, for messages."""
+        return ", ".join(f"{key} {value}" for key, value in place.items())
 
     def count_rows(self) -> int:
         """Return the number of rows; read the whole source if `num_rows` does not know it."""

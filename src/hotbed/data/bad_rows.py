@@ -44,8 +44,7 @@ def located(
     row = error.row or 1
     if source.endless:
         place = raw.column(PLACE)[row - 1].as_py()
-        where = ", ".join(f"{key} {value}" for key, value in place.items())
-        message = f"{where}: {error}"
+        message = f"{source.words_for(place)}: {error}"
         return DecodeError(message, row=error.row, column=error.column)
     origin = source.locate(after, raw.num_rows - row + 1)
     message = str(error)

@@ -166,8 +166,8 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     if is_bytes(kind):
         return hash_strings(values, 0)
     raise SchemaError(
-        f"id {name!r}: expected integers or strings, got a column of {kind}. Declare it an integer "
-        "or string, or Bucketize it."
+        f"id {name!r}: expected integers or strings, got a column of {kind}. Write ids without a "
+        "point (7, not 7.0), or Bucketize it."
     )
 
 

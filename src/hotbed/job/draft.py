@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 
 from hotbed import config
 from hotbed.connectors import Csv, Libsvm, Source
+from hotbed.connectors.encodings import CODECS, ending_of
 from hotbed.connectors.endings import FILE_KINDS, source_for
-from hotbed.connectors.files import SAMPLE_BYTES, FileSource, ending_of
+from hotbed.connectors.files import FileSource
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.job.roles import (
     Line,
@@ -22,10 +23,12 @@ from hotbed.job.roles import (
     find_label,
     find_time,
     gives_away,
+    has_decimal_commas,
     label_line,
     quoted,
     time_line,
 )
+from hotbed.job.sniff import first_row, sniffed
 
 SAMPLE_ROWS = 100_000
 _WEIGHTED_IDS = Line(
@@ -58,7 +61,7 @@ class Sample:
         """
         source = source_of(path)
         if isinstance(source, Csv):
-            source = _named(source, path, columns)
+            source = _named(sniffed(source), path, columns)
         elif columns is not None:
             raise ConfigError(
                 f"{path}: the file names its columns, got --columns {','.join(columns)}. Leave it "
@@ -94,6 +97,7 @@ def draft(path: str, label: str | None = None, columns: Sequence[str] | None = N
     if name is None or name not in frame.columns:
         raise SchemaError(_no_label(path, name, frame.columns))
     time = find_time(frame, name)
+    check_label(path, frame[name])
     lines = lines_of(frame, name, time)
     if isinstance(sample.source, Libsvm):
         lines = [label_line(frame[name]), _WEIGHTED_IDS]
@@ -109,6 +113,22 @@ def check_features(path: str, frame: pl.DataFrame, lines: Sequence[Line]) -> Non
     if not any(line.role in ("id", "dense") for line in lines):
         raise SchemaError(
             f"{path}: no column to predict from, got {', '.join(frame.columns)}. Add features."
+        )
+
+
+def check_label(path: str, values: pl.Series) -> None:
+    """Raise SchemaError if a column holds what cannot be a label."""
+    kind = ""
+    if values.dtype.is_nested() or values.dtype.is_temporal() or values.dtype == pl.Binary:
+        kind = f"values of type {values.dtype}"
+    elif not values.drop_nulls().len():
+        kind = "no values"
+    elif has_decimal_commas(values):
+        kind = f"numbers with a decimal comma, such as {values.drop_nulls()[0]!r}"
+    if kind:
+        raise SchemaError(
+            f"{path}: column {values.name!r} cannot be a label, got {kind}. Write it as numbers "
+            "with a decimal point, booleans or texts, or name another column with --label."
         )
 
 
@@ -157,14 +177,18 @@ def source_of(path: str) -> FileSource:
         endings = ", ".join(ending for kind in FILE_KINDS for ending in kind.endings)
         raise ConfigError(
             f"{path}: unknown kind of file, got {ending_of(path) or 'no ending'!r}. Give a file "
-            f"that ends in one of {endings}."
+            f"that ends in one of {endings}; after it may stand one of {', '.join(CODECS)}."
         )
     return source
 
 
 def _named(source: Csv, path: str, columns: Sequence[str] | None) -> Csv:
     """Return the source with names of its columns; SchemaError where the first line is data."""
-    first = _first_line(source)
+    first = first_row(source)
+    if len(first) == 1 and first[0].startswith("sep="):
+        raise SchemaError(
+            f"{path}: the first line is a note for spreadsheets, got {first[0]!r}. Remove the line."
+        )
     is_data = _is_data(first)
     if columns is not None:
         if len(columns) != len(first):
@@ -186,12 +210,6 @@ def _named(source: Csv, path: str, columns: Sequence[str] | None) -> Csv:
             "with --columns."
         )
     return source
-
-
-def _first_line(source: Csv) -> list[str]:
-    with pa.input_stream(source.files()[0]) as stream:
-        text = stream.read(SAMPLE_BYTES).decode(source.encoding, errors="replace")
-    return next(csv.reader(text.splitlines(), delimiter=source.delimiter), [])
 
 
 def _is_data(fields: Sequence[str]) -> bool:
@@ -220,7 +238,7 @@ def _first_rows(source: Source) -> pl.DataFrame:
     table = pa.Table.from_batches(batches, schema=source.schema())
     frame = pl.DataFrame(table)
     frame.columns = table.column_names  # Polars renames a column without a name
-    return frame
+    return frame.with_columns((cs.categorical() | cs.enum()).cast(pl.String))
 
 
 # --- the page -------------------------------------------------------------------------------------

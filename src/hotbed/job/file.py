@@ -77,9 +77,9 @@ def parse_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(
-            f"--set: not a value ({_problem(error)}), got {text!r}. Quote it if it is text."
+            f"--set: not a value ({_problem(error)}), got {text!r:.80}. Quote it if it is text."
         ) from error
 
 
@@ -98,7 +98,7 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
         ) from error
     try:
         mapping = _parsed(text, is_json=path.suffix == ".json")
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+    except (yaml.YAMLError, json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: cannot be parsed ({_problem(error)}). Correct the file."
         ) from error
@@ -121,6 +121,8 @@ def _problem(error: Exception) -> str:
     """Return what a parser complains about, with the line."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     return str(error)
 
 

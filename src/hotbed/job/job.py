@@ -25,7 +25,7 @@ from hotbed.embedding.init import Init, Uniform
 from hotbed.embedding.policy import Admission, Eviction
 from hotbed.embedding.rule import Adagrad, Adam, Rule
 from hotbed.embedding.tier import Ram, Tier
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.file import override, read_mapping
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
@@ -224,6 +224,22 @@ class Job:
                 )
         self._share_sources()
 
+    def _check_kinds(self) -> None:
+        """Raise ConfigError for a kind of model, loss, metric or callback that does not exist."""
+        try:
+            models = config.public_kinds("hotbed.models")
+            callbacks = config.public_kinds("hotbed.training.callbacks")
+        except MissingExtra:  # jobs are read without torch, too
+            return
+        from hotbed.models.losses import Loss, MultiTask
+
+        config.check_kind(self.model, models, "job.model")
+        losses = {**config.kinds(Loss), config.kind_of(MultiTask): MultiTask}
+        config.check_kind(self.loss, losses, "job.loss")
+        for name in ("callbacks", "stream_callbacks"):
+            for number, spec in enumerate(getattr(self, name)):
+                config.check_kind(spec, callbacks, f"job.{name}.{number}")
+
     def _share_sources(self) -> None:
         """Let slices of equal sources share one: it is sorted and held in memory once."""
         shared: list[Source] = []
@@ -249,7 +265,9 @@ class Job:
         Raises:
             ConfigError: a key is wrong; the message starts with its dotted path.
         """
-        return typing.cast(Job, config.build(spec, Job, "job"))
+        job = typing.cast(Job, config.build(spec, Job, "job"))
+        job._check_kinds()
+        return job
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values without defaults; `Job.from_json(job.to_json()) == job`."""

@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
+from hotbed.job.file import parse_value
+
 NUM_NEIGHBOURS = 200
 """Most frequent values of a column of whole numbers that tell amounts from names."""
 
@@ -65,12 +67,18 @@ _ITEMS = re.compile(
     r"offer|post|recipe|sku|asin|goods|artist|app)"
     r"(_?(id|idx|key|hash))?"
 )
+_INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
+_DECIMAL_COMMA = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+$"
+_TRUE = ("true", "t", "yes", "y")
+_FALSE = ("false", "f", "no", "n")
 _LISTS = re.compile(r"^[^|;]+(\|[^|;]+)+$")
 _ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$"
 
 # Unit of a time since 1970, and the smallest and largest value that is a time of our days.
 _EPOCHS = (("s", 1e8, 1e10), ("ms", 1e11, 1e13), ("us", 1e14, 1e16), ("ns", 1e17, 1e19))
 _MICROSECONDS = {"s": 10**6, "ms": 10**3, "us": 1, "ns": 1e-3}
+
+_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 
 Role = Literal["label", "time", "id", "dense", "left out"]
 
@@ -216,11 +224,12 @@ def label_line(values: pl.Series) -> Line:
     """Return the line of the label, with the share of rows in which it is 1."""
     known = values.drop_nulls()
     name = quoted(values.name)
+    if values.dtype == pl.Boolean:
+        return Line("label", f"{{kind: label, name: {name}}}", f"true in {_share(known):.1%}")
     if values.dtype == pl.String:
-        counts = known.value_counts().sort("count", values.name)
-        rarest = str(counts[values.name][0])
-        text = f"{{kind: label, name: {name}, positive: {quoted(rarest)}}}"
-        return Line("label", text, f"1 where it is this text: {_share(known == rarest):.1%}")
+        positive = _positive_of(known)
+        text = f"{{kind: label, name: {name}, positive: {quoted(positive)}}}"
+        return Line("label", text, f"1 where it is this text: {_share(known == positive):.1%}")
     numbers = known.cast(pl.Float64)
     distinct = numbers.unique().sort()
     if set(distinct) <= {0.0, 1.0}:
@@ -241,6 +250,23 @@ def _exact(number: float) -> str:
     if number.is_integer():
         return str(int(number))
     return repr(number)
+
+
+def _positive_of(texts: pl.Series) -> str:
+    """Return the text of positives: "true" or "yes" beside its opposite, else the rarest one."""
+    counts = texts.value_counts().sort("count", texts.name)
+    choices = [str(text) for text in counts[texts.name]]
+    for true, false in zip(_TRUE, _FALSE, strict=True):
+        for choice in choices:
+            if {text.lower() for text in choices} == {true, false} and choice.lower() == true:
+                return choice
+    return choices[0]
+
+
+def has_decimal_commas(values: pl.Series) -> bool:
+    """Return whether a column holds numbers with a decimal comma, as texts."""
+    known = values.drop_nulls()
+    return values.dtype == pl.String and bool(known.str.contains(_DECIMAL_COMMA).all())
 
 
 def time_line(values: pl.Series) -> Line:
@@ -264,14 +290,22 @@ def feature_line(values: pl.Series) -> Line:
     missing = _missing(values)
     if values.dtype.is_nested():
         return Line("id", f"{{kind: id, name: {name}, pooling: mean}}", f"lists{missing}")
+    if _INDEX.fullmatch(values.name):
+        return Line("left out", name, "left out: no name, or that of the index of a data frame")
     distinct = known.n_unique()
     if distinct <= 1:
         return Line("left out", name, f"left out: always the same value{missing}")
     if "weight" in values.name.lower() and values.dtype.is_float():
         why = "left out: looks like the weight of a sample; use it if it is one"
         return Line("left out", f"{{kind: weight, name: {name}}}", why)
+    if has_decimal_commas(values):
+        why = f"left out: numbers with a decimal comma, such as {known[0]}; write a point"
+        return Line("left out", name, why)
     if values.dtype == pl.String:
         return _text_line(name, known, missing)
+    if values.dtype.is_float() and _names_things(values.name) and (known == known.floor()).all():
+        why = f"left out: ids as numbers with a point, such as {known[0]}; write integers"
+        return Line("left out", plain, why)
     if values.dtype.is_integer() and distinct == len(values) > 100:
         return Line("left out", plain, "left out: every row has its own number")
     if values.dtype == pl.Boolean:
@@ -296,10 +330,14 @@ def _text_line(name: str, known: pl.Series, missing: str) -> Line:
     return Line("id", plain, f"{distinct:,} different texts{missing}")
 
 
+def _names_things(name: str) -> bool:
+    return bool(_NAMES.fullmatch(name) or _CATEGORIES.fullmatch(name))
+
+
 def _why_id(values: pl.Series, distinct: int) -> str:
     """Return why whole numbers are names of things; "" where they are amounts."""
     text = f"{distinct:,} different values"
-    if distinct <= 100 or _NAMES.fullmatch(values.name) or _CATEGORIES.fullmatch(values.name):
+    if distinct <= 100 or _names_things(values.name):
         return text
     if _AMOUNTS.fullmatch(values.name) or _looks_like_amount(values.drop_nulls()):
         return ""
@@ -365,6 +403,6 @@ def _share(true: pl.Series) -> float:
 def quoted(text: str) -> str:
     """Return text as YAML reads it back: bare where that is safe."""
     is_word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text)
-    if is_word and text.lower() not in ("true", "false", "null"):
+    if is_word and parse_value(text) == text and text.lower() not in _WORDS_OF_YAML:
         return text
     return json.dumps(text, ensure_ascii=False)

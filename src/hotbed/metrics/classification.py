@@ -141,6 +141,7 @@ class LogLoss(SumsMetric):
     """Mean binary cross-entropy (natural log) of probabilities, clipped to [eps, 1 - eps]."""
 
     smaller_is_better = True
+    also_known_as = ("binarycrossentropy", "bce", "crossentropy", "nll")
 
     def __init__(self, eps: float = 1e-7) -> None:
         self.eps = eps

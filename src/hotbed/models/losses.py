@@ -48,6 +48,9 @@ class Loss(ABC):
     outputs: ClassVar[tuple[int, ...]] = ()
     """Shape of the prediction of a sample."""
 
+    also_known_as: ClassVar[tuple[str, ...]] = ()
+    """Names of other frameworks, in lower case without underscores, for messages."""
+
     def __call__(self, prediction: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch, a float32 scalar; 0 for an empty batch.
 
@@ -96,6 +99,16 @@ class BCE(Loss):
     tensor(0.6931)
     """
 
+    also_known_as: ClassVar[tuple[str, ...]] = (
+        "binarycrossentropy",
+        "binarycrossentropywithlogits",
+        "bceloss",
+        "bcewithlogits",
+        "bcewithlogitsloss",
+        "sigmoidcrossentropy",
+        "sigmoidcrossentropywithlogits",
+        "logloss",
+    )
     pos_weight: float = 1.0
     label_smoothing: float = 0.0
     missing_below: float | None = None
@@ -145,6 +158,8 @@ class MSE(Loss):
 
     The prediction is used as it is.
     """
+
+    also_known_as: ClassVar[tuple[str, ...]] = ("meansquarederror", "mseloss", "l2", "l2loss")
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         squared = (prediction - label).square()

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import gzip
+import io
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import hotbed as hb
 from hotbed import config
-from hotbed.connectors import Csv, ReadPlan, Skips, Source
+from hotbed.connectors import Csv, Jsonl, Libsvm, ReadPlan, Skips, Source
+from hotbed.connectors.endings import source_for
+from hotbed.connectors.files import FileSource
+from hotbed.connectors.rows import BadLine, RowFormat, WholeRows
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -300,6 +306,168 @@ def test_real_files_of_odd_dialects_are_read(shared_data: Path) -> None:
         columns=["impression", "user", "time", "history", "candidates"],
     )
     assert behaviors.count_rows() == 5_000
+
+
+GOOD = [f"{number},x" for number in range(40)]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("delimiter", [",", "\t", "::"])
+@pytest.mark.parametrize(
+    ("bad", "place"),
+    [
+        (['7,"5 inch disc'], 20),
+        (['7,"5 inch disc'], 40),
+        (['"7,x'], 0),
+        (['7,"5 inch', *GOOD[:3], '7,"7 inch'], 20),  # one does not close the other
+        (['7,"a"",b'], 20),
+        (['7,"5 inch', *GOOD[:3], '1,"a,""b"""'], 20),  # nor does a field that is quoted
+    ],
+)
+def test_a_quote_that_never_closes_costs_its_line_only(
+    tmp_path: Path, bad: list[str], place: int, delimiter: str, line_end: str
+) -> None:
+    """Also in a compressed file: nothing after the line is lost, and nothing is read as its rest."""
+    lines = [*GOOD[:place], *bad, *GOOD[place:]]
+    text = line_end.join(["n,t", *lines, ""]).replace(",", delimiter)
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
+        file.write(text.encode())
+    source = Csv(tmp_path / "a.csv.gz", delimiter=delimiter)
+    with pytest.raises(DecodeError, match="a quote opens and is never closed") as caught:
+        column(source, "n")
+    assert caught.value.row == place + 2
+    skips = Skips()
+    aside: list[tuple[int, int | None]] = []
+    plan = ReadPlan(
+        skips=skips, aside=lambda rows: aside.extend((row.number, row.line) for row in rows)
+    )
+    values = [value for batch, _ in source.read(plan=plan) for value in batch["n"].to_pylist()]
+    unclosed = [number for number, line in enumerate(lines) if line in ('7,"7 inch', bad[0])]
+    assert aside == [(number + 1, number + 2) for number in unclosed]
+    rows = [line for number, line in enumerate(lines) if number not in unclosed]
+    assert values == [int(line.split(",")[0]) for line in rows]
+
+
+def test_a_header_whose_quote_never_closes_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path, 'n,"t\n1,x\n2,y\n')
+    with pytest.raises(DecodeError, match="line 1: a quote opens and is never closed"):
+        column(Csv(file), "n")
+    good = write(tmp_path, "n,t\n5,z\n", "0.csv")
+    skips = Skips()
+    batches = Csv([good, file, good]).read(plan=ReadPlan(skips=skips))
+    assert [value for batch, _ in batches for value in batch["n"].to_pylist()] == [5, 5]
+    assert skips.counts == {"file": 1}
+
+
+def test_a_quote_that_never_closes_takes_no_memory() -> None:
+    text = b'1,"' + b"x" * 61 + b"\n" + (b"x" * 63 + b"\n") * 100_000
+    bad: list[int] = []
+
+    def replace(line: BadLine) -> bytes:
+        bad.append(line.line)
+        return b"#"
+
+    stream = WholeRows(io.BytesIO(text), RowFormat(ord('"'), ord(","), 1 << 14), replace)
+    tracemalloc.start()
+    num_rows = 0
+    while part := stream.read(1 << 15):
+        num_rows += bytes(part).count(b"\n")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert bad == [1]
+    assert num_rows == 100_001
+    assert peak < 1 << 18
+
+
+# Rows that take more lines than one, and lines that are no rows: the bad row is on line 12.
+MANY_LINES = 'y,n,t\n1,2,"a\nb\nc"\n\n0,3,x\n"1","4","\n""q""\n"\r\n\r\n0,5,x\n{bad}\n1,6,"z\nz"\n'
+
+
+@pytest.mark.parametrize(
+    ("bad", "name", "said"),
+    [
+        ("0,oops,x", "n", "oops"),
+        ("0,7", None, "Expected 3 columns, got 2|2 fields instead of 3"),
+        ('0,7,"x', None, "never closed"),
+    ],
+)
+def test_errors_count_the_lines_of_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: str, name: str | None, said: str
+) -> None:
+    file = write(tmp_path, MANY_LINES.format(bad=bad))
+    source = Csv(file, columns={"n": "int64"})
+    with pytest.raises(DecodeError, match=said) as caught:
+        column(source, "n")
+    assert (caught.value.row, caught.value.column) == (12, name)
+    assert [
+        value
+        for batch, _ in source.read(plan=ReadPlan(skips=Skips()))
+        for value in batch["n"].to_pylist()
+    ] == [2, 3, 4, 5, 6]
+    assert f"{file}, line 12" in caplog.text
+
+
+def test_a_row_that_cannot_be_encoded_is_named_by_its_line_also_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, MANY_LINES.format(bad="7,7,x"))
+    data = hb.Dataset(Csv(file), hb.Schema([hb.Label("y"), hb.Id("n")]), batch_size=2)
+    data.restrict_labels(["y"])
+    with pytest.raises(DecodeError, match=r"a\.csv, line 12: .* got 7"):
+        list(data)
+    after_two_rows = next(iter(Csv(file).read(batch_rows=2)))[1]
+    assert str(Csv(file).locate(after_two_rows, 1)) == f"{file}, line 6"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.CSV.GZ", "a.csv.Zst", "a.tsv"])
+@pytest.mark.parametrize("codec", ["gzip", "bz2", "zstd", "lz4", None])
+def test_compressed_files_are_known_by_their_content(
+    tmp_path: Path, name: str, codec: str | None
+) -> None:
+    sep = "\t" if ".tsv" in name else ","
+    data = f"n{sep}t\n1{sep}x\n2{sep}y\n".encode()
+    with pa.output_stream(str(tmp_path / name), compression=codec) as stream:
+        stream.write(data)
+    source = source_for(str(tmp_path / name))
+    assert isinstance(source, Csv)
+    if codec is None and name.lower().endswith((".gz", ".zst")):
+        with pytest.raises(DecodeError, match=r"its name says \w+, and its content is not \w+"):
+            column(source, "n")
+        return
+    assert column(source, "n") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("n,t\n1,x\n".encode("utf-16"), "it is UTF-16 text, .* encoding='utf-16'"),
+        ("n,t\n1,x\n".encode("utf-16-le"), "not UTF-8 text, perhaps UTF-16"),
+        ("n,t\n1,x\n".encode("utf-32"), "it is UTF-32 text"),
+        (b"PK\x03\x04....", "a zip archive or an Excel file"),
+        (b"\xfd7zXZ\x00....", "compressed with xz"),
+        (b"PAR1....", r"a Parquet file.* hb\.sources\.Parquet"),
+        (b"a.csv".ljust(257, b"\0") + b"ustar\0", "a tar archive"),
+        (b"SQLite format 3\0", "a SQLite database"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Csv, Jsonl, Libsvm])
+def test_what_cannot_be_read_as_text_is_refused_by_name(
+    tmp_path: Path, kind: type[FileSource], content: bytes, said: str
+) -> None:
+    """Also where it is compressed."""
+    (tmp_path / "plain").write_bytes(content)
+    with gzip.open(tmp_path / "packed", "wb") as file:
+        file.write(content)
+    for name in ("plain", "packed"):
+        with pytest.raises(DecodeError, match=f"{name}: it is .*{said.removeprefix('it is ')}"):
+            list(kind(tmp_path / name).read())
+
+
+def test_utf16_and_byte_order_marks_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes('"n",t\n1,"ä\nb"\n'.encode("utf-16"))
+    assert column(Csv(tmp_path / "a.csv", encoding="utf-16"), "t") == ["ä\nb"]
+    (tmp_path / "b.csv").write_bytes('"n",t\n1,"ä\nb"\n'.encode("utf-8-sig"))
+    assert column(Csv(tmp_path / "b.csv"), "n") == [1]
 
 
 def test_value_that_is_no_plain_integer_does_not_change_ids(tmp_path: Path) -> None:

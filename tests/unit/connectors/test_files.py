@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed.connectors import Csv, Memory, Parquet, Position, ReadPlan, Skips
-from hotbed.connectors.files import expand
+from hotbed.connectors.paths import expand
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -149,3 +149,40 @@ def test_a_file_url_is_the_path_after_it(tmp_path: Path) -> None:
     assert expand([f"file://{tmp_path}/*.csv"]) == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
     (batch,) = (rows for rows, _ in Csv(f"file://{tmp_path}/a.csv").read())
     assert batch.to_pydict() == {"user": [1]}
+
+
+def test_globs_follow_no_loops_and_name_each_file_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of links into the folder the file's own name stays; folders behind other links are read."""
+    outside = tmp_path / "outside"
+    data = tmp_path / "data"
+    for folder in (outside / "deep", data / "day=1", data / ".hidden"):
+        folder.mkdir(parents=True)
+    files = [data / "a.csv", data / "day=1/b.csv", outside / "deep/c.csv"]
+    for file in (*files, data / ".hidden/d.csv"):
+        file.write_text("x\n1\n")
+    (data / "0_loop").symlink_to(data)
+    (data / "day=1/up").symlink_to(data)
+    (data / "day=1/0_link.csv").symlink_to(data / "a.csv")
+    (data / "0_same_day").symlink_to(data / "day=1")
+    (data / "more").symlink_to(outside)
+    expected = [str(files[0]), str(files[1]), str(data / "more/deep/c.csv")]
+    assert expand(str(data / "**/*.csv")) == expected
+    assert expand(data / "**" / "**" / "*.csv") == expected
+    assert expand(str(data / "**")) == expected
+    assert expand(str(data / "*/*.csv")) == [str(data / "0_loop/a.csv"), str(files[1])]
+    assert "each file is read once" in caplog.text
+    assert expand([files[0], files[0]]) == [str(files[0])] * 2  # named twice
+
+
+def test_a_recursive_glob_is_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a[1]").mkdir()
+    (tmp_path / "a[1]/x.csv").write_text("x\n1\n")
+    assert expand("**/*.csv") == ["a[1]/x.csv"]
+    assert expand("**/a[[]1]/x.csv") == ["a[1]/x.csv"]
+    with pytest.raises(DataError, match="matches nothing"):
+        expand("b/**/*.csv")

@@ -234,7 +234,7 @@ def test_a_row_that_does_not_encode_is_a_dead_letter_with_file_and_row(tmp_path:
     dataset = make(Follow(folder), 2, live=Live(dead_letters=letters), on_error="skip")
     assert flat(islice(dataset, 1)) == [0, 2]
     assert json.loads((tmp_path / "dead.jsonl").read_text())["place"] == {"file": "a.csv", "row": 2}
-    with pytest.raises(DecodeError, match=r"file a.csv, row 2: label 'label'"):
+    with pytest.raises(DecodeError, match=r"in/a.csv, line 3: label 'label'"):
         list(islice(make(Follow(folder), 2), 1))
 
 

@@ -463,6 +463,7 @@ def test_the_rest_of_a_file_at_hand_that_is_replaced_is_left_out_under_skip(
     [
         ("b.csv", b"abc,1", '{"row": "abc", "label": "1"}'),
         ("b.csv", b"6,1,7", "6,1,7"),
+        ("b.csv", b'6,"1', '6,"1'),
         ("b.csv", b"\xff\xfe,1", '{"row": "\\\\xff\\\\xfe", "label": "1"}'),
         ("b.csv", b"6," + b"1" * 5_000_000, "6," + "1" * 198),
         ("b.jsonl", b'{"row": "abc", "label": 1}', '{"row": "abc", "label": 1}'),
@@ -495,3 +496,26 @@ def test_a_line_that_is_too_long_is_named(tmp_path: Path) -> None:
     put(life.folder, "a.csv", HEADER + text(0, 4) + "9" * 5_000_000 + "\n")
     with pytest.raises(DecodeError, match=r"a.csv, line 6: longer than 2097152 bytes, got b'9999"):
         life.read()
+
+
+@pytest.mark.parametrize("bad", ["oops,1", "7,", '7,"1'])
+def test_errors_count_the_lines_of_a_file_that_grows(tmp_path: Path, bad: str) -> None:
+    """Of a value that cannot be read or encoded, and of a quote; blank lines are lines."""
+    life = Life(tmp_path, grows=True)
+    blank = "\n" * (1 << 21)  # an open quote waits for no more text than a row may have
+    put(life.folder, "a.csv", 'row,label\n0,"0"\n\n"1",1\r\n')
+    life.read()
+    with (life.folder / "a.csv").open("a") as file:
+        file.write(f"\n2,1\n3,0\n{bad}\n{text(10, 40)}{blank}")
+    with pytest.raises(DecodeError, match=r"in/a\.csv, line 8[:,]"):
+        life.read()
+    assert life.read(on_error="skip").rows == [0, 1, 2, 3, *range(10, 40)]
+
+
+def test_a_row_whose_quote_is_open_waits_where_files_grow(tmp_path: Path) -> None:
+    life = Life(tmp_path, grows=True)
+    put(life.folder, "a.csv", HEADER + '0,1\n1,"0')
+    assert life.read().rows == [0]
+    with (life.folder / "a.csv").open("a") as file:
+        file.write('"\n2,1\n')
+    assert life.poll().rows == [0, 1, 2]

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import io
-import random
+import json
 from pathlib import Path
 
 import pytest
 
 from hotbed import config
-from hotbed.connectors import Jsonl, Libsvm, ReadPlan, Skips, Source
-from hotbed.connectors.lines import ShortLines
+from hotbed.connectors import Json, Jsonl, Libsvm, ReadPlan, Skips, Source
+from hotbed.connectors.messages import decode_messages
+from hotbed.connectors.plan import BadRow
 from hotbed.errors import ConfigError, DecodeError
 
 pytestmark = pytest.mark.core
@@ -128,25 +128,74 @@ def test_an_absent_file_cut_gzip_is_named(tmp_path: Path) -> None:
         rows(Jsonl(tmp_path / "a.jsonl.gz"))
 
 
-def test_lines_that_are_too_long_are_replaced_wherever_reads_end() -> None:
-    draw = random.Random(1)
-    for _ in range(2000):
-        limit = draw.choice([3, 5, 8])
-        data = b"".join(
-            draw.choice([b"a", b"bc", b"\n", b"defgh"]) for _ in range(draw.randint(0, 40))
-        )
-        places: list[int] = []
+DEPTHS = {"lists": ("[", "]"), "objects": ('{"a":', "}"), "both": ('[{"a":', "}]")}
 
-        def replace(begin: int, head: bytes, places: list[int] = places) -> bytes:
-            places.append(begin)
-            return b"#"
 
-        stream = ShortLines(io.BytesIO(data), limit, replace)
-        output = b"".join(iter(lambda stream=stream: stream.read(draw.choice([4, 7, 13])), b""))
-        lines = data.split(b"\n")
-        expected = b"\n".join(b"#" if len(line) > limit else line for line in lines)
-        assert output == expected + (b"\n" if len(lines[-1]) > limit else b"")
-        begins = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
-        assert places == [
-            begin for begin, line in zip(begins, lines, strict=True) if len(line) > limit
-        ]
+@pytest.mark.parametrize(
+    ("kind", "depth", "place"),
+    [
+        ("lists", 101, 700),
+        ("lists", 20_000, 0),
+        ("lists", 1_000_000, 700),
+        ("objects", 20_000, 700),
+        ("both", 100, 0),
+        ("both", 1_000_000, 0),
+    ],
+)
+def test_a_row_that_is_nested_too_deeply_is_bad(
+    tmp_path: Path, kind: str, depth: int, place: int
+) -> None:
+    """In a field that nobody reads, in the block that decides the types and in later ones."""
+    opening, closing = DEPTHS[kind]
+    deep = '{"a":7,"z":' + opening * depth + "1" + closing * depth + "}"
+    lines = [f'{{"a":{number}}}' for number in range(1000)]
+    lines.insert(place, deep)
+    file = write(tmp_path, "\n".join(lines))
+    plan = ReadPlan(columns=("a",))
+    with pytest.raises(DecodeError, match=f"line {place + 1}: .*nested deeper than 100 levels"):
+        list(Jsonl(file).read(plan=plan))
+    plan = ReadPlan(columns=("a",), skips=Skips())
+    batches = [batch for batch, _ in Jsonl(file).read(plan=plan)]
+    assert [row["a"] for batch in batches for row in batch.to_pylist()] == list(range(1000))
+    values = [line.encode() for line in lines]
+    schema = Json().infer(values)
+    parts, counts, errors = decode_messages(Json(), values, schema)
+    assert sum(part.num_rows for part in parts) == 1000
+    assert counts.count(0) == 1
+    assert list(errors) == [place]
+
+
+def test_rows_of_many_brackets_that_are_not_deep_are_read(tmp_path: Path) -> None:
+    """Brackets in texts, and beside each other, do not count; 100 levels are read."""
+    texts = ["[" * 300, "]" * 300 + "{" * 300, '\\"[' * 300, "\\\\" + "[" * 300]
+    lines = [json.dumps({"t": text, "z": [[1]] * 200}) for text in texts]
+    lines.append('{"t":"x","z":' + "[" * 99 + "]" * 99 + "}")
+    file = write(tmp_path, "\n".join(lines))
+    batches = [batch for batch, _ in Jsonl(file).read(plan=ReadPlan(columns=("t",)))]
+    values = [row["t"] for batch in batches for row in batch.to_pylist()]
+    assert values == [*texts, "x"]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_lines_of_comment_only_are_no_rows_and_are_counted(tmp_path: Path, line_end: str) -> None:
+    lines = ["# a tool", "1 0:0.5 3:1 # 7:1", " #", "", "0 1:2", "#1 1:1", "x 1:1", "1 2:1"]
+    file = write(tmp_path, line_end.join(lines))
+    with pytest.raises(DecodeError, match=r"a\.txt, line 7: "):
+        rows(Libsvm(file))
+    aside: list[BadRow] = []
+    plan = ReadPlan(skips=Skips(), aside=aside.extend)
+    batches = [batch for batch, _ in Libsvm(file).read(plan=plan)]
+    indices = [row["indices"] for batch in batches for row in batch.to_pylist()]
+    assert indices == [[0, 3], [1], [2]]
+    assert aside == [BadRow(3, b"x 1:1", 7)]
+    positions = [
+        position for _, position in Libsvm(write(tmp_path, line_end.join(lines[:6]))).read()
+    ]
+    assert str(Libsvm(file).locate(positions[-1], 1)) == f"{file}, line 5"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"a":1}\n')
+    (tmp_path / "a.svm").write_bytes(b"\xef\xbb\xbf1 2:3\n")
+    assert rows(Jsonl(tmp_path / "a.jsonl")) == [{"a": 1}]
+    assert rows(Libsvm(tmp_path / "a.svm"))[0]["label"] == 1.0

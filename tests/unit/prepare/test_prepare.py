@@ -361,6 +361,30 @@ def test_skipped_rows_are_counted_and_written_to_dead_letters(bad: Preparation) 
     assert sorted(train["price"].to_list()) == pytest.approx(np.log([2.5, 3.0, 4.0]).tolist())
 
 
+def test_broken_row_group_is_left_out_alone_and_is_a_dead_letter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.parquet"
+    table = pa.table({"label": np.arange(300) % 2, "user": np.arange(300)})
+    pq.write_table(table, file, row_group_size=100, use_dictionary=False)
+    column = pq.ParquetFile(file).metadata.row_group(1).column(1)
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset : column.data_page_offset + 40] = b"\xff" * 40
+    file.write_bytes(data)
+    schema = Schema([Label("label"), Id("user")])
+    output = str(tmp_path / "prepared")
+    workflow = prepare(
+        Preparation(hb.sources.Parquet(str(file)), schema, on_error="skip", output=output)
+    )
+    assert workflow.counts == {"train": 200, "skipped": {"file": 1}}
+    said = "the rest of the row group of rows 101 to 200 is left out"
+    assert said in caplog.text
+    (letters,) = Path(output).glob("dead_letters/*.jsonl")
+    letter = json.loads(letters.read_text())
+    assert letter["place"] == {"file": str(file), "row": 101}
+    assert said in letter["payload"]
+
+
 def test_missing_column_is_named(job: Preparation) -> None:
     schema = Schema([Label("clicked"), Id("usr")])
     with pytest.raises(hb.errors.SchemaError, match=r"'usr'.* Did you mean 'user'"):

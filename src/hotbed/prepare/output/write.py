@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -165,8 +166,9 @@ class _Writer:
     def _unreadable(self, rows: Sequence[BadRow]) -> None:
         """Keep lines that cannot be read."""
         letters = []
-        for number, content in rows:
-            place = self._partition.place(number - 1)
-            where = {"file": place.file, place.word: place.number}
-            letters.append((where, "undecodable", content))
+        for row in rows:
+            where: dict[str, Any] = {"file": self._partition.name, "row": row.number}
+            if row.line is not None:
+                where = {"file": self._partition.name, "line": row.line}
+            letters.append((where, "undecodable", row.content))
         self._letters.add_all(letters)
