@@ -178,12 +178,8 @@ class Encoder:
             self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
-            if trained_kind != "mixed" and (kind == "text") != (trained_kind == "text"):
-                raise SchemaError(
-                    f"column {name!r}: it held {trained_kind} values in training, got "
-                    f"{schema.field(name).type}. Give {trained_kind} values: the same value as "
-                    "text and as a number is two ids."
-                )
+            if _is_other_type(trained_kind, kind):
+                raise _other_type(name, trained_kind, schema.field(name).type)
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
 
@@ -192,10 +188,7 @@ class Encoder:
         if shape is None:
             return
         if shape == "list" and self.schema.shapes.get(name) == "value":
-            raise SchemaError(
-                f"column {name!r}: it held single values in training, got lists ({kind}). Give "
-                "one value for each row."
-            )
+            raise _lists(name, kind)
         joined_with = joined_shape(self.shapes.get(name), shape)
         self.shapes = {**self.shapes, name: joined_with}
 
@@ -295,6 +288,56 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def check_types(trained: Schema, encoder: Encoder) -> None:
+    """Raise SchemaError if what `encoder` read is of other types than training had.
+
+    Columns of features that both schemas transform alike are compared. Rows of a preparation and
+    raw rows are not: a preparation may have made numbers of text.
+
+    Args:
+        trained: the schema, with the types and shapes that were learned from.
+        encoder: of the data that are learned, evaluated or predicted now.
+    """
+    given = encoder.schema
+    if given.raw is None and trained.raw is not None:
+        trained = trained.raw
+    if (given.raw is None) != (trained.raw is None):
+        return
+    features = {column.name: column for column in (*trained.dense, *trained.ids)}
+    for column in (*given.dense, *given.ids):
+        before = features.get(column.name)
+        if type(before) is not type(column) or before.transforms != column.transforms:
+            continue
+        trained_kind = trained.types.get(before.source, "mixed")
+        kind = encoder.types.get(column.source, trained_kind)
+        if _is_other_type(trained_kind, kind):
+            raise _other_type(column.source, trained_kind, kind)
+        shapes = trained.shapes.get(before.source), encoder.shapes.get(column.source)
+        if shapes[0] == "value" and shapes[1] in ("list", "mixed"):
+            raise _lists(column.source, shapes[1])
+
+
+def _is_other_type(trained: Type, kind: Type) -> bool:
+    """Return whether values of a type are other ids than those of the type in training."""
+    if trained == "mixed":
+        return False
+    return kind == "mixed" or (kind == "text") != (trained == "text")
+
+
+def _other_type(name: str, trained: Type, kind: object) -> SchemaError:
+    return SchemaError(
+        f"column {name!r}: it held {trained} values in training, got {kind}. Give {trained} "
+        "values: the same value as text and as a number is two ids."
+    )
+
+
+def _lists(name: str, kind: object) -> SchemaError:
+    return SchemaError(
+        f"column {name!r}: it held single values in training, got lists ({kind}). Give one value "
+        "for each row."
+    )
 
 
 def _plain_dictionary(values: pa.Array) -> pa.Array:

@@ -24,6 +24,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from hotbed.data.schema import Schema
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
@@ -50,6 +51,7 @@ from hotbed.persist.store import (
     ADVICE,
     MANIFEST_FILE,
     CheckpointStore,
+    LocalStore,
     NewestState,
     open_store,
     split,
@@ -386,6 +388,16 @@ class Reader:
     @property
     def manifest(self) -> Manifest:
         return self.newest_link.manifest
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema that the state was learned with; None if it does not hold one."""
+        if self.manifest.schema is None:
+            return None
+        folder = None
+        if isinstance(self.store, LocalStore):  # the first link of a version brings fitted maps
+            folder = self.store.root / self.links[0].folder
+        return Schema.from_json(self.manifest.schema, folder)
 
     @property
     def table_names(self) -> list[str]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hotbed.connectors import Journal
@@ -110,7 +110,13 @@ def _without_paths(column: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()) -> set[str]:
+def compare(
+    place: str,
+    saved: Meaning,
+    here: Meaning,
+    allow: Sequence[str] = (),
+    misfit: Callable[[], str] = str,
+) -> set[str]:
     """Compare what a checkpoint means with what would resume; return the names of accepted changes.
 
     Args:
@@ -118,6 +124,7 @@ def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()
         saved: What the checkpoint means.
         here: What would resume from it.
         allow: Names of fields, or patterns of them, that may differ although they would be refused.
+        misfit: Returns why the state cannot be loaded, whatever is accepted; "" if it can.
 
     Raises:
         PersistError: A field that may not change differs; the message names it and both values.
@@ -134,7 +141,7 @@ def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()
         if is_known and decision != "keep":
             accepted.add(name)
     if refused:
-        raise _refusal(place, refused, saved, here)
+        raise _refusal(place, refused, saved, here, misfit())
     return accepted
 
 
@@ -158,13 +165,20 @@ def _log_change(place: str, name: str, saved: Meaning, here: Meaning) -> None:
         log.info("%s: %s was %s, resumed with %s", place, name, before, after)
 
 
-def _refusal(place: str, refused: list[str], saved: Meaning, here: Meaning) -> PersistError:
+def _refusal(
+    place: str, refused: list[str], saved: Meaning, here: Meaning, misfit: str
+) -> PersistError:
     first, *rest = refused
     others = f" (also changed: {', '.join(rest)})" if rest else ""
+    advice = f"or accept the change with allow={refused!r}, an argument of this call."
+    if misfit:  # the state would not fit, whatever is accepted
+        advice = (
+            f"since {misfit}; or begin a new model, and take the rows that fit with "
+            "model.warm_start()."
+        )
     return PersistError(
         f"{place}: {first} is {_shown(first, saved)} in the checkpoint{others}, "
-        f"got {_shown(first, here)}. Build it as it was when it was saved, "
-        f"or accept the change with Checkpoint(allow={refused!r})."
+        f"got {_shown(first, here)}. Build it as it was when it was saved, {advice}"
     )
 
 

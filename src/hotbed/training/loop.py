@@ -124,11 +124,16 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
     labelled = learner.criterion is not None
     stream = getattr(data, "stream", None)
     items = stream() if callable(stream) else iter(data)
+    types = None  # the last ones that were compared with those of training
     try:
         for item in items:
             if item is None:
                 yield None
             else:
+                encoder = item.encoder if isinstance(item, Batch) else None
+                if encoder is not None and encoder.types is not types:
+                    run.model.check_types(encoder)
+                    types = encoder.types
                 yield prepare(item, learner.device, labelled=labelled, network=learner.network)
     finally:
         if items is not data and hasattr(items, "close"):

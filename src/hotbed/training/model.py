@@ -16,6 +16,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.data.encode import Encoder, check_types
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
@@ -36,6 +37,7 @@ from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
+from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
@@ -450,21 +452,50 @@ class RecModel:
         *,
         optimizer_state: bool = False,
         now: int | None = None,
+        schema: Schema | None = None,
     ) -> dict[str, str]:
         """Take rows from the tables of another model's checkpoint; returns table here -> table
         there.
 
-        `rename`: table there -> table here, or pairs of (regular expression for the name there,
-        what takes its place); more in `hotbed.persist.tables.warm_start`. Raises PersistError
-        where dims or rules differ.
+        Where a feature is mapped by another vocabulary here, rows follow their words.
+
+        Args:
+            path: the checkpoint.
+            rename: table there -> table here, or pairs of (regular expression for the name there,
+                what takes its place).
+            optimizer_state: also take optimizer state; see `hotbed.persist.tables.warm_start`.
+            now: as there.
+            schema: of the data here; None: the one that the network was built with.
+
+        Raises:
+            PersistError: dims or rules differ, no table has a counterpart, or a transform differs
+                so that ids mean other values; the message names it, and nothing has changed.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
 
         def warm(reader: Reader) -> dict[str, str]:
-            return warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
+            own = self.schema if schema is None else schema
+            matches = warm_start(
+                self.tables, reader, rename, optimizer_state=optimizer_state, now=now, schema=own
+            )
+            if own is not None and reader.schema is not None:
+                self.schema = own.with_types(types_there(reader.schema, own, matches), {})
+            return matches
 
         return read_newest(path, warm)
+
+    def check_types(self, encoder: Encoder) -> None:
+        """Raise SchemaError if data have other types than the data that the model learned from.
+
+        Args:
+            encoder: of the data. The loop calls this before it uses what the encoder read.
+        """
+        trained = self.schema
+        if encoder is not self._encoder:
+            trained = _typed(trained, trained, self._encoder)
+        if isinstance(trained, Schema):
+            check_types(trained, encoder)
 
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
