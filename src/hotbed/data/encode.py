@@ -290,33 +290,40 @@ class Encoder:
             )
 
 
-def check_types(trained: Schema, encoder: Encoder) -> None:
-    """Raise SchemaError if what `encoder` read is of other types than training had.
+def check_types(
+    trained: Schema, given: Schema, types: Mapping[str, Type], shapes: Mapping[str, Shape]
+) -> None:
+    """Raise SchemaError if raw columns are of other types than training had.
 
     Columns of features that both schemas transform alike are compared. Rows of a preparation and
     raw rows are not: a preparation may have made numbers of text.
 
     Args:
         trained: the schema, with the types and shapes that were learned from.
-        encoder: of the data that are learned, evaluated or predicted now.
+        given: the schema of the data that are learned, evaluated or predicted now.
+        types: of their raw columns.
+        shapes: of their raw columns.
     """
-    given = encoder.schema
     if given.raw is None and trained.raw is not None:
         trained = trained.raw
     if (given.raw is None) != (trained.raw is None):
         return
-    features = {column.name: column for column in (*trained.dense, *trained.ids)}
+    features: dict[str, Dense | Id] = {}
+    features.update({column.name: column for column in trained.dense})
+    features.update({column.name: column for column in trained.ids})
     for column in (*given.dense, *given.ids):
         before = features.get(column.name)
-        if type(before) is not type(column) or before.transforms != column.transforms:
+        if before is None or type(before) is not type(column):
+            continue
+        if before.transforms != column.transforms:
             continue
         trained_kind = trained.types.get(before.source, "mixed")
-        kind = encoder.types.get(column.source, trained_kind)
+        kind = types.get(column.source, trained_kind)
         if _is_other_type(trained_kind, kind):
             raise _other_type(column.source, trained_kind, kind)
-        shapes = trained.shapes.get(before.source), encoder.shapes.get(column.source)
-        if shapes[0] == "value" and shapes[1] in ("list", "mixed"):
-            raise _lists(column.source, shapes[1])
+        shape = shapes.get(column.source, "value")
+        if trained.shapes.get(before.source) == "value" and shape != "value":
+            raise _lists(column.source, shape)
 
 
 def _is_other_type(trained: Type, kind: Type) -> bool:

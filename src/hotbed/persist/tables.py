@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 from urllib.parse import quote
@@ -240,6 +240,7 @@ def warm_start(
     optimizer_state: bool = False,
     now: int | None = None,
     schema: Schema | None = None,
+    computed: Collection[str] = (),
 ) -> dict[str, str]:
     """Load rows of another job's checkpoint into tables of this one.
 
@@ -259,6 +260,8 @@ def warm_start(
             its step, unless they bring steps and the step with `optimizer_state`.
         schema: The columns of the data here. It is compared with the schema of the checkpoint, and
             may be None only if that has none.
+        computed: Tables whose ids the model computes from its features, as those of `hb.auto`: their
+            rows follow no words, and another vocabulary is refused.
 
     Returns:
         Table here -> table there, for each table that was loaded.
@@ -278,9 +281,11 @@ def warm_start(
         if now is None:
             _check_times(tables[here], checkpoint, there)
     checkpoint.verify()
-    translations = {
-        here: _translation(checkpoint, there, schema, here) for here, there in matches.items()
-    }
+    translations = {}
+    for here, there in matches.items():
+        translations[here] = _translation(
+            checkpoint, there, schema, here, is_computed=here in computed
+        )
     for here, there in matches.items():
         rows: Iterable[pa.RecordBatch] = checkpoint.rows(there)
         translation = translations[here]
@@ -320,10 +325,10 @@ def _check_matches(
 
 
 def _translation(
-    checkpoint: Reader, there: str, schema: Schema | None, here: str
+    checkpoint: Reader, there: str, schema: Schema | None, here: str, *, is_computed: bool
 ) -> Translation | None:
     """Return how the ids of a table become ids here, checked with all of them; None: unchanged."""
-    translation = translation_of(checkpoint.schema, there, schema, here)
+    translation = translation_of(checkpoint.schema, there, schema, here, is_computed=is_computed)
     if translation is None:
         return None
     ids = [batch.column("id").to_numpy() for batch in checkpoint.rows(there)]

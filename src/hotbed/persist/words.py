@@ -164,11 +164,18 @@ class Translation:
 
 
 def translation_of(
-    there: Schema | None, source: str, here: Schema | None, table: str
+    there: Schema | None, source: str, here: Schema | None, table: str, *, is_computed: bool = False
 ) -> Translation | None:
     """Return how the ids of the table `source` there become ids of `table` here.
 
     None: they stay as they are, because both schemas make the same ids of the same values.
+
+    Args:
+        there: The schema of the job that learned the rows.
+        source: The table there.
+        here: The schema of the data here.
+        table: The table here.
+        is_computed: Whether a model computes the ids of the table from any of the features.
 
     Raises:
         PersistError: They make other ids, and the values cannot be told from the ids: by a hash,
@@ -177,7 +184,8 @@ def translation_of(
     """
     if there is None:
         return None
-    features = _features(there, source)
+    is_bound = not is_computed and _is_named(there, source) and _is_named(here, table)
+    features = _features(there, source if is_bound else None)
     if not features:
         return None
     if here is None:
@@ -186,20 +194,20 @@ def translation_of(
             f"there, of the features {[feature.name for feature in features]}, got no schema here "
             "to compare it with. Give schema=, the schema of the data here."
         )
-    is_bound = _is_named(there, source) and _is_named(here, table)
     parts = []
     changed = False
-    for old, new in _pairs(features, _features(here, table), table):
+    for old, new in _pairs(features, _features(here, table if is_bound else None), table):
         part = _renumbering(old, new, source)
         changed = changed or part is not None
         parts.append(part or Renumbering(old.name, *_same(old)))
     if not changed:
         return None
     if not is_bound:
-        names = [part.feature for part in parts if part is not None]
+        names = [part.feature for part in parts if part.there is not part.here]
         raise PersistError(
             f"warm start: the features {names} have other vocabularies here, got table {table!r}, "
-            f"of which no schema says which feature it belongs to. {_advice(names[0], source)}"
+            "of which the schema does not say what its ids are made of. "
+            f"{_advice(names[0], source)}"
         )
     return Translation(source, tuple(parts))
 
@@ -278,15 +286,16 @@ def _same(feature: Id) -> tuple[Numbering, Numbering]:
     return Numbering(None, 0), Numbering(None, 0)
 
 
-def _features(schema: Schema, table: str) -> list[Id]:
-    """Return the features of a table; all of them where the schema does not say."""
+def _features(schema: Schema, table: str | None) -> list[Id]:
+    """Return the features of a table; None: all features."""
     of_rows = schema.raw or schema
-    name = _named(of_rows, table)
-    return [feature for feature in of_rows.ids if name is None or feature.table == name]
+    if table is None:
+        return list(of_rows.ids)
+    return list(of_rows.tables[_named(of_rows, table) or ""])
 
 
-def _is_named(schema: Schema, table: str) -> bool:
-    return _named(schema.raw or schema, table) is not None
+def _is_named(schema: Schema | None, table: str) -> bool:
+    return schema is not None and _named(schema.raw or schema, table) is not None
 
 
 def _named(schema: Schema, table: str) -> str | None:

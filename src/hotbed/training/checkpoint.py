@@ -180,8 +180,7 @@ class Checkpoint:
             if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
                 run.position = _resumable(run).position
             if isinstance(dataset, Dataset):
-                # servers reject other types from the first version on
-                run.model.schema = run.model.schema.with_types(*dataset.raw_types())
+                run.model.learn_types(dataset)  # the first version brings them to servers
             self._deltas = self._tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)

@@ -132,7 +132,7 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
             else:
                 encoder = item.encoder if isinstance(item, Batch) else None
                 if encoder is not None and encoder.types is not types:
-                    run.model.check_types(encoder)
+                    run.model.check_encoder(encoder)
                     types = encoder.types
                 yield prepare(item, learner.device, labelled=labelled, network=learner.network)
     finally:

@@ -21,7 +21,7 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.combined import Parts
@@ -409,6 +409,7 @@ class RecModel:
         reader = path
         checkpoint.restore(reader, self.state(), allow)
         self.learner.forget()
+        self.schema = _typed(self.schema, reader.schema, None)
         self.counters = {**self.counters, **reader.manifest.counters}
         self.parent = reader.manifest.digest
         return self
@@ -477,7 +478,13 @@ class RecModel:
         def warm(reader: Reader) -> dict[str, str]:
             own = self.schema if schema is None else schema
             matches = warm_start(
-                self.tables, reader, rename, optimizer_state=optimizer_state, now=now, schema=own
+                self.tables,
+                reader,
+                rename,
+                optimizer_state=optimizer_state,
+                now=now,
+                schema=own,
+                computed=() if converted(self.network) is None else self.tables,
             )
             if own is not None and reader.schema is not None:
                 self.schema = own.with_types(types_there(reader.schema, own, matches), {})
@@ -485,7 +492,7 @@ class RecModel:
 
         return read_newest(path, warm)
 
-    def check_types(self, encoder: Encoder) -> None:
+    def check_encoder(self, encoder: Encoder) -> None:
         """Raise SchemaError if data have other types than the data that the model learned from.
 
         Args:
@@ -494,8 +501,23 @@ class RecModel:
         trained = self.schema
         if encoder is not self._encoder:
             trained = _typed(trained, trained, self._encoder)
-        if isinstance(trained, Schema):
-            check_types(trained, encoder)
+        if not isinstance(trained, Schema):
+            return
+        try:
+            check_types(trained, encoder.schema, encoder.types, encoder.shapes)
+        except SchemaError:
+            if encoder is self._encoder:
+                self._encoder = None  # nothing was learned from what it read
+            raise
+
+    def learn_types(self, dataset: Dataset) -> None:
+        """Take over the types of a source before it is read: servers reject others from then on.
+
+        Raises SchemaError if the model learned from other types.
+        """
+        types, shapes = dataset.raw_types()
+        check_types(self.schema, dataset.schema, types, shapes)
+        self.schema = self.schema.with_types(types, shapes)
 
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
