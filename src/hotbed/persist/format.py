@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -390,6 +391,19 @@ class Reader:
         return self.newest_link.manifest
 
     @property
+    def saved(self) -> Saved:
+        """The state as its writer returned it."""
+        manifest = self.manifest
+        return Saved(
+            folder=self.store.path(self.newest_link.folder),
+            digest=manifest.digest,
+            version=manifest.version,
+            bytes=sum(entry.bytes for entry in manifest.files.values()),
+            kind=manifest.kind,
+            chain=self.newest_link.chain,
+        )
+
+    @property
     def schema(self) -> Schema | None:
         """The schema that the state was learned with; None if it does not hold one."""
         if self.manifest.schema is None:
@@ -554,6 +568,23 @@ def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) ->
                 f"{sha256}. {ADVICE}"
             )
     return Link(store, folder, unsealed(data, place))
+
+
+def highest_version(store: CheckpointStore) -> int:
+    """Return the highest number of a version that a store ever held, as far as it shows.
+
+    Folders that were moved aside count, and so do damaged ones whose number can be read. -1: none.
+    """
+    stores = [store]
+    if isinstance(store, LocalStore):
+        stores.append(store.aside())
+    highest = -1
+    for own in stores:
+        for folder in own.folders():
+            with contextlib.suppress(FormatError, ValueError, LookupError, TypeError):
+                plain = json.loads(bytes(own.read(f"{folder}/{MANIFEST_FILE}")))
+                highest = max(highest, int(plain["version"]))
+    return highest
 
 
 def newest_link(store: CheckpointStore) -> Link | None:

@@ -170,7 +170,9 @@ class Checkpoint:
         self._caught = []
         finish_first(self.path)
         if open_store(self.path).newest_state() is not None:
-            resume(run, open_checkpoint(self.path), self._allow)
+            reader = open_checkpoint(self.path)
+            resume(run, reader, self._allow)
+            self._publish(run, reader.saved)  # if it was not published, as after `hotbed restore`
             # tables that were loaded begin anew
             self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)

@@ -18,9 +18,9 @@ from hotbed.connectors.kafka_client import kafka_library
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import local_path
 from hotbed.persist.check.manifest import unsealed
-from hotbed.persist.format import CheckpointWriter, Link, Saved, open_checkpoint, open_link
+from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_link
 from hotbed.persist.publish.follow import VersionFeed
-from hotbed.persist.publish.version import Publisher, write_published
+from hotbed.persist.publish.version import Publisher, opened, write_published
 from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, LocalStore, number_of
 
 CHUNK_BYTES = 900_000
@@ -42,41 +42,50 @@ class PublishTopic(Publisher):
     def __init__(self, servers: str, topic: str, options: Mapping[str, Any] | None = None) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._last: Link | None = None
+        self._highest = -1  # of the numbers in the topic
 
     @property
     def _described(self) -> dict[str, Any]:
         arguments = self._kafka._described
         return {name: arguments[name] for name in ("servers", "topic", "options")}
 
-    def publish(self, saved: Saved) -> Saved | None:
-        reader = open_checkpoint(saved.folder)
-        last = self._last or self._last_version()
-        if last is not None and last.manifest.source == saved.digest:
+    def publish(self, saved: Saved | Reader) -> Saved | None:
+        reader = opened(saved)
+        last = self._last
+        if last is None:
+            last, self._highest = self._last_version()
+        if last is not None and last.manifest.source == reader.manifest.digest:
             return None
         with tempfile.TemporaryDirectory(prefix="hotbed-publish-") as name:
             folder = Path(name)
             if last is not None:  # the next number follows it
                 (folder / last.folder).mkdir()
             with CheckpointWriter(folder) as writer:
-                version = write_published(writer, reader, last, self.graph)
+                version = write_published(writer, reader, last, self.graph, highest=self._highest)
+            self._highest = version.version  # also if it arrives in part
             link = open_link(LocalStore(folder), version.chain[-1].folder)
             self._send(link)
             self._last = link
         return version
 
-    def _last_version(self) -> Link | None:
-        """Return the version that another process published last; None if it is incomplete."""
+    def _last_version(self) -> tuple[Link | None, int]:
+        """Return the version that another process published last, and its number.
+
+        None: there is none, or it is incomplete.
+        """
         with contextlib.closing(_consumer(self._kafka)) as consumer:
             low, high = _ends(consumer, _partition_at(self._kafka, 0))
             if high == low:
-                return None
+                return None, -1
             consumer.assign([_partition_at(self._kafka, high - 1)])
             message = _next(consumer, self._kafka.topic)
+        number = int(message.key() or -1)
         head, data = _unframed(message.value())
         if not head.get("manifest"):
-            return None
+            return None, number
         place = f"topic {self._kafka.topic}, offset {high - 1}"
-        return Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
+        link = Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
+        return link, number
 
     def _send(self, link: Link) -> None:
         sending = _Sending(self._kafka, link.manifest.version)
