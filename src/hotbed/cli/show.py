@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 
 from hotbed.cli.doctor import Part
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
-from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions
+from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
@@ -353,6 +353,15 @@ def print_restored(path: str, facts: Mapping[str, Any]) -> None:
         f"{path} resumes from {facts['folder']}: {facts['kind']}, version {facts['version']}\n"
         f"moved to {path}/aside: {aside}"
     )
+
+
+def print_published(published: Published) -> None:
+    """Print what `hotbed.job.run.publish` returned."""
+    version = published.version
+    if version is None:
+        print_line(f"{published.path}: {published.state} is the newest version there already")
+        return
+    print_line(f"{published.path}: {published.state} is version {version.version} now")
 
 
 def print_difference(facts: Mapping[str, Any]) -> None:

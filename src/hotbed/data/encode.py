@@ -29,7 +29,7 @@ from hotbed.data.columns import (
     transformed,
     type_of,
 )
-from hotbed.data.numbers import BadRows, Positives, numeric
+from hotbed.data.numbers import BadRows, LabelValues, numeric
 from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -63,7 +63,7 @@ class Encoder:
     that are left out.
 
     `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows.
-    `positives`: for each label with `positive`, whether a row matched. If the median time of the
+    `label_values`: for each label, what its rows held. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
     `types` and `shapes` record the types and shapes of the raw columns. Text where the schema has
@@ -84,7 +84,7 @@ class Encoder:
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
         self.unit_labels: frozenset[str] = frozenset()
-        self.forget_positives()
+        self.forget_labels()
         self._times_checked = False
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
@@ -134,22 +134,20 @@ class Encoder:
         self._leave_out(batch, future, "future", message)
         return encoded.take(np.flatnonzero(~future))
 
-    def forget_positives(self) -> None:
-        """Count rows and matches of labels with `positive` from zero."""
-        labels = self.schema.labels
-        self.positives = [Positives(label) for label in labels if label.positive is not None]
+    def forget_labels(self) -> None:
+        """Look at the values of labels anew."""
+        self.label_values = [LabelValues(label) for label in self.schema.labels]
 
     def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
-        """Check whole columns: the unit of times, and the texts of positive labels."""
+        """Check whole columns: the unit of times, and the values of labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
             if latest is None:  # with `latest`, rows of the future are left out
                 numbers.check_times(time, context.column(time.source), encoded.time)
             self._times_checked = True
-        for positives in self.positives:
-            label = positives.label
-            raw = context.column(label.source)
-            positives.add(encoded.labels[label.name], raw)
+        for values in self.label_values:
+            raw = context.column(values.label.source)
+            values.add(encoded.labels[values.label.name], raw)
 
     def _leave_out(
         self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str

@@ -17,7 +17,15 @@ from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Where, append_bytes, sync_folder, truncate_file, writing
 from hotbed.persist.format import Reader, open_folder
 from hotbed.persist.inspect import verify
-from hotbed.persist.store import JOURNAL, LETTERS, MANIFEST_FILE, LocalStore, number_of, open_store
+from hotbed.persist.store import (
+    JOURNAL,
+    LETTERS,
+    MANIFEST_FILE,
+    CheckpointStore,
+    LocalStore,
+    number_of,
+    open_store,
+)
 
 Meaning = Mapping[str, Any]
 """Dotted name of a field -> its plain value. An object has its kind under its own name."""
@@ -311,7 +319,18 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
     }
 
 
-def _chosen(store: LocalStore, number: int | None) -> str:
+def open_state(where: Where, number: int) -> Reader:
+    """Return state `number` under `where` with its chain.
+
+    Raises:
+        ConfigError: There is no such state.
+        FormatError: The state or its chain is not complete.
+    """
+    store = open_store(where)
+    return open_folder(store, _chosen(store, number))
+
+
+def _chosen(store: CheckpointStore, number: int | None) -> str:
     """Return the folder of state `number`; ConfigError with all numbers for an unknown one."""
     numbers = [number_of(folder) for folder in store.folders()]
     if number in numbers:
@@ -321,7 +340,7 @@ def _chosen(store: LocalStore, number: int | None) -> str:
         raise ConfigError(
             f"--state: restore needs the number of a state, got none. Choose one of: {choice}."
         )
-    raise ConfigError(f"--state: not in {store.root}, got {number}. Choose one of: {choice}.")
+    raise ConfigError(f"--state: not in {store.place('')}, got {number}. Choose one of: {choice}.")
 
 
 def _point(store: LocalStore, folder: str) -> None:
