@@ -374,6 +374,8 @@ def print_difference(facts: Mapping[str, Any]) -> None:
         counts = [f"{table[key]:,}" for key in ("added", "removed", "changed")]
         grid.add_row(name, *counts, f"{table['largest']:.3g}")
     console.print(grid)
+    if not any(_differs(table) for table in facts["tables"].values()) and not facts["dense"]:
+        print_line("all rows and tensors are equal")
     for name, largest in facts["dense"].items():
         text = "other shape"
         if largest is not None:
@@ -383,6 +385,12 @@ def print_difference(facts: Mapping[str, Any]) -> None:
         before, after = facts[name]
         if before != after:
             print_line(f"{name}: {before}\n      now: {after}")
+    if facts["others"]:
+        print_line(f"other parts that differ: {', '.join(facts['others'])}")
+
+
+def _differs(table: Mapping[str, Any] | None) -> bool:
+    return table is None or any(table[key] for key in ("added", "removed", "changed"))
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -125,7 +125,42 @@ def _hashed(tree: Any, arrays: Arrays) -> Any:
         if set(tree) == {mark}:
             array = arrays[tree[mark]]
             return {mark: [str(array.dtype), list(array.shape), _hex(array.tobytes())]}
-    return {key: _hashed(item, arrays) for key, item in tree.items() if not key.startswith("wall_")}
+    return {key: _hashed(item, arrays) for key, item in tree.items() if not _is_wall(key, item)}
+
+
+def _is_wall(key: str, item: Any) -> bool:
+    """Return whether a member of a tree, or all that is in it, depends on the wall clock."""
+    if key.startswith("wall_"):
+        return True
+    return isinstance(item, dict) and bool(item) and all(_is_wall(*pair) for pair in item.items())
+
+
+def part_digests(reader: Reader) -> dict[str, str]:
+    """Return the digests of parts of a checkpoint that have no rows or tensors, by dotted name.
+
+    They are the members of progress, of the random state, of the scalars of tables and of their
+    candidates, and the settings of optimizers.
+    """
+    parts: dict[str, Any] = {}
+    progress = reader.manifest.progress
+    if progress is not None:
+        arrays = reader.arrays()
+        for name, tree in (("progress", progress.tree), ("random", progress.random)):
+            for key, item in _hashed(tree, arrays).items():
+                inside = item if key == "callbacks" else {"": item}
+                for inner, value in inside.items():
+                    parts[f"{name}.{key}.{inner}".rstrip(".")] = value
+    for entry in reader.manifest.tables:
+        for key, value in entry.scalars.items():
+            parts[f"tables.{entry.name}.{key}"] = value
+        waiting = list(reader.candidates(entry.name))
+        if waiting:
+            waiting = [sorted_rows(pa.concat_batches(waiting))]
+        parts[f"tables.{entry.name}.candidates"] = _of_columns(waiting, _COLUMNS)
+    dense = reader.manifest.dense
+    for name, optimizer in ({} if dense is None else dense.optimizers).items():
+        parts[f"optimizers.{name}"] = optimizer
+    return {name: _hex(_canonical(part)) for name, part in parts.items()}
 
 
 def _canonical(value: Any) -> bytes:
