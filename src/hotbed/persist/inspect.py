@@ -211,7 +211,8 @@ def _other_differences(one: Reader, two: Reader) -> list[str]:
     """Return the names of parts that differ and have neither rows nor tensors."""
     first = part_digests(one)
     second = part_digests(two)
-    return sorted(n for n in {*first, *second} if first.get(n) != second.get(n))
+    names = sorted({*first, *second})
+    return [name for name in names if first.get(name) != second.get(name)]
 
 
 def _dense_differences(one: list[DenseTensor], two: list[DenseTensor]) -> dict[str, float | None]:

@@ -27,6 +27,7 @@ from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, fi
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.ahead import cores
 from hotbed.training.auto.network import converted
+from hotbed.training.column_types import learn_types
 from hotbed.training.evict import TOPIC, sweeping
 from hotbed.training.learner import SelfUpdating
 from hotbed.training.loop import passed
@@ -182,7 +183,7 @@ class Checkpoint:
             if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
                 run.position = _resumable(run).position
             if isinstance(dataset, Dataset):
-                run.model.learn_types(dataset)  # the first version brings them to servers
+                learn_types(run.model, dataset)  # the first version brings them to servers
             self._deltas = self._tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)

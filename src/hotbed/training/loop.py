@@ -31,6 +31,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
+from hotbed.training.column_types import check_encoder
 from hotbed.training.example import Example, prepare
 from hotbed.training.learner import Update
 from hotbed.training.run import Run
@@ -132,7 +133,7 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
             else:
                 encoder = item.encoder if isinstance(item, Batch) else None
                 if encoder is not None and encoder.types is not types:
-                    run.model.check_encoder(encoder)
+                    check_encoder(run.model, encoder)
                     types = encoder.types
                 yield prepare(item, learner.device, labelled=labelled, network=learner.network)
     finally:

@@ -16,12 +16,11 @@ from torch import nn
 from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
-from hotbed.data.encode import Encoder, check_types
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
 from hotbed.optim.combined import Parts
@@ -42,6 +41,7 @@ from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
+from hotbed.training.column_types import typed
 from hotbed.training.criterion import Criterion
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
 from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
@@ -133,7 +133,7 @@ class RecModel:
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
-        self._encoder: Any = None
+        self.encoder: Any = None
         self._indexes: tuple[int, int, int] | None = None
         if eval_indexes is not None:
             self._indexes = (eval_indexes[0], eval_indexes[1], eval_indexes[2])
@@ -409,7 +409,7 @@ class RecModel:
         reader = path
         checkpoint.restore(reader, self.state(), allow)
         self.learner.forget()
-        self.schema = _typed(self.schema, reader.schema, None)
+        self.schema = typed(self.schema, reader.schema, None)
         self.counters = {**self.counters, **reader.manifest.counters}
         self.parent = reader.manifest.digest
         return self
@@ -443,8 +443,8 @@ class RecModel:
         """Return the schema of a server's requests, with the types that were learned from."""
         if self.schema is None:
             return None
-        typed: Schema = _typed(self.schema, self.schema, self._encoder)
-        return typed.raw or typed
+        learned: Schema = typed(self.schema, self.schema, self.encoder)
+        return learned.raw or learned
 
     def warm_start(
         self,
@@ -492,40 +492,13 @@ class RecModel:
 
         return read_newest(path, warm)
 
-    def check_encoder(self, encoder: Encoder) -> None:
-        """Raise SchemaError if data have other types than the data that the model learned from.
-
-        Args:
-            encoder: of the data. The loop calls this before it uses what the encoder read.
-        """
-        trained = self.schema
-        if encoder is not self._encoder:
-            trained = _typed(trained, trained, self._encoder)
-        if not isinstance(trained, Schema):
-            return
-        try:
-            check_types(trained, encoder.schema, encoder.types, encoder.shapes)
-        except SchemaError:
-            if encoder is self._encoder:
-                self._encoder = None  # nothing was learned from what it read
-            raise
-
-    def learn_types(self, dataset: Dataset) -> None:
-        """Take over the types of a source before it is read: servers reject others from then on.
-
-        Raises SchemaError if the model learned from other types.
-        """
-        types, shapes = dataset.raw_types()
-        check_types(self.schema, dataset.schema, types, shapes)
-        self.schema = self.schema.with_types(types, shapes)
-
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
         dense = {id(parameter) for parameter in dense_parameters(self.network)}
         described = {name: described_argument(value) for name, value in self._arguments.items()}
         schema = None
         if self.schema is not None:
-            schema = _typed(self.schema, self.schema, self._encoder).to_json()
+            schema = typed(self.schema, self.schema, self.encoder).to_json()
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
@@ -608,10 +581,10 @@ class RecModel:
 
         `encoder` collects the types of their raw columns while they are read.
         """
-        if encoder is not None and encoder is self._encoder:
+        if encoder is not None and encoder is self.encoder:
             return
-        self.schema = _typed(schema or self.schema, self.schema, self._encoder)
-        self._encoder = encoder
+        self.schema = typed(schema or self.schema, self.schema, self.encoder)
+        self.encoder = encoder
 
     @property
     def _is_measurable(self) -> bool:
@@ -731,18 +704,6 @@ class Evaluation:
     def results(self) -> dict[str, float]:
         """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
         return self._scorer.results()
-
-
-def _typed(schema: Any, before: Any, encoder: Any) -> Any:
-    """Return `schema` with the types of the raw columns that were learned from.
-
-    These are the types that the schema `before` recorded, and those that `encoder` read.
-    """
-    if not isinstance(schema, Schema):
-        return schema
-    for learned in (before, encoder):
-        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
-    return schema
 
 
 def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
