@@ -38,6 +38,14 @@ uint64_t Candidates::peek(int64_t id, uint64_t hash) const noexcept {
   return least;
 }
 
+bool Candidates::find(int64_t id, uint64_t hash, Candidate* out) const noexcept {
+  if (!exact_) return false;
+  const uint32_t at = index_.find(id, hash);
+  if (at == kNoSlot) return false;
+  *out = list_[at];
+  return true;
+}
+
 uint64_t Candidates::add(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time) {
   if (!exact_) {
     const uint64_t before = peek(id, hash);

@@ -35,6 +35,7 @@ class Candidates {
   // Count before these occurrences; adds them.
   uint64_t add(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time);
   uint64_t peek(int64_t id, uint64_t hash) const noexcept;
+  bool find(int64_t id, uint64_t hash, Candidate* out) const noexcept;  // false: unknown, or counted in a sketch
   void forget(int64_t id, uint64_t hash) noexcept;  // admitted: the row keeps the count from here on
   void expire(int64_t before);                      // drops exact candidates last seen before `before`
 
