@@ -100,7 +100,7 @@ struct Uniques : UniqueIds {
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
   uint64_t num_refused = 0;
-  uint64_t num_rows = 0;  // rows that the batch uses; filled by Table::count_rows
+  uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 };
 
@@ -227,7 +227,7 @@ class Table {
     Victims victims;
     uint64_t admitted = 0, refused = 0, evicted = 0;
     MapLog* log = nullptr;  // of the batch that is mapped, where it may be taken back
-    bool stale = false;  // the watermark has moved since the last sweep: expired rows may still be here
+    bool stale = false;     // the watermark has moved since the last sweep: expired rows may still be here
   };
 
   uint64_t num_alive(int partition) const noexcept;

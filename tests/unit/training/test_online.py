@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -366,3 +367,33 @@ def test_callbacks_that_count_steps_do_so_when_several_sink_at_once(
     )
     assert watch.validated == [4, 6, 10]
     assert model.learner.dense.param_groups[0]["lr"] == pytest.approx(rate * 11 / 20)
+
+
+def test_user_who_is_removed_in_a_stream_is_gone_from_its_states_and_versions(
+    dataset: Any, network: Any, tmp_path: Path
+) -> None:
+    """The recipe of docs/persist.md; a removal that no state holds is made again after a resume."""
+
+    class Forget:
+        def __init__(self) -> None:
+            self.removed = 0
+
+        def on_step_end(self, run: Any) -> None:
+            if run.step >= 3:
+                ids = run.model.schema.ids_of("user", gone)
+                self.removed += run.tables["user"].remove(ids)
+
+    gone = next(iter(dataset(640))).ids["user"].values[:1].tolist()
+    publisher = hb.PublishDirectory(tmp_path / "published")
+    forget = Forget()
+    model = hb.RecModel(network(), "bce", "adam")
+    checkpoint = hb.callbacks.Checkpoint(
+        tmp_path / "state", every_steps=2, wait=True, publish=publisher
+    )
+    model.online_train(dataset(640), [forget, checkpoint], progress=False)
+    assert forget.removed > 0
+    assert model.tables["user"].find(gone).tolist() == [-1]
+    for where in ("state", "published"):
+        replica = hb.checkpoints.Replica()
+        replica.apply(hb.checkpoints.open_checkpoint(tmp_path / where))
+        assert replica.tables["user"].find(gone).tolist() == [-1]
