@@ -10,6 +10,10 @@ counted from the moment at which a request was meant to be sent, up to the knee:
 a 99th percentile under `--knee-ms`. With `deltas` a trainer process learns and publishes ten deltas
 a minute meanwhile.
 
+`--pair`: another pair, over JSON in both directions: `hotbed serve` with a small DeepFM of a user and
+100 items, and the same network with its embeddings in one graph of ONNX Runtime behind FastAPI. All
+clients are in one process of their own; the two servers are measured in turn.
+
 Prints JSON lines: p50, p99 and max in milliseconds, answers a second, and processor milliseconds of
 the server a request.
 """
@@ -37,6 +41,7 @@ import numpy as np
 
 FEATURES, DENSE, USER_IDS, USER_DENSE, CANDIDATES = 26, 13, 13, 7, 100
 KINDS, BODIES = ("hotbed http", "hotbed grpc", "torch fastapi"), 200
+PAIR = ("hotbed json", "onnx fastapi")
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 # --- clients, in processes of their own -----------------------------------------------------------
@@ -69,6 +74,16 @@ def http_body(given: dict[str, Any]) -> bytes:
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     data = head + b"".join(values.tobytes() for values in given.values())
     return post("/v2/models/m/infer", data, f"Inference-Header-Content-Length: {len(head)}\r\n")
+
+
+def json_body(draw: np.random.Generator, rows: int) -> bytes:
+    """A user and 100 items, as any client would write them."""
+    user, *items = (draw.random(1 + CANDIDATES) ** 4 * rows).astype(np.int64).tolist()
+    inputs = [
+        {"name": "user", "datatype": "INT64", "shape": [1], "data": [user]},
+        {"name": "item", "datatype": "INT64", "shape": [CANDIDATES], "data": items},
+    ]
+    return post("/v2/models/m/infer", json.dumps({"inputs": inputs}).encode())
 
 
 def grpc_body(given: dict[str, Any]) -> bytes:
@@ -130,8 +145,11 @@ def client(a: argparse.Namespace) -> None:
     nobody.
     """
     draw = np.random.default_rng(a.seed)
-    make = {"hotbed http": http_body, "hotbed grpc": grpc_body, "torch fastapi": torch_body}[a.kind]
-    bodies = [make(columns(draw, a.rows)) for _ in range(BODIES)]
+    make = {"hotbed http": http_body, "hotbed grpc": grpc_body, "torch fastapi": torch_body}
+    if a.kind in PAIR:
+        bodies = [json_body(draw, a.rows) for _ in range(BODIES)]
+    else:
+        bodies = [make[a.kind](columns(draw, a.rows)) for _ in range(BODIES)]
     took, wrong, lock = list[float](), list[str](), threading.Lock()
     begin = time.perf_counter() + 0.3
     until = begin + a.seconds
@@ -173,7 +191,6 @@ def client(a: argparse.Namespace) -> None:
 def peer(a: argparse.Namespace) -> None:
     """The same dense network over nn.EmbeddingBag, behind FastAPI."""
     import torch
-    import uvicorn
     from fastapi import FastAPI, Request, Response
     from serving import Plain, make
 
@@ -198,12 +215,91 @@ def peer(a: argparse.Namespace) -> None:
     # FastAPI reads them, not their names
     predict.__annotations__ |= {"request": Request, "return": Response}
     app.post("/predict")(predict)
+    run_app(app)
+
+
+def run_app(app: Any) -> None:
+    """Serve an app of FastAPI on a free port, as uvicorn is fastest."""
+    import uvicorn
+
     listener = socket.create_server(("127.0.0.1", 0))
     print(f"listening on port {listener.getsockname()[1]}, gRPC 0", file=sys.stderr, flush=True)
     config = uvicorn.Config(
         app, access_log=False, log_level="error", loop="uvloop", http="httptools"
     )
     uvicorn.Server(config).run([listener])
+
+
+def small_model(rows: int) -> Any:
+    """A DeepFM of a user and an item, with `rows` ids each; its rows are not trained."""
+    import torch
+
+    import hotbed as hb
+
+    torch.manual_seed(0)
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+    tables = hb.make_tables(schema, dim=16)
+    for table in tables.values():
+        table.find_or_insert(np.arange(rows))
+    model = hb.RecModel(hb.models.DeepFM(schema, tables, hidden=(64, 32)), "bce", "adam")
+    model.schema = schema
+    return model
+
+
+def onnx_peer(a: argparse.Namespace) -> None:
+    """The same network with static embeddings, in ONNX Runtime behind FastAPI."""
+    import onnxruntime
+    from fastapi import FastAPI, Request, Response
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(a.folder, options)
+    app = FastAPI()
+
+    async def infer(request: Request) -> Response:
+        asked = json.loads(await request.body())
+        inputs = {entry["name"]: np.array(entry["data"], np.int64) for entry in asked["inputs"]}
+        (scores,) = session.run(None, inputs)
+        output = {"name": "prediction", "datatype": "FP32", "shape": [len(scores)]}
+        answer = {"model_name": "m", "outputs": [{**output, "data": scores.tolist()}]}
+        return Response(json.dumps(answer).encode(), media_type="application/json")
+
+    infer.__annotations__ |= {"request": Request, "return": Response}
+    app.post("/v2/models/m/infer")(infer)
+    run_app(app)
+
+
+def write_onnx(path: Path, rows: int) -> None:
+    """Write a DeepFM of two embeddings of `rows` rows, for one user and n items."""
+    import torch
+    from torch import Tensor, nn
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item = nn.Embedding(rows, 16), nn.Embedding(rows, 16)
+            self.user_weight, self.item_weight = nn.Embedding(rows, 1), nn.Embedding(rows, 1)
+            self.deep = nn.Sequential(
+                nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1)
+            )
+
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            item_rows = self.item(item)
+            user_rows = self.user(user).expand_as(item_rows)
+            crossed = (user_rows * item_rows).sum(1)
+            linear = (self.user_weight(user) + self.item_weight(item)).squeeze(1)
+            deep = self.deep(torch.cat([user_rows, item_rows], 1)).squeeze(1)
+            return torch.sigmoid(crossed + linear + deep)
+
+    ids = torch.zeros(1, dtype=torch.int64), torch.zeros(CANDIDATES, dtype=torch.int64)
+    torch.onnx.export(
+        Small().eval(),
+        ids,
+        path,
+        input_names=["user", "item"],
+        dynamic_axes={"item": {0: "n"}},
+        dynamo=False,
+    )
 
 
 @contextmanager
@@ -284,7 +380,8 @@ class Load:
         **more: Any,
     ) -> Any:
         """One line, of clients in two processes; with a `rate`, an open loop."""
-        seconds, processes = seconds or self._a.seconds, min(2, clients)
+        seconds = seconds or self._a.seconds
+        processes = 1 if self.kind in PAIR else min(2, clients)
         command = [
             sys.executable,
             __file__,
@@ -397,9 +494,11 @@ def main() -> None:
     p.add_argument("--knee-ms", type=float, default=25.0)
     p.add_argument("--delta-seconds", type=float, default=6.0)
     p.add_argument("--only", choices=KINDS, nargs="*", default=KINDS)
+    p.add_argument("--pair", action="store_true", help="JSON, beside onnxruntime behind FastAPI")
+    p.add_argument("--runs", type=int, default=5, help="of each server of the pair, in turn")
     p.add_argument("--quick", action="store_true", help="only proves that it runs")
     p.add_argument(
-        "--as", dest="role", choices=("main", "client", "peer", "trainer"), default="main"
+        "--as", dest="role", choices=("main", "client", "peer", "onnx", "trainer"), default="main"
     )
     for name, kind in (
         ("kind", str),
@@ -414,7 +513,8 @@ def main() -> None:
     a = p.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     if a.role != "main":
-        {"client": client, "peer": peer, "trainer": trainer}[a.role](a)
+        roles = {"client": client, "peer": peer, "onnx": onnx_peer, "trainer": trainer}
+        roles[a.role](a)
         return
     if a.quick:
         a.ids, a.seconds, a.closed, a.shares, a.delta_seconds = (
@@ -424,8 +524,37 @@ def main() -> None:
             [0.25, 0.5],
             0.5,
         )
+    if a.pair:
+        a.rows = a.ids // 2
+        measure_pair(a)
+        return
     a.rows = a.ids // FEATURES
     measure(a)
+
+
+def measure_pair(a: argparse.Namespace) -> None:
+    """Print a line for each run, and the ratios of answers a second by number of clients."""
+    with tempfile.TemporaryDirectory(prefix="hotbed-serve-load-") as name:
+        root = Path(name)
+        small_model(a.rows).export(root / "exported")
+        write_onnx(root / "model.onnx", a.rows)
+        serve = ("-m", "hotbed.cli", "serve", f"m={root / 'exported'}", "--http-port", "0")
+        onnx = (__file__, "--as", "onnx", "--folder", str(root / "model.onnx"))
+        with started(*serve) as (ours, ports), started(*onnx) as (theirs, others):
+            loads = [
+                Load(kind, port, process, a)
+                for kind, port, process in zip(
+                    PAIR, (ports[0], others[0]), (ours, theirs), strict=True
+                )
+            ]
+            for clients in a.closed:
+                ratios = []
+                for _ in range(a.runs):
+                    first, second = (load.run(clients) for load in loads)
+                    ratios.append(first["per_second"] / second["per_second"])
+                summary = {"clients": clients, "median_ratio": round(float(np.median(ratios)), 2)}
+                spread = [round(min(ratios), 2), round(max(ratios), 2)]
+                print(json.dumps({**summary, "ratios": spread}), flush=True)
 
 
 def measure(a: argparse.Namespace) -> None:

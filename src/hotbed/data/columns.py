@@ -14,7 +14,9 @@ from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_array, list_len
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
-Type = Literal["text", "integer", "number", "mixed"]
+Type = Literal["text", "boolean", "integer", "number", "mixed"]
+"""The type of the values of a raw column; `mixed`: text and numbers."""
+_NUMBERS: Sequence[Type] = ("boolean", "integer", "number")  # each holds those before it
 Shape = Literal["value", "list", "mixed"]
 _TEXT = {
     pa.string().id,
@@ -245,7 +247,9 @@ def type_of(kind: pa.DataType) -> Type | None:
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind):
         return "integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
@@ -274,6 +278,6 @@ def joined(before: Type | None, kind: Type) -> Type:
     """Return the type of a column that held values of type `before` and now of type `kind`."""
     if before is None or before == kind:
         return kind
-    if {before, kind} == {"integer", "number"}:
-        return "number"
+    if before in _NUMBERS and kind in _NUMBERS:
+        return max(before, kind, key=_NUMBERS.index)
     return "mixed"

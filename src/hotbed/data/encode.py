@@ -81,6 +81,7 @@ class Encoder:
         self.on_error = on_error
         self.aside = aside
         self.stats = EncodeStats()
+        self._id_sources = {column.source for column in schema.ids}
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
         self.unit_labels: frozenset[str] = frozenset()
@@ -176,7 +177,7 @@ class Encoder:
             self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
-            if _is_other_type(trained_kind, kind):
+            if _is_other_type(trained_kind, kind, is_id=name in self._id_sources):
                 raise _other_type(name, trained_kind, schema.field(name).type)
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
@@ -317,24 +318,29 @@ def check_types(
             continue
         trained_kind = trained.types.get(before.source, "mixed")
         kind = types.get(column.source, trained_kind)
-        if _is_other_type(trained_kind, kind):
+        if _is_other_type(trained_kind, kind, is_id=isinstance(column, Id)):
             raise _other_type(column.source, trained_kind, kind)
         shape = shapes.get(column.source, "value")
         if trained.shapes.get(before.source) == "value" and shape != "value":
             raise _lists(column.source, shape)
 
 
-def _is_other_type(trained: Type, kind: Type) -> bool:
+def _is_other_type(trained: Type, kind: Type, *, is_id: bool) -> bool:
     """Return whether values of a type are other ids than those of the type in training."""
     if trained == "mixed":
         return False
+    if kind == "boolean" and trained == "integer" and is_id:
+        return True
     return kind == "mixed" or (kind == "text") != (trained == "text")
 
 
 def _other_type(name: str, trained: Type, kind: object) -> SchemaError:
+    why = ""
+    if "text" in (trained, kind) or "string" in str(kind):
+        why = ": the same value as text and as a number is two ids"
     return SchemaError(
         f"column {name!r}: it held {trained} values in training, got {kind}. Give {trained} "
-        "values: the same value as text and as a number is two ids."
+        f"values{why}."
     )
 
 

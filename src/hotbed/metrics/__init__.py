@@ -24,6 +24,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics.bounded import Windowed, bounded
 from hotbed.metrics.classification import (
     AUC,
+    F1,
     Accuracy,
     Calibration,
     LogLoss,
@@ -33,12 +34,14 @@ from hotbed.metrics.classification import (
 )
 from hotbed.metrics.metric import Metric
 from hotbed.metrics.ranking import GAUC, NDCG, HitRate
-from hotbed.metrics.regression import MAE, RMSE, SMAPE
+from hotbed.metrics.regression import MAE, MSE, RMSE, SMAPE
 
 __all__ = [
     "AUC",
+    "F1",
     "GAUC",
     "MAE",
+    "MSE",
     "NDCG",
     "RMSE",
     "SMAPE",
@@ -75,9 +78,9 @@ def smaller_is_better(name: str) -> bool:
 def get_metric(spec: str | Mapping[str, Any], path: str = "metric") -> Metric:
     """Build a metric from its name, or from its kind and keywords as in a job.
 
-    Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall,
-    hit_rate, ndcg, rmse, mae, smape. "gauc@user" ranks within the groups of the Id column `user`,
-    as do "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
+    Names: auc, gauc, log_loss, normalized_entropy, calibration, accuracy, precision, recall, f1,
+    hit_rate, ndcg, mse, rmse, mae, smape. "gauc@user" ranks within the groups of the Id column
+    `user`, as do "hit_rate@user" and "ndcg@user". Raises a ConfigError that starts with `path`.
     """
     keys: Any = {"kind": spec} if isinstance(spec, str) else spec
     if not isinstance(keys, Mapping):

@@ -253,6 +253,33 @@ class Recall(_Thresholded):
         return chosen & positive, positive
 
 
+@config.described
+class F1(SumsMetric):
+    """Harmonic mean of precision and recall of the positives (prediction >= threshold).
+
+    F1 is 2 h / (c + p), where h, c and p are the weights of the hits, of the samples predicted
+    positive, and of the positives.
+    """
+
+    def __init__(self, threshold: float = 0.5) -> None:
+        self.threshold = threshold
+        super().__init__()
+
+    def _summands(self, samples: Samples) -> tuple[float, float, float]:
+        chosen = samples.prediction >= self.threshold
+        positive = samples.label > 0.5
+        weight = samples.weight
+        hits = float(weight[chosen & positive].sum())
+        return hits, float(weight[chosen].sum()), float(weight[positive].sum())
+
+    def eval(self) -> float:
+        """Return a number in [0, 1]; nan without positives, predicted or real."""
+        hits, chosen, positive = self._sums
+        if not chosen + positive > 0:
+            return self._undefined(f"no positives at threshold {self.threshold}")
+        return float(2 * hits / (chosen + positive))
+
+
 # --- arithmetic -----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of predicted amounts: root mean squared, mean absolute and relative errors."""
+"""Metrics of predicted amounts: squared, absolute and relative errors."""
 
 from __future__ import annotations
 
@@ -44,13 +44,22 @@ class MAE(_MeanError):
         return errors
 
 
-@config.described
-class RMSE(_MeanError):
-    """Root mean squared error: root of the mean of (prediction - label)^2, in the label's unit."""
+class _MeanSquare(_MeanError):
+    """The weighted mean of the squared errors."""
 
     def _errors(self, prediction: Array, label: Array) -> Array:
         errors: Array = np.square(prediction - label)
         return errors
+
+
+@config.described
+class MSE(_MeanSquare):
+    """Mean squared error: mean of (prediction - label)^2, in the label's unit squared."""
+
+
+@config.described
+class RMSE(_MeanSquare):
+    """Root mean squared error: root of the mean of (prediction - label)^2, in the label's unit."""
 
     def eval(self) -> float:
         """Return a number from 0 on; nan without samples."""

@@ -436,7 +436,9 @@ class RecModel:
         if state is not None:
             return export_plain(plain_model(state, self._request_schema()), activate)
         if self.schema is None:
-            raise ConfigError("export: the model has no schema, got none. Train it on a Dataset.")
+            raise ConfigError(
+                "export: the model has no schema, got none. Train or evaluate it on a Dataset."
+            )
         return export_graph(self.network, self.schema, activate)
 
     def _request_schema(self) -> Schema | None:
@@ -606,6 +608,8 @@ class RecModel:
         check_ends(data)
         if self.tables and not any(len(table) for table in self.tables.values()):
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
+        if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
+            self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
         run = Run(self, Goal(data), Callbacks(_listed(callbacks)), observer)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
@@ -756,7 +760,7 @@ def _check_evaluation(network: Any, indexes: Any) -> None:
     if indexes is None:
         return
     is_three = isinstance(indexes, Sequence) and len(indexes) == 3
-    if not is_three or not all(isinstance(index, int) for index in indexes):
+    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
         raise ConfigError(
             f"eval_indexes: three positions needed, got {indexes!r:.60}. "
             "Give those of loss, prediction and label in eval_network's outputs."

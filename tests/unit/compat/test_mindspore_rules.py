@@ -64,3 +64,64 @@ def test_environment_is_not_read() -> None:
     text = "".join(path.read_text() for path in door.rglob("*.py"))
     assert [name for name in section["names"] if name in text] == []
     assert "environ" not in text
+
+
+LABELLED = [(torch.ones(4, 1), torch.tensor([0.0, 1.0, 1.0, 0.0]))]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"loss"},
+        "loss",
+        {"loss", "accuracy", "acc", "precision", "recall", "F1", "auc", "mae", "mse"},
+        {"loss": "loss", "accuracy": "acc"},
+    ],
+)
+def test_names_of_metrics_are_those_of_mindspore(metrics: Any) -> None:
+    model = ms.RecModel(Line(), "bce", "adam", metrics)
+    results = model.eval(LABELLED)
+    names = [metrics] if isinstance(metrics, str) else metrics
+    wanted = {{"acc": "accuracy", "F1": "f1"}.get(name, name) for name in names}
+    assert set(results) == wanted
+    if "mse" in results:
+        scores = model.predict(LABELLED[0][0])
+        assert results["mse"] == pytest.approx(((scores - LABELLED[0][1].numpy()) ** 2).mean())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"topk"}, "'topk' of MindSpore has no counterpart, because it ranks the classes"),
+        ({"top_1_accuracy"}, "ranks the classes"),
+        ({"curve": "roc_curve"}, "it is not a number"),
+        ({"my_loss": "loss"}, "the loss is reported as 'loss', got the name 'my_loss'"),
+    ],
+)
+def test_metrics_without_a_counterpart_are_errors(metrics: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ms.RecModel(Line(), "bce", "adam", metrics)
+
+
+def test_loss_metric_needs_a_loss() -> None:
+    with pytest.raises(ValueError, match="got neither loss_fn nor eval_indexes"):
+        ms.RecModel(Line(), "bce", "adam", {"loss"}, eval_network=lambda *items: items)
+
+
+def test_boolean_positions_are_errors() -> None:
+    with pytest.raises(ValueError, match="three positions needed"):
+        ms.RecModel(Line(), "bce", "adam", {"auc"}, lambda *items: items, [False, True, 2])
+
+
+def test_items_that_are_dicts_name_what_the_network_needs() -> None:
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = ms.HashEmbeddingLookup(2)
+
+        def forward(self, user: Any) -> Any:
+            return self.table(user).sum(-1)
+
+    data = [({"user": torch.tensor([1, 2])}, torch.tensor([0.0, 1.0]))]
+    with pytest.raises(ValueError, match=r"got a dict with user\. Items .* are tuples"):
+        ms.RecModel(Network(), "bce", "adam").online_train(data, dataset_sink_mode=False)

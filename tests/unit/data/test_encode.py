@@ -306,7 +306,7 @@ def test_what_columns_held_is_remembered_and_held_to() -> None:
     columns = {"y": [1], "a": [1], "b": ["x|y"], "c": ["q"], "d": [True], "e": [1]}
     encoder(Memory({**columns, "f": pa.array([["u"]])}).table)
     encoder(Memory({**columns, "e": [0.5], "f": pa.array([[7]])}).table)
-    held = {"a": "integer", "b": "text", "c": "text", "d": "integer", "e": "number", "f": "mixed"}
+    held = {"a": "integer", "b": "text", "c": "text", "d": "boolean", "e": "number", "f": "mixed"}
     assert encoder.types == held
     assert encoder.shapes == {**dict.fromkeys("abcde", "value"), "f": "list"}
     known = Schema.from_json(json.dumps(schema.with_types(encoder.types, encoder.shapes).to_json()))

@@ -16,8 +16,10 @@ from hotbed import config
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import (
     AUC,
+    F1,
     GAUC,
     MAE,
+    MSE,
     NDCG,
     RMSE,
     SMAPE,
@@ -43,8 +45,10 @@ ALL = (
     Accuracy,
     Precision,
     Recall,
+    F1,
     HitRate,
     NDCG,
+    MSE,
     RMSE,
     MAE,
     SMAPE,
@@ -230,13 +234,20 @@ def test_calibration_is_mean_prediction_over_mean_label() -> None:
     )
 
 
-def test_accuracy_precision_and_recall_count_the_threshold_as_positive() -> None:
+def test_accuracy_precision_recall_and_f1_count_the_threshold_as_positive() -> None:
     prediction, label = np.array([0.9, 0.5, 0.4, 0.1]), np.array([1, 0, 1, 0])
     assert evaluate(Accuracy(), prediction, label) == 0.5
     assert evaluate(Precision(), prediction, label) == 0.5
     assert evaluate(Recall(), prediction, label) == 0.5
     assert evaluate(Recall(threshold=0.4), prediction, label) == 1.0
     assert evaluate(Precision(), prediction, label, np.array([3.0, 1.0, 1.0, 1.0])) == 0.75
+    assert evaluate(F1(), prediction, label) == 0.5
+    for weight in (None, np.array([3.0, 1.0, 0.5, 1.0])):
+        precision, recall, f1 = (
+            evaluate(kind(threshold=0.4), prediction, label, weight)
+            for kind in (Precision, Recall, F1)
+        )
+        assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
 
 
 AMOUNTS = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 1.0])
@@ -254,6 +265,7 @@ def test_errors_of_amounts_equal_their_formulas(
     half = (np.abs(p) + np.abs(y)) / 2
     ratio = [0.0 if not h else abs(a - b) / h for a, b, h in zip(p, y, half, strict=True)]
     wanted = {
+        MSE: np.average((p - y) ** 2, weights=w),
         RMSE: math.sqrt(np.average((p - y) ** 2, weights=w)),
         MAE: np.average(np.abs(p - y), weights=w),
         SMAPE: np.average(ratio, weights=w),

@@ -13,8 +13,10 @@ import pytest
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import (
     AUC,
+    F1,
     GAUC,
     MAE,
+    MSE,
     NDCG,
     RMSE,
     SMAPE,
@@ -44,6 +46,8 @@ KINDS = {
             Accuracy,
             Precision,
             Recall,
+            F1,
+            MSE,
             RMSE,
             MAE,
             SMAPE,

@@ -15,6 +15,8 @@ import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.errors import DataError, Overloaded
@@ -105,9 +107,9 @@ def test_refused_json_is_never_decoded(case: str, monkeypatch: pytest.MonkeyPatc
     body, length, reason = REFUSED[case]
     decoded = list[int]()
 
-    def read_json(text: bytes) -> Any:
+    def read_json(text: bytes, *place: int) -> Any:
         decoded.append(len(text))
-        return bodies.read_json(text)
+        return bodies.read_json(text, *place)
 
     monkeypatch.setattr(rest, "read_json", read_json)
     bounds = Bounds(inputs=2)
@@ -298,3 +300,94 @@ def test_only_few_values_are_scored_on_the_loop() -> None:
     many = pa.array([[1] * 100_000], pa.large_list(pa.int64()))
     assert asyncio.run(is_small({"user": np.zeros(2), "item": few}, {}))
     assert not asyncio.run(is_small({"user": np.zeros(2)}, {"item": many}))
+
+
+def decoded(tensor: Tensor) -> Any:
+    """Return the column of a tensor, as a server reads it."""
+    tensor.check(Bounds())
+    return tensor.column()
+
+
+NUMBERS = st.integers(-3, 9) | st.just(2**63 - 1)
+NESTED = st.recursive(NUMBERS, lambda inner: st.lists(inner, max_size=4), max_leaves=12)
+SHAPES = st.lists(st.integers(0, 4), min_size=1, max_size=2)
+
+
+@given(shape=SHAPES, data=st.lists(NESTED, max_size=8), as_shape=st.booleans())
+@example(shape=[2, 2], data=[[1], [2, 3, 4]], as_shape=False)
+@example(shape=[3, 2], data=[[1, 3, 5], [2, 4, 6]], as_shape=False)
+@example(shape=[3, 1], data=[[1, 2], [3]], as_shape=False)
+@example(shape=[3], data=[[[[1, 2, 3]]]], as_shape=False)
+@example(shape=[3, 0], data=[[], []], as_shape=False)
+def test_nested_json_has_the_shape_that_it_says(
+    shape: list[int], data: list[Any], as_shape: bool
+) -> None:
+    """Flat values, or the nesting that NumPy finds in them; everything else is refused."""
+    if as_shape:
+        data = np.arange(int(np.prod(shape))).reshape(shape).tolist()
+    text = item(shape=shape, data=data)
+    tensor = RequestReader().read(text, None, Bounds()).tensors[1]
+    is_flat = not any(isinstance(value, list) for value in data)
+    try:
+        found = np.array(data, dtype=object).shape
+    except ValueError:
+        found = ()  # lists of several lengths
+    fits = found in (tuple(shape), (*shape, 1)) and (len(shape) == 1 or found == tuple(shape))
+    if is_flat:
+        fits = len(data) == np.prod(shape)
+    if not fits:
+        with pytest.raises(DataError):
+            decoded(tensor)
+        return
+    flat = np.array(data, dtype=object).reshape(-1).tolist()
+    column = decoded(tensor)
+    rows = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    width = shape[1] if len(shape) == 2 else 1
+    if width == 1:
+        assert rows == flat
+    else:
+        assert rows == [flat[start * width : (start + 1) * width] for start in range(shape[0])]
+
+
+def test_values_of_a_long_tensor_are_flat_or_nested_throughout() -> None:
+    flat = list(range(SLICE))
+    mixed = [*flat, *[[1, 2]] * SLICE]
+    body = item(shape=[len(flat) // 2 + SLICE, 2], data=mixed)
+    tensor = RequestReader().read(body, None, Bounds()).tensors[1]
+    with pytest.raises(DataError, match="flat values, or lists nested as the shape"):
+        tensor.column()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "wanted"),
+    [
+        ("FP64", [10**19, 1, None, 2.5], [1e19, 1.0, None, 2.5]),
+        ("FP32", [2**53 + 1, 16_777_217], [float(2**53), 16_777_216.0]),
+        ("FP32", [10**400], None),
+        ("FP32", [True, 1.0], None),
+        ("FP64", ["1"], None),
+        ("INT64", [1, True], None),
+        ("UINT8", [False], None),
+        ("BOOL", [True, False, None], [True, False, None]),
+        ("BOOL", [1], None),
+        ("BYTES", ["true", "false"], ["true", "false"]),
+        ("BYTES", [True], None),
+    ],
+)
+def test_json_numbers_are_those_of_their_datatype(
+    datatype: str, data: list[Any], wanted: list[Any] | None
+) -> None:
+    body = item(datatype=datatype, shape=[len(data)], data=data)
+    tensor = RequestReader().read(body, None, Bounds()).tensors[1]
+    if wanted is None:
+        with pytest.raises(DataError, match="item"):
+            tensor.column()
+    else:
+        assert tensor.column().to_pylist() == wanted
+
+
+def test_errors_in_values_name_their_place_in_the_body() -> None:
+    body = item(datatype="BYTES", shape=[1], data=["x"]).replace(b'"x"', b'"\\ud83d"')
+    tensor = RequestReader().read(body, None, Bounds()).tensors[1]
+    with pytest.raises(DataError, match=rf"begin at byte {body.index(b'[' + bytes([34, 92]))}"):
+        tensor.column()

@@ -482,3 +482,22 @@ def test_five_thousand_idle_connections_cost_little_and_nobody_an_answer(exporte
 def rss(server: Process) -> int:
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"),
+    [
+        (["IDENTITY"], 200),
+        ([""], 200),
+        (["identity", "Identity"], 200),
+        (["gzip", "identity"], 415),
+        (["identity", "gzip"], 415),
+    ],
+)
+def test_lines_of_one_header_are_read_as_one(
+    running: Running, codings: list[str], status: int
+) -> None:
+    client = connected(running)
+    lines = "".join(f"Content-Encoding: {coding}\r\n" for coding in codings)
+    client.sendall(infer().replace(b"\r\n\r\n", f"\r\n{lines}\r\n".encode(), 1))
+    assert answers(client, 1)[0][0] == status

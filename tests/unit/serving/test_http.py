@@ -180,6 +180,7 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
         (body(outputs=[{"name": "predicton"}]), {}, 400, "Did you mean 'prediction'"),
         (body(5000), {}, 400, "too many candidates"),
         (body(), {"Content-Encoding": "gzip"}, 415, "Send the body as it is"),
+        (body(), {"Content-Encoding": "identity, GZIP"}, 415, "Send the body as it is"),
         (
             body(),
             {"Inference-Header-Content-Length": "9999999"},

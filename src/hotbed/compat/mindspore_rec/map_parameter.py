@@ -357,6 +357,12 @@ def _keys(keys: Any) -> torch.Tensor:
     """Return keys of any shape as a tensor; raise RowShapeError if they are not numbers."""
     if isinstance(keys, (list, tuple)) and not keys:
         return torch.zeros(0, dtype=torch.int64)
+    if isinstance(keys, Mapping):
+        raise RowShapeError(
+            f"MapParameter.get: keys: integers are needed, got a dict with {', '.join(keys)}. "
+            "Items of data without a schema are tuples, (data, label): give the network "
+            "batch[name], or data that yield tuples."
+        )
     try:
         return torch.as_tensor(keys)
     except (TypeError, ValueError, RuntimeError):

@@ -14,6 +14,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
+from hotbed.compat.mindspore_rec.metrics import translated
 from hotbed.compat.mindspore_rec.no_effect import log_no_effect
 from hotbed.config import did_you_mean
 from hotbed.embedding.modules.parameter import TableRows
@@ -58,7 +59,8 @@ class RecModel:
         optimizer: a torch optimizer, a rule such as `hb.Adam(lr=1e-3)` or a name. It also updates
             the rows of `HashEmbeddingLookup` and `MapParameter`, those of a batch at a time. None:
             the network runs backward and updates itself.
-        metrics: a set of names, or a dict of name to metric.
+        metrics: a set of names, or a dict of name to metric. MindSpore's names `loss`, `acc` and
+            `F1` are taken, too; the loss is reported anyway.
         eval_network: what evaluation runs; None: `network` with `loss_fn`.
         eval_indexes: None, or three positions in the outputs of `eval_network`: loss, prediction,
             label.
@@ -95,6 +97,8 @@ class RecModel:
     ) -> None:
         if optimizer is not None and isinstance(network, nn.Module):
             optimizer = _settled(network, optimizer)
+        reports_loss = eval_indexes is not None or (loss_fn is not None and eval_network is None)
+        metrics = translated(metrics, reports_loss=reports_loss)
         self.engine = Engine(
             network,
             loss_fn,

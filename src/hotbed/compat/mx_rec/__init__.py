@@ -11,28 +11,44 @@ from hotbed.compat.mx_rec.core.asc.helper import get_asc_insert_func
 from hotbed.compat.mx_rec.core.asc.manager import start_asc_pipeline
 from hotbed.compat.mx_rec.core.embedding import SparseTable, create_table, sparse_lookup
 from hotbed.compat.mx_rec.core.feature_process import EvictHook
-from hotbed.compat.mx_rec.graph.modifier import modify_graph_and_start_emb_cache
+from hotbed.compat.mx_rec.graph.modifier import GraphModifierHook, modify_graph_and_start_emb_cache
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.saver.hook import CheckpointSaverHook
 from hotbed.compat.mx_rec.saver.saver import Saver, latest_checkpoint
 from hotbed.compat.mx_rec.saver.warm_start import WarmStartSettings, warm_start
-from hotbed.compat.mx_rec.util.initialize import get_initializer, init, terminate_config_initializer
+from hotbed.compat.mx_rec.util.initialize import (
+    ConfigInitializer,
+    get_initializer,
+    get_rank_id,
+    get_rank_size,
+    init,
+    terminate_config_initializer,
+)
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
-from hotbed.compat.mx_rec.util.variable import get_collection, get_dense_and_sparse_variable
+from hotbed.compat.mx_rec.util.variable import (
+    add_to_collection,
+    get_collection,
+    get_dense_and_sparse_variable,
+)
 
 __all__ = [
     "CheckpointSaverHook",
+    "ConfigInitializer",
     "EvictHook",
     "FeatureSpec",
+    "GraphModifierHook",
     "HashOptimizer",
     "Saver",
     "SparseTable",
     "WarmStartSettings",
+    "add_to_collection",
     "create_table",
     "get_asc_insert_func",
     "get_collection",
     "get_dense_and_sparse_variable",
     "get_initializer",
+    "get_rank_id",
+    "get_rank_size",
     "import_host_pipeline_ops",
     "init",
     "latest_checkpoint",

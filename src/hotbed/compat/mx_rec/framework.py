@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,7 @@ class Framework:
         last_writer: wrote the newest checkpoint; None before the first.
         restored: whether a checkpoint was loaded.
         traced: the lookups of a model that step 8 traces; None outside of a trace.
+        times: returns the seconds of a batch; None = the collection of timestamps is empty.
     """
 
     options: Options
@@ -100,6 +101,7 @@ class Framework:
     last_writer: Writer | None = None
     restored: bool = False
     traced: list[TracedLookup] | None = None
+    times: Callable[[Any], Any] | None = None
 
     def started(self, caller: str) -> Pipeline:
         """Return the pipeline.

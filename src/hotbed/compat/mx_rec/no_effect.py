@@ -28,6 +28,7 @@ REASONS: Mapping[str, str] = {
     "optimizer.accum_name": _NAMES,
     "optimizer.linear_name": _NAMES,
     "feature_spec.batch_size": "batches have their own size",
+    "feature_spec.feat_count": "a sample has any number of ids",
     "insert.dump_graph": _GRAPH,
     "create_table.ssd_data_path": "rows of training lie in memory",
     "create_table.is_dp": _ONE_PROCESS,
@@ -37,9 +38,14 @@ REASONS: Mapping[str, str] = {
     "create_table.shard_num": _ONE_PROCESS,
     "create_table.fusion_optimizer_var": "a row holds its state beside its values",
     "create_table.hashtable_threshold": _GROWS,
+    "create_table.mode": "ids always become rows on the host",
+    "create_table.apply_gradients_strategy": "the gradients of an id are summed before its update",
     "sparse_lookup.name": "a lookup has no node in a graph",
     "modify_graph.full_graph": _GRAPH,
     "modify_graph.dump_graph": "report.picture(path) draws the model",
+    "slicer.op_types": "step 8 finds what computes the ids, whatever operations these are",
+    "slicer.orphans": "ids that do not come from the batch are looked up in the forward pass",
+    "clear_channel.channel": "each loop over data begins anew",
 }
 """Argument -> why it has no effect."""
 

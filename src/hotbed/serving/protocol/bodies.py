@@ -85,14 +85,22 @@ class JsonValues(Undecoded):
         self._body = body
         self._span = span
 
+    @property
+    def has_booleans(self) -> bool:
+        """Whether `true` or `false` stands among the values. In text it may mean something else."""
+        start = self._span.start
+        end = self._span.end
+        find = self._body.find
+        return find(b"true", start, end) >= 0 or find(b"false", start, end) >= 0
+
     def slices(self) -> Iterable[Any]:
         span = self._span
         if not span.cuts:
-            return (read_json(self._body[span.start : span.end]),)
+            return (read_json(self._body[span.start : span.end], span.start),)
         begins = [span.start + 1, *(cut + 1 for cut in span.cuts)]
         ends = [*span.cuts, span.end - 1]
         places = zip(begins, ends, strict=True)
-        return (read_json(b"[%b]" % self._body[begin:end]) for begin, end in places)
+        return (read_json(b"[%b]" % self._body[begin:end], begin) for begin, end in places)
 
 
 @dataclass(frozen=True)
@@ -152,13 +160,18 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> DividedRequest:
     )
 
 
-def read_json(text: bytes) -> Any:
-    """Return the JSON value in `text`. Raises DataError for other text."""
+def read_json(text: bytes, start: int | None = None) -> Any:
+    """Return the JSON value in `text`. Raises DataError for other text.
+
+    `start`: the place of `text` in its body; None = it is the body.
+    """
     try:
         return from_json(text)
     except ValueError as error:
+        place = "" if start is None else f" in the values that begin at byte {start}"
         raise DataError(
-            f"the body is not JSON: {error}. Send what the Open Inference Protocol specifies."
+            f"the body is not JSON: {error}{place}. Send what the Open Inference Protocol "
+            "specifies."
         ) from error
 
 

@@ -135,8 +135,9 @@ class ModelInputs:
     def metadata(self) -> list[dict[str, Any]]:
         """Return name, datatype and shape of each tensor.
 
-        The datatype is BYTES for columns that were text in training, INT64 for integers (ids, and
-        columns that a Cross combines), FP32 for other numbers. The shape of lists is [-1, -1]. If
+        The datatype is BYTES for columns that were text in training, BOOL for those that were
+        booleans, INT64 for integers (ids, and columns that a Cross combines), FP32 for other
+        numbers and for the weights of bags. The shape of lists is [-1, -1]. If
         the model does not record the types of its columns, those with a transform of text are
         BYTES, and those with weights are lists. A column that depends on other rows, so that the
         client has to compute it, has the parameter `derived`, which says how.
@@ -144,7 +145,9 @@ class ModelInputs:
         types = self._types()
         lists = self._lists()
         dense = {column.source: column for column in self._schema.dense}
-        numbers = set(dense) - self._read_as_ids()
+        read_as_ids = self._read_as_ids()
+        weights = {column.weights for column in self._schema.ids if column.weights}
+        numbers = (set(dense) | weights) - read_as_ids
         tensors = []
         for name in self.names:
             datatype = "INT64"
@@ -152,6 +155,8 @@ class ModelInputs:
                 datatype = "BYTES"
             elif name in numbers or types.get(name) == "number":
                 datatype = "FP32"
+            elif types.get(name) == "boolean":
+                datatype = "BOOL"
             shape = [-1]
             if name in self._shapes:
                 shape = [-1, *self._shapes[name]]
@@ -227,6 +232,7 @@ class ModelInputs:
         for tensor in tensors:
             shape = self._shapes.get(tensor.name, ())
             if len(shape) > 1 and list(tensor.shape[1:]) == list(shape):
+                tensor.nesting = tensor.shape[1:]
                 tensor.shape = [tensor.shape[0], math.prod(shape)]
         lengths = {tensor.check(bounds) for tensor in tensors}
         if len(lengths - {1}) > 1:

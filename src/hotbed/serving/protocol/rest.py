@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
@@ -26,7 +24,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _CACHED_HEADS = 64
 _CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
 _JSON_TYPES = {list: "a list", dict: "an object", str: "a string", bool: "a boolean"}
-_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -219,7 +216,7 @@ def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[byt
             output["parameters"] = {"binary_data_size": len(data)}
             tail.append(data)
         else:
-            output["data"] = _json_numbers(values)
+            output["data"] = values.reshape(-1).tolist()
         described.append(output)
     spec: dict[str, Any] = {
         "model_name": model,
@@ -230,12 +227,7 @@ def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[byt
         spec["parameters"] = {"late_rows": scores.late}
     if request.id:
         spec["id"] = request.id
-    head = _compact(spec).encode()
+    head = to_json(spec, inf_nan_mode="null")  # JSON has no infinity and no NaN
     if not tail:
         return head, None
     return b"".join([head, *tail]), len(head)
-
-
-def _json_numbers(values: NDArray[np.float32]) -> list[float | None]:
-    """Return numbers for JSON, which has no infinity and no NaN: they become None."""
-    return [value if math.isfinite(value) else None for value in values.reshape(-1).tolist()]

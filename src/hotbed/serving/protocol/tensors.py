@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.errors import DataError
-from hotbed.serving.protocol.bodies import Bounds, Undecoded
+from hotbed.serving.protocol.bodies import Bounds, JsonValues, Undecoded
 
 T = TypeVar("T")
 
@@ -48,14 +48,17 @@ ColumnValues: TypeAlias = NDArray[Any] | pa.Array
 class Tensor:
     """One input of a request.
 
-    `data`: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
-    says, or `Undecoded` values.
+    Attributes:
+        data: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
+            says, or `Undecoded` values.
+        nesting: Lengths of the lists of a candidate in nested data; None = those of `shape`.
     """
 
     name: str
     datatype: str
     shape: Sequence[int]
     data: Any
+    nesting: Sequence[int] | None = None
 
     def column(self) -> ColumnValues:
         """Return the column [n] of a tensor [n] or [n, 1]; of lists for [n, k], empty for [n, 0].
@@ -129,7 +132,7 @@ class Tensor:
             self._check_binary(size)
         elif isinstance(data, Undecoded):
             empty_lists = 0 if width else num_rows  # `entries` may count each empty list
-            if not size <= data.entries <= size + empty_lists:
+            if data.entries not in (size, size + empty_lists):
                 raise self._miscounted(size, data.entries)
         return num_rows
 
@@ -157,16 +160,61 @@ class Tensor:
         data = self.data
         if isinstance(data, Undecoded):
             kind = self._look_up(_ARROW_TYPES)
-            slices = [self._decode(_flatten(values), kind) for values in data.slices()]
+            self._check_booleans()
+            slices = [self._decode(values, kind) for values in self._flat_slices(data)]
             if len(slices) == 1:
                 return slices[0]
             return _join(slices, kind)
         if not isinstance(data, bytes | memoryview):
-            return self._to_arrow(_flatten(data), self._look_up(_ARROW_TYPES))
+            return self._to_arrow(self._flatten(data), self._look_up(_ARROW_TYPES))
         if self.datatype == "BYTES":
             return self._to_arrow(_strings(self.name, data), pa.string())
         self._check_binary(size)
         return _numbers(data, self._look_up(DTYPES))
+
+    def _check_booleans(self) -> None:
+        """Raise DataError for JSON booleans in a tensor of numbers."""
+        if self.datatype in ("BOOL", "BYTES") or not isinstance(self.data, JsonValues):
+            return
+        if self.data.has_booleans:
+            raise DataError(
+                f"input {self.name!r}: expected numbers for {self.datatype}, got a boolean. Send "
+                "numbers, or the datatype BOOL where the metadata of the model says so."
+            )
+
+    def _flat_slices(self, data: Undecoded) -> Iterator[list[Any]]:
+        """Yield the values a slice at a time, all of them flat or all of them nested."""
+        first_nests = None
+        for values in data.slices():
+            flat = self._flatten(values)
+            nests = flat is not values
+            if first_nests not in (None, nests):
+                raise self._misnested()
+            first_nests = nests
+            yield flat
+
+    def _flatten(self, data: Any) -> list[Any]:
+        """Return values that are flat, or nested as the shape says, as one list."""
+        if not isinstance(data, list):
+            raise DataError(
+                f"input {self.name!r}: expected a list of values, got {type(data).__name__}. "
+                "Send the values of the tensor in a list."
+            )
+        values: list[Any] = data
+        if not values or not isinstance(values[0], list):
+            return values  # a list further on is no value of any datatype
+        for length in self.nesting or self.shape[1:] or (1,):
+            if not all(isinstance(inner, list) and len(inner) == length for inner in values):
+                raise self._misnested()
+            values = [value for inner in values for value in inner]
+        return values
+
+    def _misnested(self) -> DataError:
+        return DataError(
+            f"input {self.name!r}: expected flat values, or lists nested as the shape "
+            f"{list(self.shape)} says, got lists of other lengths or depths. Fill short lists with "
+            "the padding of the column, or send a request for each length."
+        )
 
     def _decode(self, values: list[Any], kind: pa.DataType) -> ColumnValues:
         if self.datatype == "INT64":
@@ -197,6 +245,8 @@ class Tensor:
         if values[0] is None and all(value is None for value in values):
             return pa.nulls(len(values))
         try:
+            if pa.types.is_floating(kind) and int in map(type, values):  # Arrow refuses large ones
+                values = [float(value) if type(value) is int else value for value in values]
             return pa.array(values, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             reason = str(error).splitlines()[0][:200]
@@ -238,23 +288,6 @@ def _join(slices: Sequence[ColumnValues], kind: pa.DataType) -> pa.Array:
     if all(values.type == pa.null() for values in arrays):
         return pa.nulls(sum(map(len, arrays)))
     return pa.concat_arrays([values.cast(kind) for values in arrays])
-
-
-def _flatten(values: Any) -> list[Any]:
-    """Return nested lists of one depth as one list."""
-    while isinstance(values, list) and values and isinstance(values[0], list):
-        if not all(isinstance(inner, list) for inner in values):
-            raise DataError(
-                "data: expected lists of the same depth, got values next to lists. "
-                "Nest the data as the shape says."
-            )
-        values = [value for inner in values for value in inner]
-    if not isinstance(values, list):
-        raise DataError(
-            f"data: expected a list, got {type(values).__name__}. "
-            "Send the values of the tensor in a list."
-        )
-    return values
 
 
 def _strings(name: str, data: bytes | memoryview) -> list[str]:

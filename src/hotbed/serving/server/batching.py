@@ -22,8 +22,12 @@ from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
 
 log = logging.getLogger("hotbed.serving")
-_LOOP_ROWS = 256  # candidates that are scored on the loop, which reads nothing meanwhile
-_LOOP_VALUES = 8192  # values of lists that are scored on the loop
+_LOOP_ROWS = (
+    256  # candidates of a request that is scored on the loop, which reads nothing meanwhile
+)
+_LOOP_VALUES = 8192  # values of its lists
+_LOOP_SECONDS = 0.001  # of several requests that are scored on the loop
+_NEWEST_SHARE = 0.1  # of the newest batch in the mean time of a candidate
 
 
 class QueuedRequest:
@@ -103,8 +107,10 @@ def _type_of(values: ColumnValues) -> str:
 class Batcher:
     """Scores requests, alone on the loop or in batches on a thread.
 
-    A single small request is scored at once, on the loop. Requests that arrive together, or while
-    others are scored, are scored on a thread, as one batch if they fit.
+    A single small request is scored at once, on the loop, and so are small requests that arrive
+    together if that takes less than a millisecond: to wake a thread takes longer. Others, and
+    requests that arrive while others are scored, are scored on a thread. Requests that fit are one
+    batch.
 
     Args:
         session: Returns the session of the version that is served now. It is called once for each
@@ -128,6 +134,7 @@ class Batcher:
         self._on_loop = on_loop and limits.batch_seconds == 0
         self._arrived = list[QueuedRequest]()  # in this turn of the loop; used by the loop only
         self._busy = False  # whether the thread scores a batch
+        self._row_seconds = 0.0  # processor time of a candidate, a mean of the newest batches
         self._waiting = deque[QueuedRequest]()
         self._rows = 0
         self._changed = threading.Condition()
@@ -172,18 +179,34 @@ class Batcher:
         self._thread.join()
 
     def _take_arrived(self) -> None:
-        """Score a single small request here; leave all others to the thread."""
-        arrived = self._arrived
+        """Score what is quick here; leave all else to the thread."""
+        arrived = deque(self._arrived)
         self._arrived = []
         with self._changed:
-            single = self._on_loop and len(arrived) == 1 and not self._busy and arrived[0].is_small
-            if not self._closed and (self._waiting or not single):
+            is_free = self._on_loop and not self._busy and not self._waiting
+            if not self._closed and not (is_free and self._is_quick(arrived)):
                 self._waiting.extend(arrived)
                 self._changed.notify()
                 return
             self._rows -= sum(request.size for request in arrived)
-        for request in arrived:
-            _resolve_all(self._score([request]))
+        while arrived:
+            batch = [arrived.popleft()]
+            num_rows = batch[0].size
+            while arrived and self._may_join(batch[0], num_rows, arrived[0]):
+                num_rows += arrived[0].size
+                batch.append(arrived.popleft())
+            _resolve_all(self._score(batch))
+
+    def _is_quick(self, arrived: Sequence[QueuedRequest]) -> bool:
+        """Whether requests may be scored on the loop."""
+        if not all(request.is_small for request in arrived):
+            return False
+        num_rows = sum(request.size for request in arrived)
+        return len(arrived) == 1 or num_rows * self._row_seconds <= _LOOP_SECONDS
+
+    def _may_join(self, first: QueuedRequest, num_rows: int, following: QueuedRequest) -> bool:
+        """Whether a request may join a batch of `num_rows` candidates that begins with `first`."""
+        return num_rows + following.size <= self._limits.batch_rows and following.fits(first)
 
     def _work(self) -> None:
         """Score batches until the end; the function of the thread."""
@@ -197,7 +220,6 @@ class Batcher:
 
     def _next_batch(self) -> list[QueuedRequest]:
         """Wait for requests, and return those of one batch; an empty list at the end."""
-        most = self._limits.batch_rows
         with self._changed:
             self._busy = False
             while not self._waiting:
@@ -209,12 +231,11 @@ class Batcher:
             batch = [first]
             num_rows = first.size
             deadline = first.queued + self._limits.batch_seconds
-            while num_rows < most and self._wait_until(deadline):
-                following = self._waiting[0]
-                if num_rows + following.size > most or not following.fits(first):
+            while num_rows < self._limits.batch_rows and self._wait_until(deadline):
+                if not self._may_join(first, num_rows, self._waiting[0]):
                     break
+                num_rows += self._waiting[0].size
                 batch.append(self._waiting.popleft())
-                num_rows += following.size
             self._rows -= num_rows
             return batch
 
@@ -229,6 +250,7 @@ class Batcher:
     def _score(self, batch: list[QueuedRequest]) -> list[Result]:
         """Score a batch; if that fails, each request of it by itself."""
         started = time.perf_counter()
+        processor_started = time.thread_time()
         try:
             session = self._session()
             if len(batch) == 1:
@@ -243,6 +265,8 @@ class Batcher:
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
         self._scored(batch, started, time.perf_counter())
+        row_seconds = (time.thread_time() - processor_started) / sum(one.size for one in batch)
+        self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
         return list(zip(batch, scores, strict=True))
 
 

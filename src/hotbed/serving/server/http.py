@@ -107,8 +107,8 @@ class Api(App):
                 "no token, or a wrong one. Send Authorization: Bearer TOKEN.",
                 {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'},
             )
-        coding = request.headers.get("content-encoding", "identity")
-        if coding != "identity":
+        coding = request.headers.get("content-encoding", "")
+        if any(name.strip().lower() not in ("", "identity") for name in coding.split(",")):
             return refusal(
                 415,
                 f"content-encoding: expected none, got {coding[:40]!r}. Send the body as it is.",

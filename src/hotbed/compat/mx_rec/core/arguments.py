@@ -12,6 +12,7 @@ import torch
 
 from hotbed import checks
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
+from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxRecMode
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Init
@@ -58,6 +59,8 @@ class TableArguments:
         fusion_optimizer_var: state of the optimizer lies in the rows.
         hashtable_threshold: every table is a hash table.
         optimizer_list: its own optimizer, where there are several.
+        mode: has no effect; a member of `MxRecMode`, or its value.
+        apply_gradients_strategy: has no effect; a member of `ApplyGradientsStrategy`, or its value.
 
     Raises:
         ConfigError: a value is wrong.
@@ -84,6 +87,8 @@ class TableArguments:
     fusion_optimizer_var: Any
     hashtable_threshold: Any
     optimizer_list: Any
+    mode: Any
+    apply_gradients_strategy: Any
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -91,6 +96,8 @@ class TableArguments:
         checks.one_of(f"{where}: key_dtype", self.key_dtype, KEY_DTYPES)
         checks.one_of(f"{where}: value_dtype", self.value_dtype, (torch.float32,))
         checks.one_of(f"{where}: all2all_gradients_op", self.all2all_gradients_op, SUMS)
+        MxRecMode.mapping(self.mode)
+        strategy = ApplyGradientsStrategy.mapping(self.apply_gradients_strategy)
         checks.whole_number(f"{where}: shard_num", self.shard_num, 1, MOST_SHARDS)
         threshold = self.hashtable_threshold
         checks.whole_number(f"{where}: hashtable_threshold", threshold, 0, MOST_INT)
@@ -106,6 +113,7 @@ class TableArguments:
             shard_num=self.shard_num != 1,
             fusion_optimizer_var=not self.fusion_optimizer_var,
             hashtable_threshold=threshold != 0,
+            apply_gradients_strategy=strategy is not ApplyGradientsStrategy.DIRECT_APPLY,
         )
 
     @property

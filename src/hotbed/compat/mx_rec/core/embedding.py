@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import pyarrow as pa
 import torch
 from torch import Tensor, fx, nn
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
+from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxRecMode
 from hotbed.compat.mx_rec.core.arguments import TableArguments, check_lookup_name
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError
@@ -20,6 +22,7 @@ from hotbed.compat.mx_rec.framework import TracedLookup
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.embedding.init import Init
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
 __all__ = ["SparseTable", "create_table", "sparse_lookup"]
@@ -112,9 +115,33 @@ class SparseTable(nn.Module):
             checks.finite_number(where, default)
             self.default = _same(where, self.default, default)
 
+    @property
+    def table_name(self) -> str:
+        """The name of the table."""
+        return self.name
+
+    @property
+    def table(self) -> Table:
+        """The engine's table with its rows, which networks and exports of Hotbed take.
+
+        Raises:
+            CallError: step 8 has not run.
+        """
+        return framework.current().started(f"table {self.name!r}").tables[self.name]
+
+    def export(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows as Arrow batches, by rising id within a partition.
+
+        Columns: partition, id, value [dim], state, and the count and times that the table keeps.
+
+        Raises:
+            CallError: step 8 has not run.
+        """
+        return self.table.export()
+
     def size(self) -> int:
         """Return the number of its rows."""
-        return len(framework.current().started("SparseTable.size").tables[self.name])
+        return len(self.table)
 
     def capacity(self) -> int:
         """Return the rows that it was made for, device and host together, or its rows if more."""
@@ -161,6 +188,8 @@ def create_table(
     fusion_optimizer_var: bool = True,
     hashtable_threshold: int = 0,
     optimizer_list: Sequence[HashOptimizer] | None = (),
+    mode: MxRecMode | str = MxRecMode.ASC,
+    apply_gradients_strategy: ApplyGradientsStrategy | str = ApplyGradientsStrategy.DIRECT_APPLY,
 ) -> SparseTable:
     """Describe a sparse table: step 5. `TableArguments` says what the arguments mean.
 
@@ -216,6 +245,7 @@ def sparse_lookup(
     access_and_evict_config: Mapping[str, int | None] | None = None,
     is_grad: bool | str = True,
     serving_default_value: Any = None,
+    dim: int | None = None,
 ) -> Tensor:
     """Return the rows of ids, [...] -> float32 [..., dim]: step 6.
 
@@ -234,6 +264,7 @@ def sparse_lookup(
         serving_default_value: the value of each lane of an id that was not admitted; None = 0. It
             belongs to the table: serving uses it, too. It needs an access threshold of 0 or more:
             without one, an id without a row reads as the row that it would start with.
+        dim: the lanes of the table, or None; older programs pass it.
 
     Raises:
         ConfigError: the arguments do not fit the table, the mode or the batch.
@@ -244,6 +275,11 @@ def sparse_lookup(
     is_computed = boolean("sparse_lookup: modify_graph", modify_graph)
     flows = boolean("sparse_lookup: is_grad", is_grad)
     _check_table(hashtable, owner.tables)
+    if dim not in (None, hashtable.dim):
+        raise ConfigError(
+            f"sparse_lookup in {hashtable.name!r}: dim is that of the table, {hashtable.dim}, got "
+            f"{dim}. Leave it out."
+        )
     check_lookup_name(hashtable.name, name)
     log_no_effect("sparse_lookup", name=name is not None)
     hashtable.set_lookup(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from torch import nn
 
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
+from hotbed.compat.mx_rec.core.asc.manager import start_asc_pipeline
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.graph.automatic import Automatic, IdReader, time_of
@@ -26,7 +29,7 @@ from hotbed.optim.sparse import dense_parameters
 from hotbed.training.auto import Findings
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, LookupReport
 
-__all__ = ["modify_graph_and_start_emb_cache"]
+__all__ = ["GraphModifierHook", "modify_graph_and_start_emb_cache"]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
@@ -59,7 +62,8 @@ def modify_graph_and_start_emb_cache(
         evaluation: yields those of evaluation; None = never.
         arguments: of the model for a batch. None = the batch, its columns by name, or the first
             items of a tuple.
-        times: returns the seconds of a batch; None = its Time column.
+        times: returns the seconds of a batch; None = its Time column, or what
+            `add_to_collection(ASCEND_TIMESTAMP, ...)` got.
         full_graph: has no effect.
         dump_graph: has no effect; `report.picture(path)` draws the model.
 
@@ -73,6 +77,7 @@ def modify_graph_and_start_emb_cache(
     _check_inputs(model, train)
     owners = owners_of(owner)
     log_no_effect("modify_graph", full_graph=full_graph is not None, dump_graph=dump_graph)
+    times = times or owner.times
     data = Begun(train)
     first = as_tensors(data.first)
     findings, features, lookups = _trace(owner, model, first, arguments)
@@ -86,6 +91,59 @@ def modify_graph_and_start_emb_cache(
     )
     owner.pipeline = pipeline
     return _report(model, entries, findings)
+
+
+class GraphModifierHook:
+    """Runs step 8 where a loop begins.
+
+    Call `begin()` before the loop.
+
+    Args:
+        dump_graph: has no effect.
+        modify_graph: whether ids are computed inside the model. False = step 8 of FeatureSpecs,
+            where it has not run yet.
+        options: with `modify_graph`, the arguments of `modify_graph_and_start_emb_cache`: `model`,
+            `train`, and others.
+
+    Example: `mx.GraphModifierHook(model=model, train=dataset).begin()`
+    """
+
+    def __init__(
+        self, dump_graph: bool | str = False, modify_graph: bool | str = True, **options: Any
+    ) -> None:
+        dumps = boolean("GraphModifierHook: dump_graph", dump_graph)
+        log_no_effect("modify_graph", dump_graph=dumps)
+        self.modify_graph = boolean("GraphModifierHook: modify_graph", modify_graph)
+        self._options = options
+        self._check_options()
+
+    def begin(self) -> LookupReport | None:
+        """Run step 8, and return the report of automatic mode."""
+        if self.modify_graph:
+            return modify_graph_and_start_emb_cache(**self._options)
+        if framework.current().pipeline is None:
+            start_asc_pipeline()
+        return None
+
+    def _check_options(self) -> None:
+        where = "GraphModifierHook"
+        names = list(inspect.signature(modify_graph_and_start_emb_cache).parameters)
+        for name in self._options:
+            if name not in names:
+                advice = did_you_mean(name, names)
+                raise ConfigError(f"{where}: unknown keyword, got {name!r}. {advice}")
+        missing = [name for name in ("model", "train") if name not in self._options]
+        if self.modify_graph and missing:
+            raise ConfigError(
+                f"{where}: PyTorch has no default graph, so that the hook needs the model and the "
+                f"data, got no {' and no '.join(missing)}. Give GraphModifierHook(model=..., "
+                "train=...), or modify_graph=False."
+            )
+        if not self.modify_graph and self._options:
+            raise ConfigError(
+                f"{where}: modify_graph=False takes no model and no data, got "
+                f"{', '.join(self._options)}. Leave them out, or give modify_graph=True."
+            )
 
 
 def _check_inputs(model: Any, train: Any) -> None:

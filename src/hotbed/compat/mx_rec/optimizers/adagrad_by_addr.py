@@ -9,7 +9,7 @@ from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import adagrad
 
-__all__ = ["create_hash_optimizer_by_address"]
+__all__ = ["create_hash_optimizer_by_addr", "create_hash_optimizer_by_address"]
 
 
 def create_hash_optimizer_by_address(
@@ -29,3 +29,7 @@ def create_hash_optimizer_by_address(
     rule = adagrad(name, learning_rate, initial_accumulator_value)
     log_no_effect("optimizer", use_locking=use_locking)
     return HashOptimizer(name, rule, by_address=True)
+
+
+create_hash_optimizer_by_addr = create_hash_optimizer_by_address
+"""The same, by its older name."""

@@ -9,7 +9,7 @@ from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.optimizers.rules import lazy_adam
 
-__all__ = ["create_hash_optimizer_by_address"]
+__all__ = ["create_hash_optimizer_by_addr", "create_hash_optimizer_by_address"]
 
 
 def create_hash_optimizer_by_address(
@@ -33,3 +33,7 @@ def create_hash_optimizer_by_address(
     rule = lazy_adam(name, learning_rate, beta1, beta2, epsilon)
     log_no_effect("optimizer", use_fusion_optim=use_fusion_optim)
     return HashOptimizer(name, rule, by_address=True)
+
+
+create_hash_optimizer_by_addr = create_hash_optimizer_by_address
+"""The same, by its older name."""

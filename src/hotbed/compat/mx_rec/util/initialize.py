@@ -5,18 +5,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
+from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COLLECTION
 from hotbed.compat.mx_rec.framework import Options
 from hotbed.compat.mx_rec.no_effect import REASONS, log_no_effect
+from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_rank_size
+from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
-__all__ = ["get_initializer", "init", "terminate_config_initializer"]
+__all__ = [
+    "ConfigInitializer",
+    "clear_channel",
+    "get_host_pipeline_ops",
+    "get_initializer",
+    "get_rank_id",
+    "get_rank_size",
+    "get_use_dynamic_expansion",
+    "init",
+    "set_if_load",
+    "terminate_config_initializer",
+]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
@@ -97,3 +111,76 @@ def get_initializer(is_training: bool) -> Callable[[], Iterator[Any]]:
     """
     is_training = boolean("get_initializer: is_training", is_training)
     return framework.current().started("get_initializer").initializer(is_training)
+
+
+def get_use_dynamic_expansion() -> bool:
+    """Return what `init` got for `use_dynamic_expansion`."""
+    return framework.current().options.use_dynamic_expansion
+
+
+def set_if_load(if_load: bool | str) -> None:
+    """Say whether a saved state is loaded, as `init(if_load=...)` does.
+
+    Raises:
+        StateError: step 8 has run.
+    """
+    owner = framework.current()
+    owner.check_not_started("set_if_load")
+    owner.options = replace(owner.options, if_load=boolean("set_if_load: if_load", if_load))
+
+
+def clear_channel(is_train_channel: bool = False) -> None:
+    """Have no effect: each loop over data begins anew."""
+    log_no_effect("clear_channel", channel=True)
+
+
+get_host_pipeline_ops = import_host_pipeline_ops
+"""The older name of `import_host_pipeline_ops`."""
+
+
+class TrainParams:
+    """What `ConfigInitializer.get_instance().train_params_config` offers to programs."""
+
+    @property
+    def ascend_global_hashtable_collection(self) -> str:
+        """The key under which `get_collection` has the sparse tables."""
+        return ASCEND_GLOBAL_HASHTABLE_COLLECTION
+
+    def get_initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
+        """Return what `get_initializer` returns."""
+        return get_initializer(is_training)
+
+    def get_training_mode_channel_id(self, is_training: bool) -> int:
+        """Return the channel that `clear_channel` takes: 0 of training, 1 of evaluation."""
+        return 0 if is_training else 1
+
+
+class ConfigInitializer:
+    """What a program reads of its settings: `ConfigInitializer.get_instance()`.
+
+    Attributes:
+        train_params_config: the iterators of automatic mode, and the name of a collection.
+    """
+
+    def __init__(self) -> None:
+        self.train_params_config = TrainParams()
+
+    @staticmethod
+    def get_instance() -> ConfigInitializer:
+        """Return the settings; raise StateError before `init`."""
+        framework.current()
+        return ConfigInitializer()
+
+    @property
+    def use_dynamic_expansion(self) -> bool:
+        """What `init` got."""
+        return get_use_dynamic_expansion()
+
+    @property
+    def if_load(self) -> bool:
+        """Whether a saved state is loaded; it may be set before step 8."""
+        return framework.current().options.if_load
+
+    @if_load.setter
+    def if_load(self, if_load: bool | str) -> None:
+        set_if_load(if_load)

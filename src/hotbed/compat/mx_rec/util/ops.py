@@ -10,6 +10,7 @@ from torch import Tensor
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT
+from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -49,6 +50,11 @@ class HostPipelineOps:
             )
         for name in chosen:
             tables[name].set_min_count(max(count, 1))
+
+    def clear_channel(self, channel_id: int) -> None:
+        """Have no effect: each loop over data begins anew. `channel_id`: 0 or 1."""
+        checks.whole_number("clear_channel: channel_id", channel_id, 0, 1)
+        log_no_effect("clear_channel", channel=True)
 
 
 def import_host_pipeline_ops() -> HostPipelineOps:

@@ -3,18 +3,35 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import nn
 
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.constants.constants import (
+    ASCEND_GLOBAL_HASHTABLE_COLLECTION,
+    ASCEND_SPARSE_LOOKUP_ID_OFFSET,
+    ASCEND_SPARSE_LOOKUP_LOCAL_EMB,
+    ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
+    ASCEND_TIMESTAMP,
+)
 from hotbed.compat.mx_rec.core.embedding import SparseTable
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.optim.sparse import dense_parameters
 
-__all__ = ["get_collection", "get_dense_and_sparse_variable"]
+__all__ = ["add_to_collection", "get_collection", "get_dense_and_sparse_variable"]
 
-LOCAL_EMB = "ASCEND_SPARSE_LOOKUP_LOCAL_EMB"
-ID_OFFSET = "ASCEND_SPARSE_LOOKUP_ID_OFFSET"
+KEYS = (
+    ASCEND_SPARSE_LOOKUP_ID_OFFSET,
+    ASCEND_SPARSE_LOOKUP_LOCAL_EMB,
+    ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
+    ASCEND_TIMESTAMP,
+)
+"""Collections that exist from step 8 on."""
 
 
 def get_dense_and_sparse_variable(
@@ -27,18 +44,68 @@ def get_dense_and_sparse_variable(
     return dense, list(owner.tables.values())
 
 
-def get_collection(key: str) -> list[Tensor]:
-    """Return the rows or the addresses of the lookups that wait for an update.
+def add_to_collection(key: str, value: Callable[[Any], Any] | str | int) -> None:
+    """Say where the seconds of each batch are, before step 8 of automatic mode.
 
     Args:
-        key: "ASCEND_SPARSE_LOOKUP_LOCAL_EMB": the distinct rows, float32 [u, dim], one tensor a
-            table and training forward pass. "ASCEND_SPARSE_LOOKUP_ID_OFFSET": their addresses,
-            int64 [u]; -1 = an id without a row.
+        key: `ASCEND_TIMESTAMP`.
+        value: returns the seconds of a batch, or the name or place of the seconds in it.
+
+    Raises:
+        ConfigError: the key is another one, or the value is a tensor: ids are mapped before the
+            loop gets a batch.
+        StateError: step 8 has run.
+
+    Example: `mx.add_to_collection(ASCEND_TIMESTAMP, "timestamp")`
     """
-    if key not in (LOCAL_EMB, ID_OFFSET):
-        advice = did_you_mean(key, [LOCAL_EMB, ID_OFFSET])
+    owner = framework.current()
+    owner.check_not_started("add_to_collection")
+    if key != ASCEND_TIMESTAMP:
+        raise ConfigError(
+            f"add_to_collection: only {ASCEND_TIMESTAMP!r} can be added to, got {key!r}. The "
+            "lookups fill the other collections."
+        )
+    if callable(value):
+        owner.times = value
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        owner.times = itemgetter(value)
+    else:
+        raise ConfigError(
+            f"add_to_collection({ASCEND_TIMESTAMP!r}): a function of a batch is needed, or the "
+            f"place of the seconds in it, got {type(value).__name__}. Give lambda batch: "
+            'batch["timestamp"].'
+        )
+
+
+def get_collection(key: str) -> list[Any]:
+    """Return what the program has under a key.
+
+    Args:
+        key: a name of `constants.constants`:
+
+            * `ASCEND_SPARSE_LOOKUP_LOCAL_EMB`: the distinct rows that wait for an update, float32
+              [u, dim], one tensor a table and training forward pass.
+            * `ASCEND_SPARSE_LOOKUP_ID_OFFSET`, `ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS`: their addresses,
+              int64 [u]; -1 = an id without a row.
+            * `ASCEND_TIMESTAMP`: the seconds of the current batch, int64 [1] or [n], in a list of
+              one; an empty list = it has none.
+            * `ASCEND_GLOBAL_HASHTABLE_COLLECTION`: the sparse tables.
+
+    Raises:
+        ConfigError: the key is unknown.
+        CallError: rows or times are asked for before step 8.
+    """
+    owner = framework.current()
+    if key == ASCEND_GLOBAL_HASHTABLE_COLLECTION:
+        return list(owner.tables.values())
+    if key not in KEYS:
+        advice = did_you_mean(key, [*KEYS, ASCEND_GLOBAL_HASHTABLE_COLLECTION])
         raise ConfigError(f"get_collection: unknown key, got {key!r}. {advice}")
-    targets = framework.current().started("get_collection").updates.waiting
-    if key == LOCAL_EMB:
+    pipeline = owner.started("get_collection")
+    if key == ASCEND_TIMESTAMP:
+        time = None if pipeline.current is None else pipeline.current.batch.time
+        return [] if time is None else [torch.as_tensor(time) // 1_000_000]
+    targets = pipeline.updates.waiting
+    if key == ASCEND_SPARSE_LOOKUP_LOCAL_EMB:
         return [target.rows for target in targets]
     return [target.slots for target in targets]

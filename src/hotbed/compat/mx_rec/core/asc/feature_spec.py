@@ -75,6 +75,7 @@ class FeatureSpec:
         is_timestamp: whether it holds the times of the batch instead of ids.
         batch_size: not needed: batches have their own.
         faae_coefficient: added to the count for each occurrence of an id.
+        feat_count: not needed: a sample has any number of ids.
 
     Raises:
         ConfigError: a value is wrong.
@@ -88,6 +89,7 @@ class FeatureSpec:
     is_timestamp: bool | None = None
     batch_size: int | None = None
     faae_coefficient: int = 1
+    feat_count: int | None = None
 
     def __post_init__(self) -> None:
         where = f"FeatureSpec {self.name!r}"
@@ -106,6 +108,9 @@ class FeatureSpec:
         if self.batch_size is not None:
             checks.whole_number(f"{where}: batch_size", self.batch_size, 1, MOST_INT)
             log_no_effect("feature_spec", batch_size=True)
+        if self.feat_count is not None:
+            checks.whole_number(f"{where}: feat_count", self.feat_count, 1, MOST_INT)
+            log_no_effect("feature_spec", feat_count=True)
         self.thresholds.check(where)
 
     @property

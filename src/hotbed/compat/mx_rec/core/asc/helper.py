@@ -15,7 +15,7 @@ from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 
-__all__ = ["Insert", "get_asc_insert_func"]
+__all__ = ["FeatureSpec", "Insert", "get_asc_insert_func"]
 
 
 class Insert:
