@@ -178,7 +178,7 @@ class Encoder:
             if kind is None:
                 continue
             if _is_other_type(trained_kind, kind, is_id=name in self._id_sources):
-                raise _other_type(name, trained_kind, schema.field(name).type)
+                raise _other_type(name, trained_kind, kind, schema.field(name).type)
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
 
@@ -319,7 +319,7 @@ def check_types(
         trained_kind = trained.types.get(before.source, "mixed")
         kind = types.get(column.source, trained_kind)
         if _is_other_type(trained_kind, kind, is_id=isinstance(column, Id)):
-            raise _other_type(column.source, trained_kind, kind)
+            raise _other_type(column.source, trained_kind, kind, kind)
         shape = shapes.get(column.source, "value")
         if trained.shapes.get(before.source) == "value" and shape != "value":
             raise _lists(column.source, shape)
@@ -334,13 +334,14 @@ def _is_other_type(trained: Type, kind: Type, *, is_id: bool) -> bool:
     return kind == "mixed" or (kind == "text") != (trained == "text")
 
 
-def _other_type(name: str, trained: Type, kind: object) -> SchemaError:
-    why = ""
-    if "text" in (trained, kind) or "string" in str(kind):
-        why = ": the same value as text and as a number is two ids"
+def _other_type(name: str, trained: Type, kind: Type, shown: object) -> SchemaError:
+    if kind == "boolean" and trained == "integer":
+        return SchemaError(
+            f"column {name!r}: it held integer ids in training, got {shown}. Give integers."
+        )
     return SchemaError(
-        f"column {name!r}: it held {trained} values in training, got {kind}. Give {trained} "
-        f"values{why}."
+        f"column {name!r}: it held {trained} values in training, got {shown}. Give {trained} "
+        "values: the same value as text and as a number is two ids."
     )
 
 

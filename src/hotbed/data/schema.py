@@ -186,10 +186,10 @@ class Schema:
     A schema is a value: compare it, save it (`to_json`), build a table set and models from it.
 
     `types`: the type of each raw column in training: "text", "boolean", "integer", "number", or
-    "mixed" for text and numbers. `shapes`: whether a row of each raw column held one "value" or a "list".
-    Training fills in both. From then on, text for numbers, numbers for text, booleans for integer
-    ids, and lists for single values are rejected. `raw`: of a schema over prepared files, the fitted schema over raw rows,
-    which servers apply. `derived`: the raw columns that depend on other rows, so that a request
+    "mixed" for text and numbers. `shapes`: whether a row of each raw column held one "value" or a
+    "list". Training fills in both. From then on, text for numbers, numbers for text, booleans for
+    integer ids, and lists for single values are rejected. `raw`: of a schema over prepared files,
+    the fitted schema over raw rows, which servers apply. `derived`: the raw columns that depend on other rows, so that a request
     must bring them, each with a description. Raises ConfigError for two columns of one name, or
     more than one Time or Weight.
 
@@ -322,7 +322,9 @@ class Schema:
         """
         schema = self.raw or self
         column = schema[feature]
-        others = [name for t in getattr(column, "transforms", ()) for name in t.inputs()]
+        others: list[str] = []
+        for transform in getattr(column, "transforms", ()):
+            others.extend(transform.inputs())
         if not isinstance(column, Id) or set(others) - {column.source}:
             raise SchemaError(
                 f"schema.ids_of: {feature!r} must be an id that is made of one raw column, got "

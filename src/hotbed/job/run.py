@@ -417,7 +417,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
     if state is not None:
         reader = open_state(states, state)
     if isinstance(what, Job):
-        model = what.rec_model(what.schema_of(states)).restore(reader)
+        model = what.rec_model(what.schema_of(trained(what))).restore(reader)
     else:
         model = _rebuilt(states, reader)
     publisher = hb.PublishDirectory(to, keep)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from hotbed.training.watching.history import History, Point
 from hotbed.training.watching.page.chart import COLORS, Chart, Series
@@ -43,7 +44,7 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
     charts = _charts("Training loss", "samples", histories, _loss)
     for key in worth_drawing(_names(histories)):
         title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
-        charts += _charts(title, "epoch", histories, lambda history, key=key: _epochs(history, key))
+        charts += _charts(title, "epoch", histories, partial(_epochs, key))
     return charts
 
 
@@ -55,7 +56,7 @@ def stream(histories: Mapping[str, History]) -> list[Chart]:
     timed = all(None not in _times(history) for history in histories.values())
     label = "event time" if timed else "samples"
 
-    def values(history: History, key: str) -> Line:
+    def values(key: str, history: History) -> Line:
         places = _times(history) if timed else _places(history)
         pairs = [
             (float(place or 0), window[key])
@@ -67,7 +68,7 @@ def stream(histories: Mapping[str, History]) -> list[Chart]:
     charts = []
     for key in worth_drawing(names):
         title = f"{metric_text(key)} over {label}"
-        charts += _charts(title, label, histories, lambda history, key=key: values(history, key))
+        charts += _charts(title, label, histories, partial(values, key))
     for chart in charts:
         chart.time = timed
     return charts
@@ -156,7 +157,7 @@ def _loss(history: History) -> Line:
     return [float(point.samples) for point in points], y
 
 
-def _epochs(history: History, key: str) -> Line:
+def _epochs(key: str, history: History) -> Line:
     epochs = [epoch for epoch in history.epochs if key in epoch]
     return [epoch["epoch"] for epoch in epochs], [epoch[key] for epoch in epochs]
 
