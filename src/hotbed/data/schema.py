@@ -189,9 +189,9 @@ class Schema:
     "mixed" for text and numbers. `shapes`: whether a row of each raw column held one "value" or a
     "list". Training fills in both. From then on, text for numbers, numbers for text, booleans for
     integer ids, and lists for single values are rejected. `raw`: of a schema over prepared files,
-    the fitted schema over raw rows, which servers apply. `derived`: the raw columns that depend on other rows, so that a request
-    must bring them, each with a description. Raises ConfigError for two columns of one name, or
-    more than one Time or Weight.
+    the fitted schema over raw rows, which servers apply. `derived`: the raw columns that depend on
+    other rows, so that a request must bring them, each with a description. Raises ConfigError for
+    two columns of one name, or more than one Time or Weight.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
