@@ -186,8 +186,8 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
         `removed` and `changed` from `a` to `b`, and the `largest` difference of a value. `dense`:
         the largest difference by tensor, only tensors that differ. A table or tensor that only one
         has, and a tensor of another shape, is None. `positions` (without `now` and `topic`) and
-        `counters`: those of a, then those of b. `others`: dotted names of what else differs, such as
-        `progress.callbacks.evict.0` or `random.cpu`.
+        `counters`: those of a, then those of b. `others`: dotted names of what else differs, such
+        as `progress.callbacks.evict.0` or `random.cpu`.
     """
     return read_newest(a, lambda one: read_newest(b, lambda two: _difference(one, two)))
 

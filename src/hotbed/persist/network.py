@@ -27,7 +27,7 @@ def network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[st
 
 
 def load_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `network_tensors` returned into a network that `network_misfit` finds nothing in."""
+    """Load what `network_tensors` returned into a network that `network_misfit` accepts."""
     network.load_state_dict(_saved_tensors(tensors), strict=False)
 
 

@@ -260,8 +260,8 @@ def warm_start(
             its step, unless they bring steps and the step with `optimizer_state`.
         schema: The columns of the data here. It is compared with the schema of the checkpoint, and
             may be None only if that has none.
-        computed: Tables whose ids the model computes from its features, as those of `hb.auto`: their
-            rows follow no words, and another vocabulary is refused.
+        computed: Tables whose ids the model computes from its features, as those of `hb.auto`.
+            Their rows follow no words, and another vocabulary is refused.
 
     Returns:
         Table here -> table there, for each table that was loaded.

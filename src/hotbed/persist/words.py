@@ -345,7 +345,8 @@ def _shown(transforms: Sequence[Transform]) -> str:
 def _advice(feature: str, table: str) -> str:
     return (
         f"Take the transforms of {feature!r} from the checkpoint, "
-        f"hb.checkpoints.open_checkpoint(path).schema[{feature!r}].transforms, or {_left_out(table)}."
+        f"hb.checkpoints.open_checkpoint(path).schema[{feature!r}].transforms, or "
+        f"{_left_out(table)}."
     )
 
 
