@@ -111,8 +111,17 @@ def _of_progress(reader: Reader) -> str:
     if part is None:
         return _hex(_canonical({"tree": {}, "random": {}}))
     arrays = reader.arrays()
-    trees = {"tree": _hashed(part.tree, arrays), "random": _hashed(part.random, arrays)}
+    trees = {"tree": _hashed_progress(part.tree, arrays), "random": _hashed(part.random, arrays)}
     return _hex(_canonical(trees))
+
+
+def _hashed_progress(tree: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """Return the tree of a run as `_hashed` does, without callbacks that kept nothing."""
+    hashed: dict[str, Any] = _hashed(tree, arrays)
+    callbacks = hashed.get("callbacks")
+    if isinstance(callbacks, dict):
+        hashed["callbacks"] = {name: state for name, state in callbacks.items() if state}
+    return hashed
 
 
 def _hashed(tree: Any, arrays: Arrays) -> Any:
@@ -125,14 +134,7 @@ def _hashed(tree: Any, arrays: Arrays) -> Any:
         if set(tree) == {mark}:
             array = arrays[tree[mark]]
             return {mark: [str(array.dtype), list(array.shape), _hex(array.tobytes())]}
-    return {key: _hashed(item, arrays) for key, item in tree.items() if not _is_wall(key, item)}
-
-
-def _is_wall(key: str, item: Any) -> bool:
-    """Return whether a member of a tree, or all that is in it, depends on the wall clock."""
-    if key.startswith("wall_"):
-        return True
-    return isinstance(item, dict) and bool(item) and all(_is_wall(*pair) for pair in item.items())
+    return {key: _hashed(item, arrays) for key, item in tree.items() if not key.startswith("wall_")}
 
 
 def part_digests(reader: Reader) -> dict[str, str]:
@@ -145,8 +147,12 @@ def part_digests(reader: Reader) -> dict[str, str]:
     progress = reader.manifest.progress
     if progress is not None:
         arrays = reader.arrays()
-        for name, tree in (("progress", progress.tree), ("random", progress.random)):
-            for key, item in _hashed(tree, arrays).items():
+        trees = {
+            "progress": _hashed_progress(progress.tree, arrays),
+            "random": _hashed(progress.random, arrays),
+        }
+        for name, tree in trees.items():
+            for key, item in tree.items():
                 inside = item if key == "callbacks" else {"": item}
                 for inner, value in inside.items():
                     parts[f"{name}.{key}.{inner}".rstrip(".")] = value

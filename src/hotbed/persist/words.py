@@ -260,7 +260,8 @@ def _renumbering(old: Id, new: Id, source: str) -> Renumbering | None:
         if _plain(before) != _plain(after):
             break
         shared += 1
-    rest, own_rest = old.transforms[shared:], new.transforms[shared:]
+    rest = old.transforms[shared:]
+    own_rest = new.transforms[shared:]
     if not rest and not own_rest:
         return None
     there = Numbering.of(rest)

@@ -341,16 +341,10 @@ class Callbacks:
         return [callback for callback in self.all if isinstance(callback, kind)]
 
     def state(self) -> dict[str, Any]:
-        """Return the states of callbacks by kind and number: "evict.0" is the first of its kind.
-
-        A callback whose state is empty is left out.
-        """
-        states = {}
-        for name, callback in self._named():
-            state = callback.state() if hasattr(callback, "state") else None
-            if state:
-                states[name] = state
-        return states
+        """Return the states of callbacks by kind and number: "evict.0" is the first of its kind."""
+        return {
+            name: callback.state() for name, callback in self._named() if hasattr(callback, "state")
+        }
 
     def names(self) -> list[str]:
         """Return the names of the callbacks that have a state, as in `state`."""
