@@ -160,7 +160,8 @@ def test_number_of_a_damaged_version_is_not_used_again(tmp_path: Path) -> None:
     run, where = Run(tmp_path / "run"), tmp_path / "published"
     saves = [run.save(full=True) for _ in range(3)]
     PublishDirectory(where).publish(saves[2])
-    (next(where.glob("checkpoint-*")) / "MANIFEST.json").open("a").write(" ")
+    manifest = next(where.glob("checkpoint-*")) / "MANIFEST.json"
+    manifest.write_text(manifest.read_text() + " ")
     made = PublishDirectory(where).publish(saves[0])
     assert made is not None
     assert made.version == 3
