@@ -122,6 +122,7 @@ NAVIGATION = {
     "Guides": [
         "quickstart",
         "connectors",
+        "types",
         "data",
         "prepare",
         "prepare_keys",

@@ -169,10 +169,13 @@ nb::dict stats(Table& table) {
   return statistics_of(table.stats());
 }
 
-nb::dict to_dict(const std::vector<Candidate>& candidates) {
+// Counts of the ids that wait for admission to one partition; null = every id is admitted.
+nb::dict to_dict(const Candidates* candidates) {
   std::vector<int64_t> ids, seen;
   std::vector<uint32_t> counts;
-  for (const Candidate& c : candidates) ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
+  if (candidates)
+    for (const Candidate& c : candidates->entries())
+      ids.push_back(c.id), counts.push_back(c.count), seen.push_back(c.seen);
   nb::dict out;
   out["id"] = to_numpy(std::move(ids));
   out["count"] = to_numpy(std::move(counts));
@@ -185,6 +188,19 @@ void load_candidates(Table& table, const Input<int64_t>& ids, const Input<uint32
   std::vector<Candidate> all(ids.size());
   for (size_t i = 0; i < ids.size(); i++) all[i] = {ids.data()[i], counts.data()[i], seen.data()[i]};
   table.load_candidates(all);
+}
+
+// The generations of one partition's sketch, the younger one first: (bits, newest, words).
+nb::list sketch_of(const Candidates* candidates) {
+  nb::list all;
+  if (!candidates) return all;
+  for (SketchPart& part : candidates->parts())
+    all.append(nb::make_tuple(part.bits, part.newest, to_numpy(std::move(part.words))));
+  return all;
+}
+
+auto plain_sketch_of(const Candidates* candidates) {
+  return to_numpy(candidates ? std::vector<uint32_t>(candidates->plain()) : std::vector<uint32_t>());
 }
 
 using Runs = std::vector<std::tuple<uint64_t, double>>;
@@ -220,6 +236,7 @@ void init_values(nb::module_& m) {
       .def_rw("coefficient", &Admission::coefficient)
       .def_rw("once_a_batch", &Admission::once_a_batch)
       .def_rw("probability", &Admission::probability)
+      .def_rw("admission_bytes", &Admission::admission_bytes)
       .def_rw("sketch_bytes", &Admission::sketch_bytes)
       .def_rw("max_candidates", &Admission::max_candidates)
       .def_rw("expire_after", &Admission::expire_after);
@@ -281,10 +298,14 @@ void init_table(nb::module_& m) {
       .def("snapshot_rows", &snapshot_rows, nb::arg("partition"))
       .def("snapshot_removed", &snapshot_removed, nb::arg("partition"))
       .def(
-          "snapshot_candidates", [](Table& t, int p) { return to_dict(t.snapshot_part(p).candidates); },
+          "snapshot_candidates", [](Table& t, int p) { return to_dict(t.snapshot_part(p).candidates.get()); },
           nb::arg("partition"))
       .def(
-          "snapshot_sketch", [](Table& t, int p) { return to_numpy(t.snapshot_part(p).sketch); }, nb::arg("partition"))
+          "snapshot_sketch", [](Table& t, int p) { return sketch_of(t.snapshot_part(p).candidates.get()); },
+          nb::arg("partition"))
+      .def(
+          "snapshot_plain_sketch", [](Table& t, int p) { return plain_sketch_of(t.snapshot_part(p).candidates.get()); },
+          nb::arg("partition"))
       .def("track", &Table::track, nb::arg("on"))
       .def(
           "freeze", [](Table& t, std::string_view frozen) { t.freeze(value_of(kFrozen, "frozen", frozen)); },
@@ -308,10 +329,19 @@ void init_table(nb::module_& m) {
           "candidates", [](const Table& t, int p) { return to_dict(t.candidates(p)); }, nb::arg("partition"))
       .def("load_candidates", &load_candidates, nb::arg("ids"), nb::arg("counts"), nb::arg("last_seen"))
       .def(
-          "sketch", [](const Table& t, int p) { return to_numpy(t.sketch(p)); }, nb::arg("partition"))
+          "sketch", [](const Table& t, int p) { return sketch_of(t.candidates(p)); }, nb::arg("partition"))
       .def(
-          "load_sketch", [](Table& t, int p, const Input<uint32_t>& c) { t.load_sketch(p, to_vector(c)); },
+          "load_sketch",
+          [](Table& t, int p, size_t generation, int bits, int64_t newest, const Input<uint32_t>& words) {
+            t.load_sketch(p, generation, {bits, newest, to_vector(words)});
+          },
+          nb::arg("partition"), nb::arg("generation"), nb::arg("bits"), nb::arg("newest"), nb::arg("words"))
+      .def(
+          "plain_sketch", [](const Table& t, int p) { return plain_sketch_of(t.candidates(p)); }, nb::arg("partition"))
+      .def(
+          "load_plain_sketch", [](Table& t, int p, const Input<uint32_t>& c) { t.load_plain_sketch(p, to_vector(c)); },
           nb::arg("partition"), nb::arg("counters"))
+      .def_prop_ro("num_sketched", &Table::num_sketched)
       .def("rates", &rates)
       .def("load_scalars", &load_scalars, nb::arg("step"), nb::arg("watermark"), nb::arg("calls"), nb::arg("rates"))
       .def_prop_ro("step", &Table::step)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Admission: counts of the ids that have no row yet, in bounded memory, for one partition.
+// Admission: counts of the ids that have no row yet, in bounded memory, for one partition. Counts are exact until the
+// memory is full; from then on a sketch in the same memory counts, never too little.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "id_map.h"
+#include "bucket_map.h"
 
 namespace hotbed {
 
@@ -17,9 +18,11 @@ struct Admission {
   uint64_t coefficient = 1;
   bool once_a_batch = false;  // an id counts once a batch, however often it occurs there
   double probability = 1.0;
-  uint64_t sketch_bytes = 0;  // 0 = exact
-  uint64_t max_candidates = uint64_t{1} << 20;
-  int64_t expire_after = -1;  // by the table's clock; -1 = off
+  uint64_t admission_bytes = uint64_t{1} << 26;  // of all partitions
+  int64_t expire_after = -1;                     // by the table's clock; -1 = off
+  // What states of earlier versions may ask for.
+  uint64_t sketch_bytes = 0;    // 0 = off; else plain counters of 32 bits from the first id on
+  uint64_t max_candidates = 0;  // 0 = off; else an exact map of so many ids, whose counts are halved where it is full
 };
 
 struct Candidate {
@@ -28,34 +31,143 @@ struct Candidate {
   int64_t seen;
 };
 
+// Three candidates in a cache line.
+struct alignas(64) CandidateBucket {
+  static constexpr int kEntries = 3;
+
+  int64_t id[kEntries];
+  int64_t seen[kEntries];
+  uint32_t count[kEntries];
+  uint16_t used;
+  uint16_t overflow;
+
+  uint32_t match(int64_t wanted) const noexcept {
+    uint32_t hit = 0;
+    for (int e = 0; e < kEntries; e++) hit |= static_cast<uint32_t>(id[e] == wanted) << e;
+    return hit & used;
+  }
+  int put(int64_t new_id) noexcept {
+    const uint32_t open = static_cast<uint32_t>(~used) & ((1u << kEntries) - 1);
+    if (!open) return -1;
+    const int e = __builtin_ctz(open);
+    id[e] = new_id;
+    used |= static_cast<uint16_t>(1u << e);
+    return e;
+  }
+  void take(int e, const CandidateBucket& other, int from) noexcept {
+    count[e] = other.count[from], seen[e] = other.seen[from];
+  }
+};
+static_assert(sizeof(CandidateBucket) == 64);
+
+class CandidateMap : public BucketMap<CandidateBucket> {
+ public:
+  CandidateMap(int partition, uint32_t max_buckets) noexcept
+      : BucketMap(partition, BlockUse::kAdmission, max_buckets) {}
+  CandidateMap(const CandidateMap& other);
+  // The memory of the map, which is empty from then on; the caller releases it.
+  uint32_t* detach() noexcept;
+};
+
+// A count-min sketch (Cormode and Muthukrishnan 2005) with conservative update (Estan and Varghese 2002): the count of
+// an id is the least of its cells, one in each of four rows, and only cells below the new count rise. Cells of 1 to 32
+// bits end at their largest value, limit(). The memory is the caller's.
+class CountSketch {
+ public:
+  static constexpr uint32_t kDepth = 4;
+
+  CountSketch(uint32_t* words, uint64_t num_words, int bits) noexcept
+      : words_(words),
+        num_words_(num_words),
+        width_(num_words * 32 / static_cast<uint32_t>(bits) / kDepth),
+        bits_(bits) {}
+
+  uint64_t num_words() const noexcept { return num_words_; }
+  const uint32_t* words() const noexcept { return words_; }
+  uint32_t limit() const noexcept { return static_cast<uint32_t>((uint64_t{1} << bits_) - 1); }
+  uint32_t count(uint64_t hash) const noexcept;
+  void raise(uint64_t hash, uint32_t count) noexcept;
+  void clear() noexcept;
+  void prefetch(uint64_t hash) const noexcept;
+  // Counts at least what `other` counts, which may have cells of another number and size.
+  void unite(const CountSketch& other) noexcept;
+
+ private:
+  uint64_t cell_of(uint64_t hash, uint32_t row) const noexcept {
+    const uint64_t mixed = mix64(hash + uint64_t{row + 1} * kGolden);
+    return row * width_ + ((uint64_t{static_cast<uint32_t>(mixed)} * width_) >> 32);
+  }
+  uint32_t get(uint64_t cell) const noexcept {
+    const uint64_t bit = cell * static_cast<uint32_t>(bits_);
+    return (words_[bit >> 5] >> (bit & 31)) & limit();
+  }
+  void raise_cell(uint64_t cell, uint32_t count) noexcept {
+    const uint64_t bit = cell * static_cast<uint32_t>(bits_);
+    const uint32_t old = get(cell);
+    if (old < count) words_[bit >> 5] ^= (old ^ count) << (bit & 31);
+  }
+
+  uint32_t* words_;
+  uint64_t num_words_, width_;
+  int bits_;
+};
+
+// One generation of a sketch, as it is saved.
+struct SketchPart {
+  int bits;
+  int64_t newest;  // time of the newest id that it counts
+  std::vector<uint32_t> words;
+};
+
 class Candidates {
  public:
   Candidates(const Admission& admission, int partition);
+  Candidates(const Candidates& other);  // what a snapshot keeps
+  ~Candidates();
 
-  // Count before these occurrences; adds them.
-  uint64_t add(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time);
+  // The count before these occurrences, and the newest sighting as far as it is known; adds the occurrences.
+  Candidate add(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time);
   uint64_t peek(int64_t id, uint64_t hash) const noexcept;
   bool find(int64_t id, uint64_t hash, Candidate* out) const noexcept;  // false: unknown, or counted in a sketch
+  void prefetch(uint64_t hash) const noexcept;
+  // A count that can rise no further: the true one may be any above it.
+  uint64_t limit() const noexcept { return limit_; }
+  bool is_sketch() const noexcept { return words_ != nullptr; }
   void forget(int64_t id, uint64_t hash) noexcept;  // admitted: the row keeps the count from here on
-  void expire(int64_t before);                      // drops exact candidates last seen before `before`
+  void expire(int64_t before);                      // drops candidates last seen before `before`
 
-  std::vector<Candidate> entries() const;
+  std::vector<Candidate> entries() const;  // by id
   void load(const Candidate& candidate);
-  std::vector<uint32_t>& sketch() noexcept { return sketch_; }
+  std::vector<SketchPart> parts() const;  // the younger generation first; none before the sketch begins
+  void load(size_t generation, SketchPart part);
+  std::vector<uint32_t>& plain() noexcept { return plain_; }
+  const std::vector<uint32_t>& plain() const noexcept { return plain_; }
   uint64_t num_bytes() const noexcept;
 
  private:
-  static constexpr int kDepth = 4;
-  uint32_t& counter(uint64_t hash, int row) noexcept;
+  uint32_t& plain_counter(uint64_t hash, int row) noexcept;
+  Candidate add_to_plain(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time) noexcept;
+  Candidate add_to_sketch(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time) noexcept;
+  CountSketch generation(int number) const noexcept;
+  void raise(uint64_t hash, uint32_t count, int64_t time) noexcept;
+  void begin_sketch();
   void halve();
-  void remove(uint32_t at);
+  void expire_generation(int64_t before) noexcept;
 
-  bool exact_;
-  uint32_t width_ = 0;
-  size_t capacity_;
-  IdMap index_;
-  std::vector<Candidate> list_;
-  std::vector<uint32_t> sketch_;
+  uint64_t block_bytes_;  // of this partition, a multiple of 64
+  uint32_t capacity_;     // ids that the map holds
+  bool halves_;
+  int bits_, num_generations_;
+  BlockUse use_ = BlockUse::kAdmission;
+  uint64_t limit_ = 0xffffffffu;
+  CandidateMap map_;
+  // The sketch. Where candidates expire, it has two generations: ids are counted in the younger one, which also takes
+  // over their counts; the older one goes when all that it counts has expired.
+  uint32_t* words_ = nullptr;
+  int young_ = 0;
+  int64_t newest_[2] = {INT64_MIN, INT64_MIN};
+  std::vector<uint32_t> plain_;
+  uint32_t plain_width_ = 0;
 };
 
 }  // namespace hotbed

@@ -27,15 +27,22 @@ struct alignas(64) Bucket {
     for (int e = 0; e < kEntries; e++) hit |= static_cast<uint32_t>(id[e] == wanted) << e;
     return hit & used;
   }
+  // The entry that is now of this id, or -1 where all are in use.
+  int put(int64_t new_id) noexcept {
+    const uint32_t open = static_cast<uint32_t>(~used) & ((1u << kEntries) - 1);
+    if (!open) return -1;
+    const int e = __builtin_ctz(open);
+    id[e] = new_id;
+    used |= static_cast<uint16_t>(1u << e);
+    return e;
+  }
   // False where all entries are in use.
   bool put(int64_t new_id, uint32_t new_slot) noexcept {
-    const uint32_t open = static_cast<uint32_t>(~used) & ((1u << kEntries) - 1);
-    if (!open) return false;
-    const int e = __builtin_ctz(open);
-    id[e] = new_id, slot[e] = new_slot;
-    used |= static_cast<uint16_t>(1u << e);
-    return true;
+    const int e = put(new_id);
+    if (e >= 0) slot[e] = new_slot;
+    return e >= 0;
   }
+  void take(int e, const Bucket& other, int from) noexcept { slot[e] = other.slot[from]; }
   // Calls visit(id, slot) for every entry in use.
   template <class F>
   void for_each(F&& visit) const {

@@ -30,7 +30,7 @@ struct Slabs {  // of one use
   std::vector<Slab*> spare;  // a fresh page costs more than everything else in growing: dead slabs wait for reuse
 };
 constexpr size_t kMaxSpare = 16;
-using SlabsByUse = std::array<Slabs, 2>;
+using SlabsByUse = std::array<Slabs, 3>;
 
 // The child of a fork may find the lock held by a thread it does not have: it starts a state of its own.
 std::atomic<SlabsByUse*> g_slabs{nullptr};

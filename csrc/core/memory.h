@@ -44,8 +44,9 @@ using Column = std::vector<T, Unset<T>>;
 
 // 64-byte aligned blocks; their contents are undefined. Blocks share 4 MiB slabs; a slab goes back when its last block
 // does, so that only blocks that die together may share one: partitions of a growing table are rebuilt in a fixed
-// cycle, and what a snapshot keeps aside goes when it ends. Blocks of 1 MiB and more have pages of their own.
-enum class BlockUse { kIndex, kSnapshot };
+// cycle, also those of its waiting ids, and what a snapshot keeps aside goes when it ends. Blocks of 1 MiB and more
+// have pages of their own.
+enum class BlockUse { kIndex, kSnapshot, kAdmission };
 void* allocate_block(size_t bytes, BlockUse use);
 void release_block(void* block, size_t bytes, BlockUse use) noexcept;
 

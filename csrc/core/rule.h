@@ -12,7 +12,7 @@ namespace hotbed {
 enum class Scope : uint8_t { kTouched, kAll, kCatchUp };
 
 struct RuleTraits {
-  static constexpr int kMaxParameters = 5;
+  static constexpr int kMaxParameters = 6;
 
   const char* name;
   const char* parameters[kMaxParameters] = {};  // the fields that only this rule has; null after the last

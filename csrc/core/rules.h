@@ -161,17 +161,18 @@ struct Adam {
   }
 };
 
-// State: [n][z]. `power` is always -0.5.
+// State: [n][z]. `power` is always -0.5; `eps` is added to n under each root.
 struct Ftrl {
   static constexpr RuleTraits kTraits = {
       .name = "Ftrl",
-      .parameters = {"beta", "power", "initial_accumulator", "gradient_l1", "gradient_l2"},
+      .parameters = {"beta", "power", "initial_accumulator", "gradient_l1", "gradient_l2", "eps"},
       .num_accumulators = 2,
       .proximal = true};
-  float lr, beta, l1, l2;
+  float lr, beta, l1, l2, eps;
 
   static Ftrl of(const Rule& rule, double lr, uint64_t) {
-    return {rounded(lr), rounded(rule.parameters[0]), rounded(rule.l1), rounded(rule.l2)};
+    const double beta = rule.parameters[0], eps = rule.parameters[5];
+    return {rounded(lr), rounded(beta), rounded(rule.l1), rounded(rule.l2), rounded(eps)};
   }
   void apply(float* __restrict w, float* __restrict s, const float* __restrict g, int dim) const {
     if (lr == 0.0f) return;  // a schedule's zero: no step, rather than a division by zero
@@ -179,8 +180,8 @@ struct Ftrl {
     float* __restrict z = s + dim;
     for (int d = 0; d < dim; d++) {
       const float grown = below(n[d] + g[d] * g[d]);
-      const float root = sqrtf(grown);
-      const float sigma = (root - sqrtf(n[d])) / lr;
+      const float root = sqrtf(grown + eps);
+      const float sigma = (root - sqrtf(n[d] + eps)) / lr;
       z[d] = within(z[d] + (g[d] - sigma * w[d]));
       n[d] = grown;
       const float shrunk = z[d] - copysignf(l1, z[d]);  // z = 0 falls under |z| <= l1

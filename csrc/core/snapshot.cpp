@@ -113,8 +113,7 @@ void Table::begin_snapshot(bool changes) {
   snapshot->parts.reserve(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
     Snapshot::Part& part = snapshot->parts.emplace_back(layout().num_bytes);
-    part.candidates = candidates(p);
-    part.sketch = sketch(p);
+    if (const Candidates* waiting = candidates(p)) part.candidates = std::make_unique<Candidates>(*waiting);
     if (tracking_) part.removed = std::exchange(partitions_[p].removed, {});
   }
   if (tracking_) snapshot->changed = std::exchange(changed_, Marks(owners_.size(), 0));

@@ -113,8 +113,7 @@ struct Snapshot {
   struct Part {  // of one partition
     explicit Part(size_t record_bytes) : images(record_bytes) {}
     std::vector<int64_t> removed;
-    std::vector<Candidate> candidates;
-    std::vector<uint32_t> sketch;
+    std::unique_ptr<const Candidates> candidates;  // null where every id is admitted
     std::vector<uint32_t> image_slots;
     Images images;
     std::vector<Event> events;

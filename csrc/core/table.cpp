@@ -102,9 +102,11 @@ void Table::resolve(Uniques& uniques, bool training) {
   }
 }
 
-bool Table::would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept {
+bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, size_t u,
+                        uint64_t before) const noexcept {
   const Admission& rule = config_.admission;
-  if (rule.kind == AdmitKind::kMinCount) return before + uniques.counts[u] * rule.coefficient >= rule.min_count;
+  if (rule.kind == AdmitKind::kMinCount)
+    return before + uniques.counts[u] * rule.coefficient >= rule.min_count || before >= candidates.limit();
   for (uint64_t k = before + 1; k <= before + uniques.counts[u]; k++)
     if (occurrence_draw(key_, uniques.ids[u], k) < rule.probability) return true;
   return false;
@@ -115,7 +117,7 @@ void Table::count_rows(Uniques& uniques) const {
   if (admits_all()) return;
   for (const uint32_t u : uniques.missing) {
     const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
-    if (!would_admit(uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
+    if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
   }
 }
 
@@ -137,15 +139,23 @@ void Table::admit(Uniques& uniques) {
   if (!learns()) uniques.missing.clear();
   if (admits_all()) return;
   size_t kept = 0;
-  for (const uint32_t u : uniques.missing) {
+  for (size_t i = 0; i < uniques.missing.size(); i++) {
+    if (i + kAhead < uniques.missing.size()) {
+      const uint64_t ahead = uniques.hashes[uniques.missing[i + kAhead]];
+      partitions_[partition_of(ahead)].candidates->prefetch(ahead);
+    }
+    const uint32_t u = uniques.missing[i];
     Partition& partition = partitions_[partition_of(uniques.hashes[u])];
+    Candidates& candidates = *partition.candidates;
     const int64_t time = uniques.times.empty() ? moment_ : uniques.times[u];
-    const uint64_t before =
-        partition.candidates->add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
-    if (would_admit(uniques, u, before)) {
-      partition.candidates->forget(uniques.ids[u], uniques.hashes[u]);
+    const bool was_sketch = candidates.is_sketch();
+    const Candidate before = candidates.add(uniques.ids[u], uniques.hashes[u], uniques.counts[u] * coefficient, time);
+    if (candidates.is_sketch() != was_sketch) num_sketched_.fetch_add(1);
+    if (would_admit(candidates, uniques, u, before.count)) {
+      candidates.forget(uniques.ids[u], uniques.hashes[u]);
       uniques.counts[u] =
-          static_cast<uint32_t>(std::min<uint64_t>(before + uniques.counts[u] * coefficient, 0xffffffffu));
+          static_cast<uint32_t>(std::min<uint64_t>(before.count + uniques.counts[u] * coefficient, 0xffffffffu));
+      if (!uniques.times.empty()) uniques.times[u] = before.seen;  // the newest sighting, also if it was refused
       uniques.missing[kept++] = u;
     } else {
       partition.refused++, uniques.num_refused++;
@@ -276,7 +286,10 @@ TableStats Table::stats() const {
     s.rows += maps_[p].size(), s.admitted += partition.admitted, s.refused += partition.refused,
         s.evicted += partition.evicted;
     s.index_bytes += maps_[p].num_bytes() + partition.free.capacity() * sizeof(uint32_t);
-    if (partition.candidates) s.candidate_bytes += partition.candidates->num_bytes();
+    if (partition.candidates) {
+      s.candidate_bytes += partition.candidates->num_bytes();
+      s.sketched_partitions += partition.candidates->is_sketch();
+    }
   }
   return s;
 }
@@ -367,22 +380,26 @@ void Table::load_rows(const ExportedRows& in) {
   }
 }
 
-std::vector<Candidate> Table::candidates(int p) const {
-  return partitions_[p].candidates ? partitions_[p].candidates->entries() : std::vector<Candidate>{};
-}
-
 void Table::load_candidates(const std::vector<Candidate>& candidates) {
-  for (const Candidate& candidate : candidates)
-    if (auto& known = partitions_[partition_of(hash_id(candidate.id))].candidates) known->load(candidate);
+  for (const Candidate& candidate : candidates) {
+    auto& known = partitions_[partition_of(hash_id(candidate.id))].candidates;
+    if (!known) continue;
+    const bool was_sketch = known->is_sketch();
+    known->load(candidate);
+    if (known->is_sketch() != was_sketch) num_sketched_.fetch_add(1);
+  }
 }
 
-std::vector<uint32_t> Table::sketch(int p) const {
-  return partitions_[p].candidates ? partitions_[p].candidates->sketch() : std::vector<uint32_t>{};
+void Table::load_sketch(int p, size_t generation, SketchPart part) {
+  auto& known = partitions_[p].candidates;
+  if (!known) return;
+  if (!known->is_sketch()) num_sketched_.fetch_add(1);
+  known->load(generation, std::move(part));
 }
 
-void Table::load_sketch(int p, const std::vector<uint32_t>& counters) {
-  if (auto& known = partitions_[p].candidates; known && known->sketch().size() == counters.size())
-    known->sketch() = counters;
+void Table::load_plain_sketch(int p, const std::vector<uint32_t>& counters) {
+  if (auto& known = partitions_[p].candidates; known && known->plain().size() == counters.size())
+    known->plain() = counters;
 }
 
 }  // namespace hotbed

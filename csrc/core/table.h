@@ -115,6 +115,7 @@ struct ExportedRows {
 // `rows` are those in memory, expired ones until they are swept: asking costs nothing while they are many.
 struct TableStats {
   uint64_t rows = 0, admitted = 0, refused = 0, evicted = 0, index_bytes = 0, row_bytes = 0, candidate_bytes = 0;
+  uint64_t sketched_partitions = 0;  // those whose counts of waiting ids are estimates
 };
 
 class Table {
@@ -195,10 +196,15 @@ class Table {
   // --- persistence
   ExportedRows export_partition(int partition);
   void load_rows(const ExportedRows& rows);
-  std::vector<Candidate> candidates(int partition) const;
+  // Null where every id is admitted.
+  const Candidates* candidates(int partition) const noexcept {
+    return partitions_[static_cast<size_t>(partition)].candidates.get();
+  }
   void load_candidates(const std::vector<Candidate>& candidates);
-  std::vector<uint32_t> sketch(int partition) const;
-  void load_sketch(int partition, const std::vector<uint32_t>& counters);
+  void load_sketch(int partition, size_t generation, SketchPart part);
+  void load_plain_sketch(int partition, const std::vector<uint32_t>& counters);
+  // Grows with the partitions whose counts have become estimates; may be read at any time.
+  uint32_t num_sketched() const noexcept { return num_sketched_.load(); }
   const RateHistory& rates() const noexcept { return rates_; }
   void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
   uint64_t calls() const noexcept { return calls_; }
@@ -233,7 +239,7 @@ class Table {
   uint64_t num_alive(int partition) const noexcept;
   bool expired(const Row& row) const noexcept;
   int64_t victim_key(const Row& row) const noexcept;
-  bool would_admit(const Uniques& uniques, size_t u, uint64_t before) const noexcept;
+  bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
   void remove_row(int partition, int64_t id, uint32_t slot);
   void next_generation();
@@ -262,6 +268,7 @@ class Table {
   std::atomic<int> plans_[2] = {0, 0}, generation_{0};
   std::atomic<uint64_t> num_withdrawn_{0};
   std::atomic<bool> quarantined_{false};
+  std::atomic<uint32_t> num_sketched_{0};
   uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
   Frozen frozen_ = Frozen::kNothing;
   uint64_t step_ = 0, calls_ = 0;

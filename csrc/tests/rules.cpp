@@ -24,7 +24,7 @@ Rule rule_of(const std::string& name, bool extras) {
                                                 {"alpha", 0.99},
                                                 {"beta1", 0.9},
                                                 {"beta2", 0.99},
-                                                {"eps", 1e-8},
+                                                {"eps", name == "Ftrl" && extras ? 0.05 : 1e-8},
                                                 {"decay", 0.0},
                                                 {"eps_hat", 0.0},
                                                 {"beta", 0.5},
@@ -82,8 +82,8 @@ void reference(Rule r, double lr, int t, std::vector<double>& w, std::vector<dou
       REQUIRE(name == "Ftrl");
       double &n = s[d], &z = s[dim + d];
       const double grown = n + g[d] * g[d];
-      z += g[d] - (std::sqrt(grown) - std::sqrt(n)) / lr * w[d], n = grown;
-      w[d] = std::abs(z) <= r.l1 ? 0 : -(z - sign(z) * r.l1) / ((r["beta"] + std::sqrt(n)) / lr + r.l2);
+      z += g[d] - (std::sqrt(grown + r["eps"]) - std::sqrt(n + r["eps"])) / lr * w[d], n = grown;
+      w[d] = std::abs(z) <= r.l1 ? 0 : -(z - sign(z) * r.l1) / ((r["beta"] + std::sqrt(n + r["eps"])) / lr + r.l2);
     }
   }
 }

@@ -51,7 +51,7 @@ def main(name: str, data: str) -> None:
     served = ask(name, runs, requests(name, rows, runs))
     printed = run("-m", "hotbed.compat.hugectr.run", scripts / "train.py")
     auc = float(re.findall(r"AUC: ([\d.]+)", printed)[-1])
-    facts = {"HugeCTR script: validation auc": auc}
+    facts = {"HugeCTR script: validation auc, of its whole batches": auc}
     numbers = hb.report.add_serving(runs / "report.html", served, facts)
     print("\nserved", *(f"  {value:>9,.4g} {text}" for text, value in numbers.items()), sep="\n")
     print(f"the report: {(runs / 'report.html').absolute().as_uri()}")

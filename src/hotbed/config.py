@@ -154,7 +154,7 @@ def build(
     Sgd(lr=0.1)
     >>> build({"rl": 0.1}, Sgd, "rule")
     Traceback (most recent call last):
-    hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 0.1. Did you mean 'lr'?
+    hotbed.errors.ConfigError: rule.rl: unknown key of sgd, got 'rl' with the value 0.1. Did you ...
     """
     if expected is Any or expected is object:
         return spec
@@ -292,7 +292,8 @@ def _construct(
         name = key if key in own_names else by_key.get(key)
         if name is None:
             raise ConfigError(
-                f"{path}.{key}: unknown key of {kind_of(cls)}, got {_short(value)}. "
+                f"{path}.{key}: unknown key of {kind_of(cls)}, got {key!r} with the "
+                f"value {_short(value)}. "
                 f"{did_you_mean(key, by_key)}"
             )
         arguments[name] = build(value, keywords[name].annotation, f"{path}.{key}")

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import mmap
 import os
 import re
 import secrets
+import shutil
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from hotbed.errors import ConfigError, NotWritten, PersistError
+
+MARK_FILE = ".hotbed"
+"""The file in a folder whose content Hotbed may remove."""
 
 Where = str | Path
 """A local path or a URL such as `s3://bucket/model`."""
@@ -23,6 +28,8 @@ Where = str | Path
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", re.DOTALL)
 _LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
+_PIECE_BYTES = 4 << 20
 _SHORTENED_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/[^/]")
 
 
@@ -75,6 +82,55 @@ def partial_path(root: Path, name: str) -> Path:
     return root / f".{name}.{secrets.token_hex(8)}.partial"
 
 
+def is_partial(name: str) -> bool:
+    """Return whether a file or folder has a name as `partial_path` gives it."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
+def claim_folder(
+    folder: Path, where: str, is_own: Callable[[Path], bool] = lambda path: False
+) -> None:
+    """Make a folder whose content may be removed, and leave a mark in it.
+
+    A folder that exists is taken if it has the mark, or holds nothing but what `is_own` knows.
+
+    Args:
+        folder: the folder.
+        where: the argument that names it, for messages.
+        is_own: whether an earlier version of Hotbed, which left no mark, wrote a path in it.
+
+    Raises:
+        ConfigError: the folder is a link, or holds what Hotbed did not write.
+        NotWritten: it cannot be made.
+    """
+    if folder.is_symlink():
+        raise ConfigError(
+            f"{where}: {folder} is a link, got a link to {os.readlink(folder)!r}. What lies behind "
+            "it is not removed: remove the link, or choose another place."
+        )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        mark = folder / MARK_FILE
+        if mark.is_file():
+            return
+        foreign = sorted(path.name for path in folder.iterdir() if not is_own(path))
+        if foreign:
+            raise ConfigError(
+                f"{where}: {folder} would be emptied, and holds what Hotbed did not write, got "
+                f"{foreign[0]!r}. Move it away, or choose another place."
+            )
+        mark.write_text("Hotbed made this folder, and may remove what is in it.\n")
+
+
+def remove_all(paths: Iterable[Path]) -> None:
+    """Remove files and folders; of a link, the link alone."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def not_written(place: object, error: OSError) -> NotWritten:
     """Return the error to raise where the system refuses to write `place`."""
     return NotWritten(
@@ -88,7 +144,7 @@ def free_name(folder: Path) -> Path:
     number = 1
     while True:
         aside = folder.with_name(f"{folder.name}.aside-{number}")
-        if not aside.exists():
+        if not os.path.lexists(aside):
             return aside
         number += 1
 
@@ -141,6 +197,24 @@ def truncate_file(path: Path, num_bytes: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(num_bytes)
         os.fsync(file.fileno())
+
+
+def digest_of(path: Where, is_wanted: Callable[[], bool] = lambda: True) -> str:
+    """Return the SHA-256 of a file, hex; an empty text once the digest is not wanted any longer.
+
+    The file is read, not mapped: a mapped file that another process cuts ends this process.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        piece = memoryview(bytearray(min(_PIECE_BYTES, 1 + os.fstat(file.fileno()).st_size)))
+        while num_bytes := file.readinto(piece):
+            if not is_wanted():
+                return ""
+            digest.update(piece[:num_bytes])
+    return digest.hexdigest()
 
 
 def map_file(path: Path) -> memoryview:
@@ -220,8 +294,9 @@ class FolderLock(Lock):
         self._handle = handle
         number = f"{os.getpid()}\n".encode()
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
-            os.truncate(handle, 0)
-            os.write(handle, number)
+            if file.read_bytes().strip().isdigit() or not os.fstat(handle).st_size:
+                os.truncate(handle, 0)
+                os.write(handle, number)
 
 
 class HeldFolder(Lock):

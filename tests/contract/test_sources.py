@@ -35,8 +35,9 @@ from hotbed.connectors import (
     write_file_list,
 )
 from hotbed.connectors.generated import BLOCK_ROWS
-from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.errors import DataError
+from hotbed.files import digest_of
 
 pytestmark = pytest.mark.core
 
@@ -137,9 +138,10 @@ def prepared(folder: Path) -> Source:
     files = []
     for file in source.files():
         name = Path(file).name
-        files.append({"file": name, "bytes": Path(file).stat().st_size})
-    workflow = {"format": WORKFLOW_FORMAT, "parts": {"train": {"rows": ROWS, "files": files}}}
-    (folder / WORKFLOW_FILE).write_text(json.dumps(workflow))
+        size = Path(file).stat().st_size
+        files.append({"file": name, "bytes": size, "sha256": digest_of(file)})
+    workflow = {"parts": {"train": {"rows": ROWS, "files": files}}}
+    (folder / WORKFLOW_FILE).write_text(json.dumps(sealed(workflow)))
     return Prepared(str(folder))
 
 
@@ -309,6 +311,14 @@ def test_empty_files_and_tables_are_read_as_no_rows(tmp_path: Path) -> None:
 def test_memory_takes_the_frames_of_other_libraries_and_refuses_the_rest() -> None:
     frame = pl.DataFrame({"number": [1, 2], "word": ["a", "b"]})
     assert rows(Memory(frame)) == frame.to_dicts()
+    words = {"c": pl.Categorical, "e": pl.Enum(["a", "b"]), "v": pl.String}
+    frame = pl.DataFrame({name: pl.Series(["b", "a"], dtype=kind) for name, kind in words.items()})
+    assert rows(Memory(frame).sort("c")) == frame.to_dicts()[::-1]
+    lists = pl.DataFrame({"c": pl.Series([["b"], []], dtype=pl.List(pl.Categorical))})
+    assert rows(Memory(lists).slice(0, 1)) == [{"c": ["b"]}]
+    wide = pl.DataFrame({"i": [1], "wide": pl.Series([1], dtype=pl.Int128)})
+    with pytest.raises(DataError, match=r"column 'wide' cannot become an Arrow array, got Int128"):
+        Memory(wide)
     with pytest.raises(DataError, match="neither a table nor a mapping of columns, got list"):
         Memory([1, 2])
     with pytest.raises(DataError, match="columns differ in length"):

@@ -16,6 +16,8 @@ pytest.importorskip("torch", reason="torch absent")
 
 import driver
 
+from hotbed.persist.format import open_checkpoint
+
 pytestmark = pytest.mark.slow
 
 SEED = 20260601
@@ -65,6 +67,25 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     answer = lives(tmp_path)
     assert answer["steps"] == unbroken["steps"]
     assert answer["digest"] == unbroken["digest"]
+
+
+def test_a_killed_run_whose_waiting_ids_fill_their_memory_ends_with_the_same_bits(
+    lives: Any, tmp_path: Path
+) -> None:
+    """Killed while a full and a delta are written that hold a sketch."""
+    answers = []
+    for name, kills in (("whole", ()), ("killed", (("table", 9), ("rename", 2)))):
+        root = tmp_path / name
+        driver.write_events(root / "events", SEED, 2000, crowd=True)
+        config = {"admission_bytes": 1 << 16}
+        for at, number in kills:
+            assert lives(root, **config, kill={"at": at, "number": number})["killed"] == 9
+        answers.append(lives(root, **config))
+        links = open_checkpoint(root / "state").links
+        assert all(link.entry("item").sketch for link in links)
+    whole, killed = answers
+    assert killed["resumed"] > 0
+    assert killed["digest"] == whole["digest"]
 
 
 @pytest.mark.parametrize(

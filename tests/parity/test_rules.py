@@ -63,6 +63,7 @@ RULES: list[Rule] = [
     hb.Ftrl(lr=0.1),
     hb.Ftrl(lr=0.1, l1=0.2, l2=0.3, beta=1.0),
     hb.Ftrl(lr=0.1, l1=0.2, gradient_l1=0.1, gradient_l2=0.2),
+    hb.Ftrl(lr=0.1, initial_accumulator=0.0, eps=2.0**-23),
     hb.Momentum(lr=0.05, lr_inside=True),
     hb.Nesterov(lr=0.05, lr_inside=True, l1=0.01),
 ]
@@ -191,12 +192,16 @@ def test_row_wise_adagrad_is_adagrad_with_the_mean_square_of_the_row() -> None:
     np.testing.assert_allclose(table.lookup(IDS), w, rtol=1e-6, atol=1e-6)
 
 
-def test_ftrl_is_algorithm_1_of_mcmahan_2013() -> None:
-    """Per coordinate: w from z and n, then sigma, z and n from the gradient at that w."""
+@pytest.mark.parametrize("eps", [0.0, 0.3])
+def test_ftrl_is_algorithm_1_of_mcmahan_2013(eps: float) -> None:
+    """Per coordinate: w from z and n, then sigma, z and n from the gradient at that w.
+
+    HugeCTR's constant under each root is the paper's algorithm with n that starts there.
+    """
     alpha, beta, l1, l2 = 0.1, 1.0, 0.5, 0.25
-    rule = hb.Ftrl(lr=alpha, beta=beta, l1=l1, l2=l2, initial_accumulator=0.0)
+    rule = hb.Ftrl(lr=alpha, beta=beta, l1=l1, l2=l2, initial_accumulator=0.0, eps=eps)
     table = hb.Table("user", dim=4, rule=rule, init=hb.Zeros())
-    slots, z, n = table.find_or_insert(IDS), np.zeros((NUM_IDS, 4)), np.zeros((NUM_IDS, 4))
+    slots, z, n = table.find_or_insert(IDS), np.zeros((NUM_IDS, 4)), np.full((NUM_IDS, 4), eps)
 
     def weights() -> np.ndarray:
         return np.where(
@@ -330,6 +335,7 @@ POLICIES: list[dict[str, Any]] = [
     },
     {"dtype": "bfloat16"},
     {"dtype": "float16", "admit": hb.MinCount(2, sketch_bytes=1 << 20)},
+    {"admit": hb.MinCount(3, admission_bytes=1 << 16, expire_seconds=2)},
 ]
 
 
@@ -356,7 +362,7 @@ def test_one_two_and_four_threads_give_the_same_bits(rule: Rule, policies: dict[
             table.update(slots, random.normal(size=(len(ids), 8)).astype(np.float32))
             if step == 4:
                 table.evict(step * 500_000)
-        return list(table.export()), list(table.candidates())
+        return list(table.export()), [*table.candidates(), *table.sketch()]
 
     try:
         one = run(1)

@@ -104,6 +104,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], int]] = {
         7,
     ),
     "rms_prop": (hb.RmsProp(), {"evict": hb.Lfu(16_384, half_life_seconds=3)}, 1),
+    "sgd_sketched": (hb.Sgd(lr=0.1), {"admit": hb.MinCount(4, admission_bytes=1 << 16)}, 3),
     "sgd_of_steps": (
         hb.Sgd(lr=0.1),
         {"admit": hb.MinCount(2, expire_steps=2), "evict": [hb.Ttl(steps=2), hb.Lru(16_384)]},

@@ -29,6 +29,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "plain": {},
     "admission": {"admit": hb.MinCount(3)},
     "sketch": {"admit": hb.MinCount(2, sketch_bytes=1 << 16)},
+    "memory": {"admit": hb.MinCount(3, admission_bytes=1 << 16, expire_seconds=6)},
     "ttl": {"evict": hb.Ttl(seconds=4), "admit": hb.MinCount(2, expire_seconds=6)},
     "steps": {"evict": hb.Ttl(steps=2), "admit": hb.MinCount(2, expire_steps=3)},
     "lru": {"evict": hb.Lru(1024)},
@@ -79,7 +80,8 @@ def state_of(batches: Any) -> dict[str, Any]:
 
 
 def everything(table: Any) -> tuple[Any, ...]:
-    return state_of(table.export()), state_of(table.candidates()), table.scalars()
+    waiting = (state_of(table.candidates()), list(table.sketch()))
+    return state_of(table.export()), waiting, table.scalars()
 
 
 @pytest.mark.parametrize("kind", list(TABLES))
@@ -104,7 +106,7 @@ def test_a_snapshot_is_the_table_of_its_moment(
     for step in between:
         life(*step)
     snapshot = table.snapshot(changes)
-    rows, candidates, _ = everything(table)
+    rows, waiting, _ = everything(table)
     parts = [range(64 * i, 64 * i + 64) for i in order]
     found: list[pa.RecordBatch] = []
     gone: list[pa.RecordBatch] = []
@@ -113,7 +115,7 @@ def test_a_snapshot_is_the_table_of_its_moment(
             life(*step)
         found += snapshot.rows(part)
         gone += snapshot.removed(part)
-    waiting = state_of(snapshot.candidates())
+    waiting_then = (state_of(snapshot.candidates()), list(snapshot.sketch()))
     snapshot.close(saved=True)
     other = hb.Table("t", 3, **TABLES[kind])
     if changes:
@@ -122,7 +124,7 @@ def test_a_snapshot_is_the_table_of_its_moment(
             other.remove(batch.column("id").to_numpy())
     other.load(found)
     assert state_of(other.export()) == rows
-    assert waiting == candidates
+    assert waiting_then == waiting
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

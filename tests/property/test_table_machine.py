@@ -26,7 +26,8 @@ from hotbed.testing import ReferenceTable
 pytestmark = pytest.mark.core
 
 SECOND = 1_000_000
-CROWDED = [int(i) for i in np.arange(6_000) if partition([i])[0] in (3, 200)][:24]
+CROWD = np.arange(60_000)[np.isin(partition(np.arange(60_000)), (3, 200))]
+CROWDED = CROWD[:24].tolist()
 EXTREMES = [-1, -2, 0, -(2**63), 2**63 - 1, -(2**63) + 1, 1]
 IDS = st.one_of(
     st.sampled_from(EXTREMES), st.sampled_from(CROWDED), st.integers(-(2**63), 2**63 - 1)
@@ -49,6 +50,15 @@ POLICIES: dict[str, dict[str, Any]] = {
     "min_count": {"admit": hb.MinCount(3, coefficient=2), "default": 0.5},
     "min_count_bounded": {
         "admit": hb.MinCount(9, coefficient=4, max_candidates=512, expire_seconds=5)
+    },
+    "min_count_in_little_memory": {"admit": hb.MinCount(7, coefficient=2, admission_bytes=1 << 18)},
+    "candidates_in_little_memory": {
+        "admit": hb.MinCount(3, admission_bytes=1 << 18, expire_seconds=4),
+        "evict": hb.Ttl(seconds=9),
+    },
+    "probability_in_little_memory": {
+        "admit": hb.Probability(0.2, admission_bytes=1 << 18),
+        "evict": hb.Lfu(1024),
     },
     "min_count_sketch": {"admit": hb.MinCount(3, sketch_bytes=1 << 16)},
     "min_count_of_batches": {
@@ -174,6 +184,11 @@ class TableMachine(RuleBasedStateMachine):
         """More ids of two partitions than these may keep."""
         self.both(np.array(CROWDED, np.int64), 0)
 
+    @rule(start=st.integers(0, 300), lateness=st.integers(0, 8))
+    def flood(self, start: int, lateness: int) -> None:
+        """More waiting ids of two partitions than little memory counts exactly."""
+        self.both(CROWD[start : start + 90], lateness)
+
     @rule(ahead=st.integers(-3, 4))
     def evict(self, ahead: int) -> None:
         now = self.now + ahead * SECOND
@@ -194,6 +209,7 @@ class TableMachine(RuleBasedStateMachine):
         fresh = hb.Table("user", **self.make)
         fresh.load(self.native.export())
         fresh.load_candidates(self.native.candidates())
+        fresh.load_sketch(self.native.sketch())
         fresh.load_scalars(self.native.scalars())
         self.native = fresh
 

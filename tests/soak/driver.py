@@ -8,7 +8,8 @@ that ended `digest`, `steps`, `samples`, `resumed` (the step it began at). Other
 ("files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" = DIR/events as files
 arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
 many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
-forgets nothing, so that an unbroken run can be made to decide the same), `epochs` (a fit of
+forgets nothing, so that an unbroken run can be made to decide the same), `admission_bytes`
+(memory for ids that wait; with events of `crowd`, a sketch), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
 its metrics an epoch), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
 a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`), or
@@ -58,12 +59,30 @@ def events(seed: int, rows: int = ROWS) -> pa.Table:
     )
 
 
+def crowded(events: pa.Table) -> pa.Table:
+    """Return events whose items lie in one partition of a table: many of them wait there."""
+    from hotbed.embedding.hashing import partition
+
+    ids = np.arange(2**17)
+    ids = ids[partition(ids) == 3]
+    items = pa.array(ids[events["item"].to_numpy()])
+    return events.set_column(events.schema.get_field_index("item"), "item", items)
+
+
 def write_events(
-    folder: Path, seed: int, rows: int = ROWS, files: int = 5, pause: float = 0.0
+    folder: Path,
+    seed: int,
+    rows: int = ROWS,
+    files: int = 5,
+    pause: float = 0.0,
+    *,
+    crowd: bool = False,
 ) -> None:
     """The events in parquet files; each appears whole, `pause` seconds after the one before."""
     folder.mkdir(parents=True, exist_ok=True)
     whole, size = events(seed, rows), -(-rows // files)
+    if crowd:
+        whole = crowded(whole)
     for number in range(files):
         path = folder / f"events-{number:03d}.parquet"
         pq.write_table(
@@ -108,7 +127,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
     )
     torch.manual_seed(3)
-    network, optimizer = (_converted if config.get("auto") else _network)(schema)
+    memory = config.get("admission_bytes", 1 << 26)
+    network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"})
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
     if config.get("remember"):
@@ -132,7 +152,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
 
 
-def _network(schema: Any) -> tuple[Any, Any]:
+def _network(schema: Any, memory: int) -> tuple[Any, Any]:
     """Return a network of Hotbed, and the optimizer of its dense parameters."""
     import hotbed as hb
 
@@ -140,9 +160,14 @@ def _network(schema: Any) -> tuple[Any, Any]:
         schema,
         4,
         rule=hb.Adagrad(lr=0.1),
-        admit=hb.MinCount(2, expire_seconds=9000),
+        admit=hb.MinCount(2, expire_seconds=9000, admission_bytes=memory),
         evict=hb.Ttl(seconds=7200),
-        overrides={"item": {"admit": hb.MinCount(2, expire_steps=11), "evict": hb.Ttl(steps=9)}},
+        overrides={
+            "item": {
+                "admit": hb.MinCount(2, expire_steps=11, admission_bytes=memory),
+                "evict": hb.Ttl(steps=9),
+            }
+        },
     )
     network = hb.models.DCNv2(
         schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
@@ -150,7 +175,7 @@ def _network(schema: Any) -> tuple[Any, Any]:
     return network, hb.Adam(lr=0.01)
 
 
-def _converted(schema: Any) -> tuple[Any, Any]:
+def _converted() -> tuple[Any, Any]:
     """Return a plain torch network that `hb.auto` converted, and its optimizer."""
     import torch
     from torch import Tensor, nn

@@ -87,7 +87,8 @@ def of_engine(root: Path, switches: Collection[str], journal: str | None = None)
         rule = hb.Adagrad(lr=0.05, initial_accumulator=0.9)
     aging: dict[str, Any] = {}
     if "aging" in switches:
-        aging = {"admit": hb.MinCount(MIN_COUNT), "evict": hb.Ttl(seconds=TTL_SECONDS)}
+        admit = hb.MinCount(MIN_COUNT, expire_seconds=TTL_SECONDS)
+        aging = {"admit": admit, "evict": hb.Ttl(seconds=TTL_SECONDS)}
     init = hb.Normal(std=0.01)
     tables = {name: hb.Table(name, DIM, rule=rule, init=init, **aging) for name in names}
     torch.manual_seed(3)

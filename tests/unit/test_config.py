@@ -96,15 +96,18 @@ def test_objects_that_already_fit_are_passed_through() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"shpaes": []}, "job.shpaes: unknown key of box, got []. Did you mean 'shapes'?"),
-        ({"qqq": 1}, "job.qqq: unknown key of box, got 1. Use one of"),
+        (
+            {"shpaes": []},
+            "job.shpaes: unknown key of box, got 'shpaes' with the value []. Did you mean 'shapes'?",
+        ),
+        ({"qqq": 1}, "job.qqq: unknown key of box, got 'qqq' with the value 1. Use one of"),
         (
             {"shapes": [{"kind": "sqare"}]},
             "job.shapes.0.kind: unknown kind, got 'sqare'. Did you mean 'square'?",
         ),
         (
             {"lid": {"kind": "square", "sid": 1}},
-            "job.lid.sid: unknown key of square, got 1. Did you mean 'side'?",
+            "job.lid.sid: unknown key of square, got 'sid' with the value 1. Did you mean 'side'?",
         ),
         ({"lid": [{"kind": "square", "sid": 1}]}, "job.lid.0.sid: unknown key of square"),
         (

@@ -111,8 +111,16 @@ def test_set_changes_one_value(job_file: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("modl", 1, r"^job\.modl: unknown key of job, got 1\. Did you mean 'model'\?"),
-        ("fit.epoch", 1, r"^job\.fit\.epoch: unknown key of fit, got 1\. Did you mean 'epochs'\?"),
+        (
+            "modl",
+            1,
+            r"^job\.modl: unknown key of job, got 'modl' with the value 1\. Did you mean 'model'\?",
+        ),
+        (
+            "fit.epoch",
+            1,
+            r"^job\.fit\.epoch: unknown key of fit, got 'epoch' with the value 1\. Did you mean 'epochs'\?",
+        ),
         ("fit.epochs", 0, r"^job\.fit\.epochs: must be at least 1, got 0"),
         ("tables.rule.rate", 1, r"^job\.tables\.rule\.rate: unknown key of adagrad"),
         ("tables.rule.lr", -1, r"^job\.tables\.rule\.lr: "),

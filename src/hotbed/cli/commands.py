@@ -315,7 +315,7 @@ def parameter_server(
 
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
-    """Check every file of a checkpoint and of the states it needs.
+    """Check every file of a checkpoint and of the states it needs, or of a prepared folder.
 
     A bad file is named, and the exit code is 2.
     """

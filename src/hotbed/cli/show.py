@@ -317,11 +317,18 @@ def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
             _mebibytes(table["bytes"]),
             f"{table['changed']:,}",
             f"{table['removed']:,}",
-            f"{table['candidates']:,}",
+            _waiting(table),
             _histogram(table["norms"]),
             _histogram(table["counts"]),
         )
     return grid
+
+
+def _waiting(table: Mapping[str, Any]) -> str:
+    """Return how many ids wait for admission; those in a sketch have no number."""
+    if not table["sketched_partitions"]:
+        return f"{table['candidates']:,}"
+    return f"{table['candidates']:,} + sketch"
 
 
 def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
@@ -338,6 +345,14 @@ def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
 
 def print_verified(facts: Mapping[str, Any]) -> None:
     """Print what was verified, as `hotbed.job.run.verify` returns it."""
+    if "rows" in facts:
+        rows = ", ".join(f"{part} {num_rows:,} rows" for part, num_rows in facts["rows"].items())
+        print_line(
+            f"{facts['folder']} is whole: prepared, {rows}, {facts['files']} files, "
+            f"{_mebibytes(facts['bytes'])} MiB\n"
+            f"digest   {facts['digest'] or 'not noted by the version that wrote it'}"
+        )
+        return
     print_line(
         f"{facts['folder']} is whole: {facts['kind']}, version {facts['version']}, "
         f"{facts['links']} links, {facts['files']} files, {_mebibytes(facts['bytes'])} MiB\n"

@@ -15,6 +15,7 @@ from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Place, Position
 from hotbed.connectors.source import Source
+from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 _NEVER_LATE = 1 << 62
@@ -27,7 +28,8 @@ class Concat(Source):
 
     The columns are those of the first source; further columns of the others are not read. A column
     has the type that holds the values of all sources: of whole numbers and floats it is float64.
-    The last source may be endless: first its history from files, then the stream itself.
+    Types that do not go together are an error where the column is read. The last source may be
+    endless: first its history from files, then the stream itself.
 
     Args:
         sources: The sources, one or more.
@@ -90,16 +92,16 @@ class Concat(Source):
 
         An endless source counts only if it is alone, since it may have no rows yet.
         """
-        parts = [source for source in self.sources if not source.endless]
-        schemas = [source.schema() for source in parts or self.sources]
-        columns: list[pa.Field] = []
-        for column in schemas[0]:
-            kind = _plain(column.type)
-            for number, schema in enumerate(schemas[1:], start=1):
-                _require([column.name], schema.names, number)
-                kind = _joined(kind, schema.field(column.name).type, column.name, number)
-            columns.append(pa.field(column.name, kind))
-        return pa.schema(columns)
+        parts = [source for source in self.sources if not source.endless] or self.sources
+        whole = plain_types(parts[0].inferred)
+        for number, source in enumerate(parts[1:], start=1):
+            schema = source.inferred
+            _require(whole.names, schema.names, number)
+            whole = widened(whole, schema, mixed_numbers=True)
+        for source in parts:
+            if has_open(whole):
+                whole = completed(whole, plain_types(source.schema()))
+        return whole
 
     def read(
         self,
@@ -155,25 +157,6 @@ def _name(part: int) -> str:
     return f"sources[{part}]"
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a dictionary, or the type itself."""
-    if pa.types.is_dictionary(kind):
-        return kind.value_type
-    return kind
-
-
-def _joined(kind: pa.DataType, other: pa.DataType, column: str, part: int) -> pa.DataType:
-    """Return the type that holds values of both; `other`: of the column of source `part`."""
-    schemas = [pa.schema([(column, kind)]), pa.schema([(column, _plain(other))])]
-    try:
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except pa.ArrowException as error:
-        raise SchemaError(
-            f"{_name(part)}: column {column!r} is {other}, got {kind} in the sources before it. "
-            "Write it with one type, or declare one, as Csv(columns={…}) does."
-        ) from error
-
-
 def _require(wanted: Sequence[str], names: Sequence[str], part: int) -> None:
     missing = [name for name in wanted if name not in names]
     if missing:
@@ -191,14 +174,7 @@ def _conform(
     columns: dict[str, pa.Array] = {}
     for name in names:
         column = batch.column(name)
-        wanted = types.get(name, column.type)
-        try:
-            columns[name] = column.cast(wanted)
-        except pa.ArrowException as error:
-            raise SchemaError(
-                f"{_name(part)}: column {name!r} is {column.type} and cannot be {wanted}, as in "
-                f"all sources together, got {str(error).splitlines()[0]}. Write it with one type."
-            ) from error
+        columns[name] = conform(column, types.get(name, column.type), _name(part), name)
     if PLACE in batch.schema.names:
         columns[PLACE] = batch.column(PLACE)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -118,7 +118,16 @@ class DeadLetters:
                     f"{path}, line {number}: not a dead letter, got {error}. Move the file away."
                 ) from error
         if len(whole) < len(data):
+            begin = _BEGIN[: len(data)]
+            if not whole and data[: len(begin)].strip(b"\0") != begin:
+                raise FormatError(
+                    f"{path}: not dead letters, got a file that begins with {data[:60]!r}. Move "
+                    "the file away."
+                )
             os.truncate(path, len(whole))
+
+
+_BEGIN = b'{"place": {'
 
 
 def _line_of(letter: Mapping[str, Any]) -> bytes:

@@ -25,10 +25,12 @@ from hotbed.connectors.files import (
     Rows,
     Section,
     first_line,
+    infer_from_heads,
 )
 from hotbed.connectors.lines import HEAD_BYTES, ShortLines, Utf8Lines, last_line_end
 from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import Place
+from hotbed.connectors.types import declared
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 BLOCK_BYTES = 1 << 22
@@ -41,13 +43,6 @@ LINE_BYTES = BLOCK_BYTES // 2
 # An integer has no sign "+", no leading zeros and no point: "007" and hex hashes that consist of
 # digits stay strings.
 _INTEGER = r"^(0|-?[1-9][0-9]*)$"
-_TYPES: dict[str, pa.DataType] = {
-    "int64": pa.int64(),
-    "uint64": pa.uint64(),
-    "float64": pa.float64(),
-    "float32": pa.float32(),
-    "string": pa.string(),
-}
 
 
 @dataclass(frozen=True)
@@ -55,15 +50,16 @@ class Csv(FileSource):
     r"""Delimited text, one line per row; LF or CRLF, compressed with gzip/zstd/bz2 by file ending.
 
     Types are inferred from the first MiB. A column is integer only if all its values there are
-    plain integers, so hex hashes and "007" stay strings.
+    plain integers, so hex hashes and "007" stay strings. A value behind it that is not a plain
+    integer, such as "007", is an error in a column that was inferred as integer.
 
     Args:
         path: A file, a glob or a list of both.
         delimiter: One or more characters (`"\t"` for tsv, `"::"`).
         header: Whether the first line holds the names.
         columns: Without header the names in order, as a list or as a mapping name -> type ("int64",
-            "uint64", "float64", "float32", "string"; None = infer). With header a list renames all
-            columns, and a mapping declares types of some.
+            "uint64", "float64", "float32", "string", "bool"; None = infer). With header a list
+            renames all columns, and a mapping declares types of some.
         null_values: Texts that mean "missing".
         quote: The quote character; None = quotes are ordinary characters.
         encoding: Of the text, as Python names it.
@@ -77,6 +73,7 @@ class Csv(FileSource):
         >>> source = hb.sources.Csv("day_0.tsv", delimiter="\t", header=False, columns=names)
     """
 
+    open_type: ClassVar[pa.DataType] = pa.string()
     endings: ClassVar[Endings] = {".csv": {}, ".tsv": {"delimiter": "\t"}, ".txt": {}}
     path: Paths
     delimiter: str = ","
@@ -97,10 +94,8 @@ class Csv(FileSource):
                 f"quote: must be one character or None, got {self.quote!r}. Use '\"' or None."
             )
         for name, kind in self._declared().items():
-            if kind is not None and kind not in _TYPES:
-                raise ConfigError(
-                    f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}."
-                )
+            if kind is not None:
+                declared(f"columns.{name}", kind)
 
     def place(self, file: str, row: int) -> Place:
         return Place(file, row + 1 + int(self.header), "line")
@@ -223,7 +218,9 @@ class Csv(FileSource):
         return data.replace(self.delimiter.encode(), self.separator.encode())
 
     def infer(self) -> pa.Schema:
-        file = self.first_file()
+        return infer_from_heads(self.files(), self._infer_file)
+
+    def _infer_file(self, file: str) -> pa.Schema:
         try:
             with Section(file).open() as stream:
                 head = stream.read(SAMPLE_BYTES)
@@ -249,27 +246,30 @@ class Csv(FileSource):
                 f"{file}: columns {duplicates} appear twice, got {names}. Rename all with "
                 "columns=[...]."
             )
-        declared = self._declared()
-        unknown = [name for name in declared if name not in names]
+        declarations = self._declared()
+        unknown = [name for name in declarations if name not in names]
         if unknown:
             raise SchemaError(
                 f"{file}: declared columns {unknown} are absent, got {names}. Correct `columns`."
             )
         types: list[tuple[str, pa.DataType]] = []
         for name in names:
-            kind = declared.get(name)
+            kind = declarations.get(name)
             if kind is None:
                 types.append((name, _infer(table[name])))
             else:
-                types.append((name, _TYPES[kind]))
+                types.append((name, declared(f"columns.{name}", kind)))
         return pa.schema(types)
 
 
 def _infer(column: pa.ChunkedArray) -> pa.DataType:
-    """Return the narrowest of int64, uint64, float64 and string that loses nothing."""
+    """Return the narrowest of int64, uint64, float64 and string that loses nothing.
+
+    It is null if all values are missing.
+    """
     values = column.drop_null()
     if len(values) == 0:
-        return pa.string()
+        return pa.null()
     is_integer = pc.match_substring_regex(values, _INTEGER)
     if pc.all(is_integer).as_py():
         for kind in (pa.int64(), pa.uint64()):
@@ -312,8 +312,8 @@ class _Reading:
         file = self.section.file
         skips = self.plan.skips is not None
         # To skip bad values, read all as bytes: pyarrow's own conversion stops at a bad value, the
-        # cast in `_forgive` gives null for it.
-        read_types = types
+        # cast in `_checked` gives null for it. It also takes "007" as 7.
+        read_types = {**types, **dict.fromkeys(self._guessed(types), pa.string())}
         if skips:
             read_types = dict.fromkeys(types, pa.binary())
         convert = pacsv.ConvertOptions(
@@ -343,10 +343,16 @@ class _Reading:
         with reader:
             for batch in reader:
                 numbers = self._numbers(batch.num_rows)
-                if skips:
-                    yield self._forgive(batch, numbers, types)
-                else:
+                if read_types == types:
                     yield batch, numbers
+                else:
+                    yield self._checked(batch, numbers, types)
+
+    def _guessed(self, types: Mapping[str, pa.DataType]) -> set[str]:
+        """Return the columns that are whole numbers because their first values are plain ones."""
+        declared_types = self.source._declared()
+        names = {name for name, kind in types.items() if pa.types.is_integer(kind)}
+        return {name for name in names if declared_types.get(name) is None} - self.plan.types.keys()
 
     def _numbers(self, count: int) -> np.ndarray:
         """Return the numbers of the next `count` rows that pyarrow did not leave out."""
@@ -414,15 +420,27 @@ class _Reading:
         self.plan.leave_out("fields", message, [(number, text)])
         return "skip"
 
-    def _forgive(
+    def _checked(
         self, batch: pa.RecordBatch, numbers: np.ndarray, types: Mapping[str, pa.DataType]
     ) -> Rows:
-        """Return a `batch` of bytes cast to `types`, without the rows that have a bad value."""
+        """Return a `batch` cast to `types`, without the rows that have a bad value.
+
+        Raises:
+            DecodeError: A value is bad, and the plan has no `skips`.
+        """
         columns: dict[str, pa.Array] = {}
         good = np.ones(batch.num_rows, bool)
+        guessed = self._guessed(types)
         for name, kind in types.items():
-            cast = _cast(batch.column(name), kind)
-            failed = pc.and_(cast.is_null(), batch.column(name).is_valid())
+            raw = batch.column(name)
+            if name in guessed:
+                cast = _plain_integers(_as_text(raw), kind)
+            else:
+                cast = _cast(raw, kind)
+            if cast.null_count == raw.null_count:
+                columns[name] = cast
+                continue
+            failed = pc.and_(cast.is_null(), raw.is_valid())
             wrong = failed.to_numpy(zero_copy_only=False)
             if wrong.any():
                 self._put_aside(batch, numbers, name, kind, np.flatnonzero(wrong & good))
@@ -442,29 +460,70 @@ class _Reading:
         kind: pa.DataType,
         rows: np.ndarray,
     ) -> None:
-        """Leave out `rows`, whose values of column `name` are not of type `kind`."""
+        """Leave out `rows`, whose values of column `name` are not of type `kind`.
+
+        Raises:
+            DecodeError: The plan has no `skips`.
+        """
         if not len(rows):
             return
+        first = int(rows[0])
+        place = self.source.place(self.section.file, int(numbers[first]) - 1)
+        value = _shown(batch.column(name)[first].as_py())
+        if self.plan.skips is None:
+            raise DecodeError(
+                f"{place}, column {name!r}: cannot be read, got {value!r}, which is not {kind} as "
+                "the values before it. Correct it, declare the column's type in `columns`, or use "
+                "on_error='skip'.",
+                self.section.file,
+                place.number,
+                name,
+            )
         bad: list[BadRow] = []
         for number, row in zip(numbers[rows], batch.take(pa.array(rows)).to_pylist(), strict=True):
             letter = {column: _shown(value) for column, value in row.items()}
             bad.append((int(number), json.dumps(letter, ensure_ascii=False)))
-        first = int(rows[0])
-        where = self.source.place(self.section.file, int(numbers[first]) - 1)
-        value = _shown(batch.column(name)[first].as_py())
-        message = f"{where}, column {name!r}: {value!r} is not {kind}"
+        message = f"{place}, column {name!r}: {value!r} is not {kind}"
         self.plan.leave_out("value", message, bad)
 
 
-def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return bytes as type `kind`, null where a value does not parse."""
+def _as_text(values: pa.Array) -> pa.Array:
+    """Return bytes as text, null where they are not UTF-8."""
     try:
-        text = values.cast(pa.string())
-    except pa.ArrowInvalid:  # some values are not UTF-8
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
         decoded = [_decoded(value) for value in values.to_pylist()]
-        text = pa.array(decoded, pa.string())
+        return pa.array(decoded, pa.string())
+
+
+def _plain_integers(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return whole numbers, null where a text is not a plain integer of type `kind`."""
+    odd = pc.starts_with(text, "-0")
+    has_zero = pc.starts_with(text, "0")
+    if pc.any(has_zero).as_py():
+        has_more = pc.greater(pc.binary_length(text), 1)
+        odd = pc.or_(odd, pc.and_(has_zero, has_more))
+    if not pc.any(odd).as_py():
+        try:
+            return text.cast(kind)
+        except pa.ArrowInvalid:
+            pass
+    is_plain = pc.match_substring_regex(text, _INTEGER)
+    return _cast(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
+
+
+def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return bytes or text as type `kind`, null where a value does not parse."""
+    if values.type.equals(kind):
+        return values
+    text = _as_text(values)
     if pa.types.is_string(kind):
         return text
+    if pa.types.is_boolean(kind):
+        words = pc.utf8_lower(text)
+        is_known = pc.is_in(words, pa.array(["true", "1", "false", "0"]))
+        is_true = pc.is_in(words, pa.array(["true", "1"]))
+        return pc.if_else(is_known, is_true, pa.scalar(None, pa.bool_()))
     wanted = pl.Series(pa.array([], kind)).dtype
     numbers = pl.Series(text).cast(wanted, strict=False)
     return numbers.to_arrow().cast(kind)
@@ -479,10 +538,10 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def _shown(value: bytes | None) -> str | None:
+def _shown(value: bytes | str | None) -> str | None:
     """Return the first bytes of a value as text for a message, whether they are UTF-8 or not."""
-    if value is None:
-        return None
+    if value is None or isinstance(value, str):
+        return value
     return value[:HEAD_BYTES].decode(errors="backslashreplace")
 
 

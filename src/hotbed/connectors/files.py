@@ -6,7 +6,8 @@ from __future__ import annotations
 import glob
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,11 +18,15 @@ import pyarrow as pa
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source
+from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError
 from hotbed.files import resolve
 
 SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
+
+MOST_HEADS = 16
+"""Files whose heads are read to find the types of columns that the first file leaves open."""
 
 _BLANK_BYTES = 1 << 16
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
@@ -139,10 +144,12 @@ class FileSource(Source):
 
     A position holds the file and the number of its rows that were read.
 
-    `endings`: the endings of such files, each with the options that it stands for.
+    `endings`: the endings of such files, each with the options that it stands for. `open_type`: the
+    type of a column of which no file tells the type.
     """
 
     endings: ClassVar[Endings] = {}
+    open_type: ClassVar[pa.DataType] = pa.null()
     path: Paths
 
     def schema(self) -> pa.Schema:
@@ -150,30 +157,38 @@ class FileSource(Source):
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        return self.infer()
+        return with_open(self.inferred, self.open_type)
+
+    @cached_property
+    def inferred(self) -> pa.Schema:
+        """Names and types of the columns; a type is null where no file tells it."""
+        known: pa.Schema | None = self.__dict__.get("_known")
+        if known is None:
+            return self.infer()
+        if not has_open(known):
+            return known
+        return completed(known, self.infer())
 
     @abstractmethod
     def infer(self) -> pa.Schema:
-        """Return names and types of the columns from the first file."""
+        """Return names and types of the columns; null where only nulls or no rows were seen."""
 
     def like_first(self, path: str, types: pa.Schema | None) -> FileSource:
-        """Return this source of another path; `types`: of the first file, None = its own."""
+        """Return this source of another path.
+
+        Args:
+            path: The file.
+            types: The types of the files before it; it may complete those that they left open. None
+                = there are none.
+        """
         source = replace(self, path=path)
         if types is not None:
-            source.__dict__["_schema"] = types
+            source.__dict__["_known"] = types
         return source
 
     def files(self) -> list[str]:
         """Return the files in reading order."""
         return expand(self.path)
-
-    def first_file(self) -> str:
-        """Return the first file that is not blank; columns and types come from it."""
-        files = self.files()
-        for file in files:
-            if not Section(file).is_blank():
-                return file
-        return files[0]
 
     @abstractmethod
     def read_file(
@@ -221,6 +236,8 @@ class FileSource(Source):
         first, row = self._start(files, position)
         for index in range(first, len(files)):
             name = os.path.basename(files[index])
+            if plan.opening is not None:
+                plan.opening(files[index])
             try:
                 for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):
@@ -229,8 +246,8 @@ class FileSource(Source):
             except DecodeError as error:
                 if plan.skips is None:
                     raise
-                message = f"{error}; the rest of {files[index]} is left out"
-                plan.skips.add("file", message)
+                message = f"{error}; the rest of {plan.rest or files[index]} is left out"
+                plan.leave_out("file", message, [(error.row or row + 1, message)])
             row = 0
 
     def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
@@ -247,6 +264,36 @@ class FileSource(Source):
                 "the files back in the same order."
             )
         return index, int(position["row"])
+
+
+def infer_from_heads(files: Sequence[str], infer: Callable[[str], pa.Schema]) -> pa.Schema:
+    """Return the columns of the first file that is not blank.
+
+    Types that it leaves open come from the next files that tell them, `MOST_HEADS` files in all.
+
+    Args:
+        files: The files.
+        infer: Returns the columns of a file from its head.
+
+    Raises:
+        DataError: The first file cannot be read; a later one is reported when its rows are read.
+    """
+    schema = None
+    num_heads = 0
+    for file in files:
+        if Section(file).is_blank():
+            continue
+        num_heads += 1
+        if schema is None:
+            schema = infer(file)
+        else:
+            with suppress(DataError):
+                schema = completed(schema, infer(file))
+        if not has_open(schema) or num_heads == MOST_HEADS:
+            return schema
+    if schema is None:
+        return infer(files[0])
+    return schema
 
 
 def one_path(where: str, path: Paths) -> str:

@@ -32,6 +32,7 @@ from hotbed.connectors.position import (
     schema_to_text,
 )
 from hotbed.connectors.source import Source
+from hotbed.connectors.types import completed, has_open, types_of, with_open_as_null
 from hotbed.errors import ConfigError, DataError, DecodeError, printable
 
 T = TypeVar("T")
@@ -59,8 +60,8 @@ class Follow(Source):
         order: Read waiting files by "name" or by "time" of change.
         settle_seconds: How long a file must not have changed before it is read.
         format: A source whose options are used to read (its path is not used). None = by the
-            ending: csv, tsv, jsonl, parquet, svm, also compressed. All files have the types of the
-            first.
+            ending: csv, tsv, jsonl, parquet, svm, also compressed. A column keeps the type of its
+            first value.
         grows: Read whole lines that are added to a file of plain lines. If False, they are an
             error.
         replaced: Other content under a name that was read raises an error ("raise"), or is read as
@@ -68,7 +69,8 @@ class Follow(Source):
 
     Raises:
         DecodeError: A file is torn.
-        SchemaError: The columns are not those of the first file.
+        SchemaError: A column of the first file is absent, or its type does not widen to the type
+            that the column had first.
         DataError: A file changed or vanished before it was read to its end; lines were added, or
             content was replaced, where that is not asked for; a last line has no line end.
 
@@ -161,7 +163,7 @@ class Follow(Source):
         return os.path.join(self.directory, name_of(text))
 
     def reader(self, name: str, types: str) -> FileSource:
-        """Return the source that reads a file, with the types of the first file."""
+        """Return the source that reads a file, with the types of the files before it."""
         path = os.path.join(self.directory, name)
         first = None
         if types:
@@ -235,6 +237,8 @@ class _Reading:
             if entry is not None:
                 self.block = _decision({**(self.block or {}), **entry})
                 self.now = entry["now"]
+                if not entry.get("failed"):  # else its types may be what was corrected
+                    self.types = entry.get("types", self.types)
             if self.block is None:
                 return False
             left = entry is not None and entry.get("left", False)
@@ -472,10 +476,10 @@ class _Reading:
         self._last_row = section.rows
         try:
             reader = self.source.reader(name_of(text), self.types)
-            self.types = self.types or schema_to_text(reader.schema())
             for whole, numbers in reader.read_file(section, self.row, batch_rows, plan):
                 self._last_row = int(numbers[-1])
-                placed = whole.append_column(PLACE, _places(text, numbers))
+                rows = self._with_types(whole, reader.inferred)
+                placed = rows.append_column(PLACE, _places(text, numbers))
                 for start in range(0, placed.num_rows, batch_rows):
                     yield placed.slice(start, batch_rows)
         except DecodeError as error:
@@ -487,6 +491,29 @@ class _Reading:
         content = self._content(block)
         if content != "same":
             self._refuse_change(block, content)
+
+    def _with_types(self, rows: pa.RecordBatch, inferred: pa.Schema) -> pa.RecordBatch:
+        """Return `rows` with the types that the columns have in all files.
+
+        The first rows decide the types, and the first value that of a column of nulls. The decision
+        is in the journal before the rows are yielded.
+        """
+        types = schema_from_text(self.types)
+        if not self.types:
+            types = inferred
+        if has_open(types):
+            types = completed(types, types_of(rows))
+        text = schema_to_text(types)
+        if text != self.types:
+            self.types = text
+            self._record_types()
+        return with_open_as_null(rows, types)
+
+    def _record_types(self) -> None:
+        """Write the types to the journal, with the decision about the block."""
+        decision = self.live.journal.get("block", self.number)
+        if decision is not None and self.live.journal.last("block") == self.number:
+            self.live.journal.revise("block", self.number, {**decision, "types": self.types})
 
     def _put_aside(self, text: str, bad: Sequence[BadRow]) -> None:
         """Write bad rows to the dead letters."""

@@ -7,6 +7,7 @@ import glob
 import json
 import logging
 import os
+import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import FormatError, PersistError
-from hotbed.files import Lock, local_path, new_file, not_written, sync_folder, writing
+from hotbed.files import Lock, is_partial, local_path, new_file, not_written, sync_folder, writing
 
 logger = logging.getLogger("hotbed.connectors")
 
 KEPT_ENTRIES = 100_000
 """Decisions of each topic that a journal in memory keeps, the newest ones."""
 
+
+_BEGIN = re.compile(rb"[0-9a-f\0]{8}[ \0]|[0-9a-f\0]{1,8}\Z")
+"""The begin of a line, also of one that a crash tore; blocks that are not on disk are zeros."""
 
 Entries = dict[str, dict[int, dict[str, Any]]]
 """Decisions by topic and number."""
@@ -31,10 +35,10 @@ class Journal:
 
     Each decision is on disk before it takes effect, so that a run after a crash decides the same.
     Entries are numbered within a topic, rising, not always by one. The topics are "block": the rows
-    that a source read at once; "cut": a batch that ended early; "evict": a step with an eviction;
-    "threads": a step after which training uses another number of threads. A line is the CRC-32 of
-    its JSON, a space and the JSON `[topic, number, value]`. A last line that a crash tore is cut
-    off. Safe for several threads.
+    that a source read at once, and the types that they decided; "cut": a batch that ended early;
+    "evict": a step with an eviction; "threads": a step after which training uses another number of
+    threads. A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. A last
+    line that a crash tore is cut off. Safe for several threads.
 
     Args:
         path: A file that one process writes; None = in memory only.
@@ -171,7 +175,8 @@ class Journal:
 
     def _open(self, path: Path) -> None:
         for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            partial.unlink()  # a kill interrupted the replacement of the file
+            if is_partial(partial.name):
+                partial.unlink()  # a kill interrupted the replacement of the file
         data = _bytes_of(path)
         *lines, rest = data.split(b"\n")
         valid = 0
@@ -188,6 +193,11 @@ class Journal:
             topic, number, value = entry
             self._entries.setdefault(topic, {})[number] = value
             valid += len(line) + 1
+        if data and not valid and not _BEGIN.match(data):
+            raise FormatError(
+                f"{path}: not a journal, got a file that begins with {data[:60]!r}. Move it away, "
+                "or choose another file."
+            )
         with writing(path):
             self._file = _appended(path)
             if valid < len(data):

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from hotbed.connectors.files import Endings, Paths, Section
+from hotbed.connectors.files import Endings, Paths, Section, first_line, infer_from_heads
 from hotbed.connectors.lines import LineSource, blocks, last_line_end
 from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.types import declared, is_list, with_numbers
 from hotbed.errors import DecodeError
 
 
@@ -23,17 +25,29 @@ class Jsonl(LineSource):
 
     Columns and types come from the first 4 MiB. Lists become list columns; an absent key is null.
 
+    Args:
+        path: A file, a glob or a list of both.
+        columns: Names and types ("int64", "uint64", "float64", "float32", "string", "bool",
+            "list<uint64>", ...) of columns that are declared. A declared column may be absent.
+
     Raises:
         DecodeError: A line is not an object of those types (file, line).
 
-    Example: `hb.sources.Jsonl("events/*.jsonl.gz")`
+    Example: `hb.sources.Jsonl("events/*.jsonl.gz", columns={"items": "list<uint64>"})`
     """
 
+    open_type: ClassVar[pa.DataType] = pa.string()
     endings: ClassVar[Endings] = {".jsonl": {}, ".ndjson": {}, ".json": {}}
     path: Paths
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        declared_columns(self.columns)
 
     def infer(self) -> pa.Schema:
-        file = self.first_file()
+        return infer_from_heads(self.files(), self._infer_file)
+
+    def _infer_file(self, file: str) -> pa.Schema:
         try:
             with Section(file).open() as stream:
                 lines = [line for line in next(blocks(stream), []) if line.strip()]
@@ -41,9 +55,7 @@ class Jsonl(LineSource):
             raise DecodeError(
                 f"{file}: cannot be read, got {error}. Write the file again.", file
             ) from error
-        # Arrow reads some strings as times; the Time role parses them itself, with zones.
-        inferred = infer_json(lines, file)
-        return pa.schema([(column.name, plain_type(column.type)) for column in inferred])
+        return infer_json(lines, file, declared_columns(self.columns))
 
     def rows_end(self, section: Section) -> int:
         end = last_line_end(section)
@@ -58,8 +70,8 @@ class Jsonl(LineSource):
         kinds: dict[str, pa.DataType] = {}
         for name in plan.wanted(schema.names):
             kind = schema.field(name).type
-            if name in plan.types and is_number(kind):
-                kind = plan.types[name]
+            if name in plan.types:
+                kind = with_numbers(kind, plan.types[name])
             kinds[name] = kind
         return read_json_lines(lines, pa.schema(list(kinds.items())))
 
@@ -78,30 +90,56 @@ def read_json_lines(lines: list[bytes], schema: pa.Schema) -> pa.RecordBatch:
         empty = [pa.array([], type=column.type) for column in schema]
         return pa.RecordBatch.from_arrays(empty, schema=schema)
     data = b"\n".join(lines)
-    table = _read_json(data, schema)
+    try:
+        table = _read_json(data, schema)
+    except pa.ArrowInvalid as error:
+        if len(lines) == 1:
+            raise ValueError(_named(data, schema, error)) from error
+        raise
     if table.num_rows != len(lines):
         raise ValueError(f"{len(lines)} lines hold {table.num_rows} objects")
     batch: pa.RecordBatch = table.combine_chunks().to_batches()[0]
     return batch.select(schema.names)
 
 
-def is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+def _named(line: bytes, schema: pa.Schema, error: pa.ArrowInvalid) -> str:
+    """Return the message of an error in a line, with the name of its column and its type."""
+    for column in schema:
+        try:
+            _read_json(line, pa.schema([column]))
+        except pa.ArrowInvalid as cause:
+            return f"column {column.name!r} must be {column.type}, got {first_line(cause)}"
+    return first_line(error)
 
 
-def infer_json(lines: list[bytes], file: str) -> pa.Schema:
-    """Return the types of the first lines.
+def declared_columns(columns: Mapping[str, str]) -> pa.Schema:
+    """Return names and types of the columns that a user declared.
 
-    Bad lines among them are passed over; reading them later names or skips them.
+    Raises:
+        ConfigError: There is no such type.
+    """
+    kinds: dict[str, pa.DataType] = {}
+    for name, text in columns.items():
+        kinds[name] = declared(f"columns.{name}", text, lists=True)
+    return pa.schema(list(kinds.items()))
+
+
+def infer_json(lines: list[bytes], file: str, known: pa.Schema) -> pa.Schema:
+    """Return the columns `known`, and the other ones with the types of the first lines.
+
+    Bad lines among them are passed over; reading them later names or skips them. A type is null
+    where only nulls or empty lists were seen.
     """
     schema = None
+    cause = "no line"
     count = len(lines)
     data = b""
     while schema is None and count:
         try:
             data = b"\n".join(lines[:count])
             schema = _read_json(data).schema
-        except pa.ArrowException:
+        except pa.ArrowException as error:
+            cause = first_line(error)
             if count > 1:
                 count //= 2
             else:
@@ -109,26 +147,44 @@ def infer_json(lines: list[bytes], file: str) -> pa.Schema:
                 count = len(lines)
     if schema is None:
         raise DecodeError(
-            f"{file}: the first block holds no JSON object. Write one object per line.", file
+            f"{file}: the first block holds no JSON object, got {cause}. Write one object per "
+            "line, with values of one type in each column.",
+            file,
         )
-    return _with_big_ids(data, schema)
+    others = [column for column in schema if column.name not in known.names]
+    return pa.schema([*known, *(_as_text(_as_ids(data, column)) for column in others)])
 
 
-def _with_big_ids(data: bytes, schema: pa.Schema) -> pa.Schema:
-    """Return the schema with uint64 for columns of integers above int64.
+def _as_ids(data: bytes, column: pa.Field) -> pa.Field:
+    """Return a column of floats as uint64 if its numbers are integers above int64, also in lists.
 
     Arrow reads such integers as floats, which lose digits.
     """
-    for index, column in enumerate(schema):
-        if not pa.types.is_floating(column.type):
-            continue
-        wanted = pa.field(column.name, pa.uint64())
-        try:
-            _read_json(data, pa.schema([wanted]))
-        except pa.ArrowException:
-            continue
-        schema = schema.set(index, wanted)
-    return schema
+    wanted = column.with_type(_with_ids(column.type))
+    if wanted.type.equals(column.type):
+        return column
+    try:
+        _read_json(data, pa.schema([wanted]))
+    except pa.ArrowException:
+        return column
+    return wanted
+
+
+def _with_ids(kind: pa.DataType) -> pa.DataType:
+    if is_list(kind):
+        return pa.list_(_with_ids(kind.value_type))
+    return pa.uint64() if pa.types.is_floating(kind) else kind
+
+
+def _as_text(column: pa.Field) -> pa.Field:
+    """Return a column of times as text: the Time role parses it itself, with zones."""
+    return column.with_type(_with_text(column.type))
+
+
+def _with_text(kind: pa.DataType) -> pa.DataType:
+    if is_list(kind):
+        return pa.list_(_with_text(kind.value_type))
+    return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
 def _read_json(data: bytes, schema: pa.Schema | None = None) -> pa.Table:
@@ -145,18 +201,3 @@ def _read_json(data: bytes, schema: pa.Schema | None = None) -> pa.Table:
     return pajson.read_json(
         io.BytesIO(data), read_options=read_options, parse_options=parse_options
     )
-
-
-def has_nulls(kind: pa.DataType) -> bool:
-    """Return whether only nulls (or empty lists) were read, so that the type is not known yet."""
-    if pa.types.is_list(kind):
-        return has_nulls(kind.value_type)
-    return bool(pa.types.is_null(kind))
-
-
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) or pa.types.is_null(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(plain_type(kind.value_type))
-    return kind

@@ -134,6 +134,7 @@ class KafkaReader:
         self.offsets |= _by_partition(decision.get("begin", {}))
         self.take = take
         self.now = decision["now"]
+        self.types = decision.get("types", self.types)
         by_partition: MessagesByPartition = {}
         for partition, end in take.items():
             pending = self.topic.pending[partition]
@@ -233,7 +234,10 @@ class KafkaReader:
     def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
         """Return the rows of some messages, each with its place; bad messages are put aside."""
         values = [message[2] or b"" for _, message in messages]
-        schema, self.types = wanted_types(self.source.decoder, values, plan, self.types)
+        schema, types = wanted_types(self.source.decoder, values, plan, self.types)
+        if types != self.types:
+            self.types = types
+            self._record_types()
         parts, counts, bad = decode_messages(self.source.decoder, values, schema)
         if bad:
             self._put_aside(messages, bad, plan)
@@ -249,6 +253,12 @@ class KafkaReader:
         if not table.num_rows:
             return TICK
         return table.to_batches()[0]
+
+    def _record_types(self) -> None:
+        """Write the types of the columns to the journal, with the decision about the block."""
+        decision = self.live.journal.get("block", self.number)
+        if decision is not None and self.live.journal.last("block") == self.number:
+            self.live.journal.revise("block", self.number, {**decision, "types": self.types})
 
     def _put_aside(
         self, messages: PlacedMessages, bad: Mapping[int, Exception], plan: ReadPlan

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import LATEST
-from hotbed.errors import ConfigError
+from hotbed.connectors.types import is_text
+from hotbed.errors import ConfigError, SchemaError
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,26 @@ class LateLabels:
                 f"late labels: needs key columns and seconds > 0, got on={self.on!r}, "
                 f"within_seconds={self.within_seconds!r}. Correct them."
             )
+
+    def check_types(self, columns: pa.Schema) -> None:
+        """Raise SchemaError if the columns of the events are not of types that can be compared."""
+        kind = columns.field(self.column).type
+        if not is_text(kind) and not pa.types.is_null(kind):
+            raise SchemaError(
+                f"late labels: column {self.column!r} must be text, as {self.event!r} is, got "
+                f"{kind}. Write the kinds of events as text."
+            )
+        for name in self.on:
+            kind = columns.field(name).type
+            if (
+                pa.types.is_nested(kind)
+                or pa.types.is_interval(kind)
+                or pa.types.is_decimal256(kind)
+            ):
+                raise SchemaError(
+                    f"late labels: the key {name!r} must hold single values, got {kind}. Name "
+                    "another column."
+                )
 
 
 PlaceAfter = Callable[[int], dict[str, Any]]

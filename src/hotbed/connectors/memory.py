@@ -13,6 +13,7 @@ import pyarrow as pa
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Place, Position
 from hotbed.connectors.source import Source, rows_of
+from hotbed.connectors.types import recast, types_of, usual
 from hotbed.errors import DataError
 
 
@@ -33,7 +34,7 @@ class Memory(Source):
     columns: Mapping[str, Any] | pa.Table | pa.RecordBatch
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", _as_table(self.columns))
+        object.__setattr__(self, "columns", _usual(_as_table(self.columns)))
 
     @property
     def table(self) -> pa.Table:
@@ -43,6 +44,10 @@ class Memory(Source):
 
     def schema(self) -> pa.Schema:
         return self.table.schema
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return types_of(self.table)
 
     def num_rows(self) -> int:
         return int(self.table.num_rows)
@@ -65,7 +70,7 @@ def _as_table(columns: Any) -> pa.Table:
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     if hasattr(columns, "__arrow_c_stream__"):
-        return pa.table(columns)
+        return _of_frame(columns)
     if not isinstance(columns, Mapping):
         raise DataError(
             "memory source: neither a table nor a mapping of columns, got "
@@ -99,6 +104,43 @@ def _as_table(columns: Any) -> pa.Table:
     return pa.table(arrays)
 
 
+def _usual(table: pa.Table) -> pa.Table:
+    """Return the table with each column in an encoding that all functions of Arrow take."""
+    for place, raw in enumerate(table.schema.types):
+        kind = usual(raw)
+        if kind is not raw and not kind.equals(raw):
+            column = table.column(place)
+            chunks = [recast(chunk, kind) for chunk in column.chunks]
+            table = table.set_column(
+                place, table.schema.names[place], pa.chunked_array(chunks, kind)
+            )
+    return table
+
+
+def _of_frame(frame: Any) -> pa.Table:
+    """Return the columns of a data frame.
+
+    Raises:
+        DataError: A column has a type that Arrow does not have, such as Int128 of Polars.
+    """
+    try:
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        for name in getattr(frame, "columns", ()):
+            try:
+                pa.table(frame[[name]])
+            except (pa.ArrowException, TypeError, ValueError) as cause:
+                raise DataError(
+                    f"memory source: column {name!r} cannot become an Arrow array, got "
+                    f"{frame[name].dtype} ({str(cause).splitlines()[0]}). Cast it to a type of at "
+                    "most 64 bits, or to text."
+                ) from cause
+        raise DataError(
+            f"memory source: not a table for Arrow, got {str(error).splitlines()[0]}. Give an "
+            "Arrow table or a dict of columns."
+        ) from error
+
+
 def _as_array(values: Any) -> pa.Array:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -114,4 +156,7 @@ def _as_array(values: Any) -> pa.Array:
     try:
         return pa.array(values)
     except OverflowError:  # Python integers above int64: ids that use the upper half of 64 bits
-        return pa.array(values, type=pa.uint64())
+        kind = pa.uint64()
+        if any(isinstance(value, (list, tuple)) for value in values):
+            kind = pa.list_(kind)
+        return pa.array(values, type=kind)

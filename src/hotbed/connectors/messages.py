@@ -10,18 +10,18 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from hotbed.connectors.jsonl import has_nulls, infer_json, is_number, plain_type, read_json_lines
+from hotbed.connectors.jsonl import declared_columns, infer_json, read_json_lines
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import schema_from_text, schema_to_text
-from hotbed.errors import ConfigError, SchemaError
-
-_TYPES: dict[str, pa.DataType] = {
-    "int64": pa.int64(),
-    "uint64": pa.uint64(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "bool": pa.bool_(),
-}
+from hotbed.connectors.types import (
+    completed,
+    conform,
+    is_number,
+    is_open,
+    types_of,
+    with_columns_of,
+)
+from hotbed.errors import SchemaError
 
 
 class Decoder(ABC):
@@ -61,12 +61,10 @@ class Json(Decoder):
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, kind in self.columns.items():
-            _declared(name, kind)
+        declared_columns(self.columns)
 
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
-        kinds = {name: _declared(name, kind) for name, kind in self.columns.items()}
-        declared = pa.schema(list(kinds.items()))
+        declared = declared_columns(self.columns)
         lines: list[bytes] = []
         for value in values:
             if value.lstrip().startswith(b"{"):
@@ -75,15 +73,7 @@ class Json(Decoder):
             raise ValueError("no JSON object among them")
         if not lines:
             return declared
-        columns = list(declared)
-        for column in infer_json(lines, "a message"):
-            if column.name in declared.names:
-                continue
-            kind = column.type
-            if not has_nulls(kind):
-                kind = plain_type(kind)
-            columns.append(pa.field(column.name, kind))
-        return pa.schema(columns)
+        return infer_json(lines, "a message", declared)
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         for value in values:
@@ -112,12 +102,18 @@ class Arrow(Decoder):
     many: ClassVar[bool] = True
 
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
+        schema = pa.schema([])
         for value in values:
             try:
-                return pa.ipc.open_stream(value).schema.remove_metadata()
+                stream = pa.ipc.open_stream(value)
+                if _tells_more(stream.schema, schema):
+                    types = types_of(stream.read_all())
+                    schema = with_columns_of(completed(schema, types), types)
             except (OSError, pa.ArrowException):
                 continue
-        raise ValueError("no Arrow stream among them")
+        if not schema.names:
+            raise ValueError("no Arrow stream among them")
+        return schema
 
     def decode(self, values: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
         parts = [pa.ipc.open_stream(value).read_all() for value in values]
@@ -125,8 +121,8 @@ class Arrow(Decoder):
         columns: list[pa.Array] = []
         for name, kind in zip(schema.names, schema.types, strict=True):
             if name in table.schema.names:
-                column = table[name].combine_chunks()
-                columns.append(_flat(column.cast(kind)))
+                column = _flat(table[name].combine_chunks())
+                columns.append(conform(column, kind, "the message", name))
             else:
                 columns.append(pa.nulls(table.num_rows, kind))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -138,17 +134,10 @@ def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column
 
 
-def _declared(name: str, kind: str) -> pa.DataType:
-    """Return the Arrow type that is written as `kind`."""
-    inner = kind.removeprefix("list<").removesuffix(">")
-    if inner not in _TYPES or kind not in (inner, f"list<{inner}>"):
-        raise ConfigError(
-            f"columns.{name}: unknown type, got {kind!r}. Use one of {', '.join(_TYPES)}, or "
-            "list<one of them>."
-        )
-    if kind == inner:
-        return _TYPES[inner]
-    return pa.list_(_TYPES[inner])
+def _tells_more(columns: pa.Schema, known: pa.Schema) -> bool:
+    """Return whether a message has columns that are not `known`, or not with a type."""
+    closed = {column.name for column in known if not is_open(column.type)}
+    return not set(columns.names) <= closed
 
 
 def wanted_types(
@@ -201,7 +190,7 @@ def _with_new_types(schema: pa.Schema, inferred: pa.Schema, columns: list[str]) 
     fields = list(schema)
     for column in inferred:
         is_new = column.name in columns and column.name not in schema.names
-        if is_new and not has_nulls(column.type):
+        if is_new and not is_open(column.type):
             fields.append(column)
     return pa.schema(fields)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from hotbed.connectors.files import (
 )
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
+from hotbed.connectors.types import completed, conform_all, has_open, usual, usual_types, widened
 from hotbed.errors import DecodeError, SchemaError
 from hotbed.files import new_file
 
@@ -32,14 +34,16 @@ from hotbed.files import new_file
 class Parquet(FileSource):
     """Parquet files.
 
-    Only the columns that a schema needs are read.
+    Only the columns that a schema needs are read. A column has the type that holds the values of
+    all files.
 
     Args:
         path: A file, a glob or a list of both.
 
     Raises:
         DecodeError: A file is torn (file).
-        SchemaError: A file lacks a column of the first one, or has other types.
+        SchemaError: A file lacks a column of the first one, or has a type that does not widen to
+            the column's (file, column, both types).
 
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
     """
@@ -48,7 +52,38 @@ class Parquet(FileSource):
     path: Paths
 
     def infer(self) -> pa.Schema:
-        return _open(self.files()[0]).schema_arrow.remove_metadata()
+        """Return the columns of the first file with rows, with types that hold those of all."""
+        whole = list(map(_types_of, self._readable()))
+        with_rows = [types for types, num_rows in whole if num_rows]
+        if not with_rows:
+            return whole[0][0]
+        return reduce(widened, with_rows)
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        schema = self.inferred
+        if has_open(schema):  # all files have only nulls there
+            schema = completed(schema, usual_types(next(self._readable()).schema_arrow))
+        return schema
+
+    def _readable(self) -> Iterator[pq.ParquetFile]:
+        """Yield the files that are whole; reading rows reports the others.
+
+        Raises:
+            DecodeError: No file is whole.
+        """
+        torn: DecodeError | None = None
+        num_whole = 0
+        for file in self.files():
+            try:
+                parquet = _open(file)
+            except DecodeError as error:
+                torn = torn or error
+                continue
+            num_whole += 1
+            yield parquet
+        if torn is not None and not num_whole:
+            raise torn
 
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
@@ -58,8 +93,12 @@ class Parquet(FileSource):
     ) -> Iterator[Rows]:
         file = section.file
         wanted = _with_dictionaries(self.schema(), plan)
-        dictionaries = [field.name for field in wanted if pa.types.is_dictionary(field.type)]
-        parquet = _open(file, dictionaries)
+        parquet = _open(file)
+        if not parquet.metadata.num_rows:
+            return
+        words = _text_columns(parquet.schema_arrow) & _dictionaries(wanted)
+        if words:
+            parquet = _open(file, sorted(words))
         groups: list[int] = []
         skip = skip_rows
         for group in range(parquet.metadata.num_row_groups):
@@ -70,14 +109,19 @@ class Parquet(FileSource):
                 groups.append(group)
         done = skip_rows - skip
         try:
-            for batch in parquet.iter_batches(batch_rows, row_groups=groups, columns=wanted.names):
+            for batch in _batches(parquet, batch_rows, groups, wanted.names):
                 done += batch.num_rows
                 dropped = min(skip, batch.num_rows)
                 skip = max(0, skip - batch.num_rows)
                 if batch.num_rows > dropped:
                     rest = batch.slice(dropped)
                     numbers = np.arange(done - rest.num_rows, done) + 1
-                    yield _conform(rest, wanted, file), numbers
+                    yield conform_all(rest, wanted, file, plan.types), numbers
+        except pa.ArrowNotImplementedError as error:
+            raise SchemaError(
+                f"{file}: columns {wanted.names} cannot be read, got {first_line(error)}. Write "
+                "them with plain types."
+            ) from error
         except (pa.ArrowException, OSError) as error:
             raise DecodeError(
                 f"{file}: torn or damaged parquet after row {done}, got {first_line(error)}. Write "
@@ -113,6 +157,53 @@ def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:
     return pa.schema(fields)
 
 
+def _dictionaries(schema: pa.Schema) -> set[str]:
+    return {column.name for column in schema if pa.types.is_dictionary(column.type)}
+
+
+def _text_columns(schema: pa.Schema) -> set[str]:
+    return {column.name for column in schema if pa.types.is_string(column.type)}
+
+
+def _batches(
+    parquet: pq.ParquetFile, batch_rows: int, groups: list[int], names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of row groups; those with dictionaries inside lists a group at a time.
+
+    Arrow does not join these dictionaries.
+    """
+    at_once = [groups]
+    kinds = [column.type for column in parquet.schema_arrow if column.name in names]
+    if any(pa.types.is_nested(kind) and not usual(kind).equals(kind) for kind in kinds):
+        at_once = [[group] for group in groups]
+    for some in at_once:
+        yield from parquet.iter_batches(batch_rows, row_groups=some, columns=names)
+
+
+def _types_of(parquet: pq.ParquetFile) -> tuple[pa.Schema, int]:
+    """Return the columns of a file, null where all values are, and the number of its rows."""
+    columns: list[pa.Field] = []
+    places = {parquet.schema.column(i).path: i for i in range(len(parquet.schema))}
+    for column in usual_types(parquet.schema_arrow):
+        is_flat = not pa.types.is_nested(column.type)
+        if is_flat and _is_all_null(parquet.metadata, places[column.name]):
+            column = column.with_type(pa.null())
+        columns.append(column)
+    return pa.schema(columns), parquet.metadata.num_rows
+
+
+def _is_all_null(metadata: pq.FileMetaData, place: int) -> bool:
+    """Return whether the statistics say that a column holds only nulls."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        statistics = group.column(place).statistics
+        if statistics is None or not statistics.has_null_count:
+            return False
+        if statistics.null_count != group.num_rows:
+            return False
+    return True
+
+
 def row_groups(file: str) -> list[pq.RowGroupMetaData]:
     """Return what a file says of its row groups.
 
@@ -133,25 +224,4 @@ def _open(file: str, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
             f"{file}: not a whole parquet file, got {first_line(error)}. Write the file again or "
             "leave it out.",
             file,
-        ) from error
-
-
-def _conform(batch: pa.RecordBatch, wanted: pa.Schema, file: str) -> pa.RecordBatch:
-    """Return `batch` with exactly the columns and types of `wanted` (those of the first file)."""
-    if batch.schema.equals(wanted):
-        return batch
-    missing = [name for name in wanted.names if name not in batch.schema.names]
-    if missing:
-        raise SchemaError(
-            f"{file}: columns {missing} are absent, got {batch.schema.names}. Give all files the "
-            f"columns of the first: {wanted.names}."
-        )
-    try:
-        return pa.RecordBatch.from_arrays(
-            [batch.column(field.name).cast(field.type) for field in wanted], schema=wanted
-        )
-    except pa.ArrowException as error:
-        raise SchemaError(
-            f"{file}: its types differ from the first file's, got {first_line(error)}. Write all "
-            "files with one schema."
         ) from error

@@ -61,6 +61,9 @@ class ReadPlan:
             own, in memory.
         words: Text columns that may come as Arrow dictionaries, where the file holds them so.
         aside: Called with the rows of a file that are skipped because they cannot be read.
+            Of a damaged file it is one row: the first one that is lost, with the reason.
+        rest: What is left out behind a row that cannot be read, for messages; "" = its file.
+        opening: Called with the path of each file before it is read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -69,6 +72,8 @@ class ReadPlan:
     live: Live | None = None
     words: Sequence[str] = ()
     aside: Callable[[Sequence[BadRow]], None] | None = None
+    rest: str = ""
+    opening: Callable[[str], None] | None = None
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

@@ -13,13 +13,22 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.jsonl import is_number
 from hotbed.connectors.late_labels import Events, LabelJoin, LateLabels
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source, not_endless
 from hotbed.connectors.times import EARLIEST, LATEST, to_microseconds
+from hotbed.connectors.types import (
+    completed,
+    conform,
+    has_open,
+    is_number,
+    plain_types,
+    usual_rows,
+    widened,
+    with_columns_of,
+)
 from hotbed.errors import ConfigError, DecodeError, SchemaError
 
 
@@ -38,7 +47,7 @@ class Replay(Source):
         late: Labels from later events.
 
     Raises:
-        SchemaError: A column is absent or has two types.
+        SchemaError: A column is absent, or the types of two sources do not go together.
         DataError: A time cannot be read.
 
     Example: `hb.sources.Replay([views, purchases], time="event_time", unit="iso", speed=600)`
@@ -62,21 +71,28 @@ class Replay(Source):
         return self.speed is not None
 
     def schema(self) -> pa.Schema:
-        try:
-            whole = pa.unify_schemas([source.schema().remove_metadata() for source in self.sources])
-        except pa.ArrowException as error:
-            raise SchemaError(
-                f"replay: a column has two types, got {error}. Declare one type in both sources."
-            ) from error
+        whole = self._whole()
         if missing := [name for name in self._own_columns() if name not in whole.names]:
             raise SchemaError(
                 f"replay: columns {missing} are absent, got {whole.names}. Correct them."
             )
         if self.late is None:
             return whole
+        self.late.check_types(whole)
         label = self.late.label
         others = [column for column in whole if column.name != label]
         return pa.schema([*others, (label, pa.float64())])
+
+    def _whole(self) -> pa.Schema:
+        """Return the columns of all sources, with types that hold the values of all."""
+        whole = pa.schema([])
+        for source in self.sources:
+            schema = plain_types(source.inferred)
+            whole = with_columns_of(widened(whole, schema, mixed_numbers=True), schema)
+        for source in self.sources:
+            if has_open(whole):
+                whole = completed(whole, plain_types(source.schema()))
+        return whole
 
     def _own_columns(self) -> list[str]:
         """Return the columns that order and label the events."""
@@ -188,7 +204,7 @@ class _Reading:
                 self._report_bad(times.is_null().to_numpy(zero_copy_only=False))
             is_valid = times.is_valid().to_numpy(zero_copy_only=False)
             self.indices = np.flatnonzero(is_valid[self._used :]) + self._used
-            self.rows = batch.take(pa.array(self.indices))
+            self.rows = usual_rows(batch).take(pa.array(self.indices))
             micros = times.fill_null(0).to_numpy(zero_copy_only=False)
             self.times = micros[self.indices]
             with_newest = np.concatenate([[self._high], self.times])
@@ -248,7 +264,7 @@ def _target(
     replay: Replay, plan: ReadPlan, columns: list[str]
 ) -> tuple[pa.Schema, dict[str, pa.DataType]]:
     """Return the columns to read of all sources, and the types that the plan gives some of them."""
-    schema = pa.unify_schemas([source.schema().remove_metadata() for source in replay.sources])
+    schema = replay._whole()
     own = replay._own_columns()
     needed = dict.fromkeys([*columns, *own])
     if replay.late is not None and replay.late.label not in own:
@@ -306,7 +322,8 @@ def _as_wanted(
     arrays: list[pa.Array] = []
     for column in target:
         if column.name in rows.schema.names:
-            arrays.append(rows.column(column.name).cast(column.type))
+            values = rows.column(column.name)
+            arrays.append(conform(values, column.type, f"replay.sources[{source}]", column.name))
         else:
             arrays.append(pa.nulls(rows.num_rows, column.type))
     sources = np.full(rows.num_rows, source, np.int32)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Place, Position
+from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -65,6 +66,14 @@ class Source(ABC):
         """
 
     @property
+    def inferred(self) -> pa.Schema:
+        """Names and types of the columns; a type is null where no value of the source tells it.
+
+        Where sources are read together, such a column has the type of the others.
+        """
+        return self.schema()
+
+    @property
     def endless(self) -> bool:
         """Whether `read` never ends."""
         return False
@@ -109,12 +118,15 @@ class Source(ABC):
         """
         return Sort(self, by)
 
-    def join(self, table: Source, on: str | Sequence[str]) -> Join:
+    def join(
+        self, table: Source, on: str | Sequence[str], table_on: str | Sequence[str] | None = None
+    ) -> Join:
         """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
 
-        Rows without a match get nulls.
+        Rows without a match get nulls. `table_on`: the names of the keys in `table`, where they
+        differ.
         """
-        return Join(self, table, on)
+        return Join(self, table, on, table_on)
 
 
 @dataclass(frozen=True)
@@ -140,6 +152,10 @@ class Slice(Source):
 
     def schema(self) -> pa.Schema:
         return self.source.schema()
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return self.source.inferred
 
     def num_rows(self) -> int | None:
         whole = self.source.num_rows()
@@ -215,7 +231,7 @@ class Sort(Source):
     All rows are read into memory, once.
 
     Raises:
-        SchemaError: The source has no column `by`.
+        SchemaError: The source has no column `by`, or its type has no order.
     """
 
     source: Source
@@ -225,7 +241,7 @@ class Sort(Source):
         not_endless(self.source, "a sort")
 
     def schema(self) -> pa.Schema:
-        return self.source.schema()
+        return usual_types(self.source.schema())
 
     def num_rows(self) -> int:
         return int(self._sorted.num_rows)
@@ -251,9 +267,19 @@ class Sort(Source):
                 f"sort: no column {self.by!r} to sort by, got {table.schema.names}. Correct `by`."
             )
         # ties keep their order by row
-        keys = pa.table({"by": table[self.by], "row": np.arange(table.num_rows)})
+        values = _one_chunk(table[self.by])
+        values = recast(values, _comparable(values.type))
+        keys = pa.table({"by": values, "row": np.arange(table.num_rows)})
         rising = [("by", "ascending"), ("row", "ascending")]
-        indices = pc.sort_indices(keys, sort_keys=rising)
+        try:
+            if pa.types.is_nested(values.type):
+                raise pa.ArrowInvalid("not single values")
+            indices = pc.sort_indices(keys, sort_keys=rising)
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"sort: column {self.by!r} has no order, got {values.type}. Sort by a column of "
+                "numbers, times or text."
+            ) from error
         return table.take(indices).combine_chunks()
 
 
@@ -268,9 +294,12 @@ class Join(Source):
         table: A small table, which is read into memory once. Its keys must be unique, and its other
             columns must not be in `source`.
         on: The key column(s).
+        table_on: The key column(s) of `table`, in the same order; None = of the same names.
 
     Raises:
-        SchemaError: A key column is absent, keys have two types, or other columns clash.
+        ConfigError: `on` and `table_on` have different numbers of columns.
+        SchemaError: A key column is absent, the types of its two sides do not go together, or other
+            columns clash.
         DataError: `table` holds a key twice.
 
     Example: `hb.sources.Csv("ratings.csv").join(hb.sources.Csv("movies.csv"), on="movieId")`
@@ -279,9 +308,16 @@ class Join(Source):
     source: Source
     table: Source
     on: str | Sequence[str]
+    table_on: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         not_endless(self.table, "a side table")
+        keys = self._keys()
+        if not keys or len(keys) != len(self._table_keys()):
+            raise ConfigError(
+                f"join: expected as many keys of the table as of the source, got on={self.on!r} and "
+                f"table_on={self.table_on!r}. Name the keys of both in the same order."
+            )
 
     @property
     def endless(self) -> bool:
@@ -293,16 +329,27 @@ class Join(Source):
     def schema(self) -> pa.Schema:
         left = self.source.schema()
         right = self.table.schema()
-        for side, schema in (("source", left), ("table", right)):
-            missing = [key for key in self._keys() if key not in schema.names]
+        sides = [
+            ("source", left, self._keys(), "Correct `on`."),
+            (
+                "table",
+                right,
+                self._table_keys(),
+                "Correct it, or name its own key with `table_on`.",
+            ),
+        ]
+        for side, schema, keys, advice in sides:
+            missing = [repr(key) for key in keys if key not in schema.names]
             if missing:
                 raise SchemaError(
-                    f"join: the {side} has no key column {missing}, got {schema.names}. "
-                    "Correct `on`."
+                    f"join: the {side} has no key column {', '.join(missing)}, got columns "
+                    f"{schema.names}. {advice}"
                 )
+        for key, table_key in zip(self._keys(), self._table_keys(), strict=True):
+            _key_type(key, left.field(key).type, right.field(table_key).type)
         columns = list(left)
-        for column in right:
-            if column.name in self._keys():
+        for column in usual_types(right):
+            if column.name in self._table_keys():
                 continue
             if column.name in left.names:
                 raise SchemaError(
@@ -334,7 +381,7 @@ class Join(Source):
         left_columns = tuple(name for name in left.names if name in needed)
         words = [name for name in plan.words if name not in keys]
         left_plan = replace(plan, columns=left_columns, types=types, words=words)
-        side_keys = side.select(keys)
+        side_keys = side.select(self._table_keys()).rename_columns(keys)
         for batch, after in self.source.read(position, batch_rows, left_plan):
             if not batch.num_rows:
                 yield batch, after
@@ -352,38 +399,75 @@ class Join(Source):
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), after
 
     def _keys(self) -> list[str]:
-        if isinstance(self.on, str):
-            return [self.on]
-        return list(self.on)
+        return _names(self.on)
+
+    def _table_keys(self) -> list[str]:
+        return self._keys() if self.table_on is None else _names(self.table_on)
 
     @cached_property
     def _side(self) -> pa.Table:
         """All rows of the side table."""
         table = _read_table(self.table).combine_chunks()
-        num_unique = table.group_by(self._keys()).aggregate([]).num_rows
+        for key in self._table_keys():
+            place = table.schema.get_field_index(key)
+            values = _one_chunk(table[key])
+            kind = _key_type(key, values.type, values.type)
+            table = table.set_column(place, key, recast(values, kind))
+        num_unique = table.group_by(self._table_keys()).aggregate([]).num_rows
         if num_unique != table.num_rows:
             raise DataError(
-                f"join: keys {self._keys()} of the side table must be unique, got "
+                f"join: keys {self._table_keys()} of the side table must be unique, got "
                 f"{table.num_rows - num_unique} rows that repeat one. Leave them out."
             )
         return table
 
 
+def _names(columns: str | Sequence[str]) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     """Return for every row of `batch` the row number in `side_keys` with the same keys, or null."""
     names = [f"key{number}" for number in range(side_keys.num_columns)]
-    try:
-        keys = [batch.column(field.name).cast(field.type) for field in side_keys.schema]
-    except pa.ArrowException as error:
-        raise SchemaError(
-            f"join: keys of two types, got {error}. Declare one type for them in both sources."
-        ) from error
-    left = pa.table(keys, names=names)
+    left_keys: list[pa.Array] = []
+    right_keys: list[pa.Array] = []
+    for key in side_keys.schema.names:
+        values = batch.column(key)
+        side_values = _one_chunk(side_keys[key])
+        kind = _key_type(key, values.type, side_values.type)
+        left_keys.append(recast(values, kind))
+        right_keys.append(recast(side_values, kind))
+    left = pa.table(left_keys, names=names)
     left = left.append_column("left", pa.array(np.arange(batch.num_rows)))
-    right = side_keys.rename_columns(names)
+    right = pa.table(right_keys, names=names)
     right = right.append_column("right", pa.array(np.arange(side_keys.num_rows)))
     joined = left.join(right, keys=names, join_type="left outer").sort_by("left")
     return _one_chunk(joined["right"])
+
+
+def _comparable(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which Arrow compares values of a type."""
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    return plain(kind)
+
+
+def _key_type(key: str, left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """Return the type in which the keys of both sides are compared."""
+    both = joined(left, right)
+    if both is None:
+        raise SchemaError(
+            f"join: the key {key!r} is {left} in the source, got {right} in the table. Declare one "
+            "type for it in both."
+        )
+    kind = _comparable(both)
+    if pa.types.is_null(kind):  # no key has a value
+        return pa.int64()
+    if pa.types.is_nested(kind) or pa.types.is_interval(kind):
+        raise SchemaError(
+            f"join: the key {key!r} must hold single values, got {kind}. Join by another column."
+        )
+    return kind
 
 
 def _one_chunk(array: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -405,8 +489,8 @@ def rows_of(table: pa.Table, position: Position | None, batch_rows: int, plan: R
 
 
 def _read_table(source: Source) -> pa.Table:
-    batches = [batch for batch, _ in source.read()]
-    return pa.Table.from_batches(batches, schema=source.schema())
+    batches = [usual_rows(batch) for batch, _ in source.read()]
+    return pa.Table.from_batches(batches, schema=usual_types(source.schema()))
 
 
 def not_endless(source: Source, what: str) -> None:

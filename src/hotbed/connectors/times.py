@@ -3,17 +3,47 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Context
+
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.errors import DataError, SchemaError
+from hotbed.errors import ConfigError, DataError, SchemaError
 
 EARLIEST = -(2**63)
 LATEST = 2**63 - 1
 _FLOAT_BELOW_MAX = 2.0**63 - 1024
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
+_DECIMAL_PLACES = {"s": 6, "ms": 3, "us": 0, "ns": -3}
+_DIGITS = Context(prec=100)
+
+_WORD = "[A-Z][a-z]{2}"
+_YEAR = r"(?P<year>\d{4})"
+_MONTH = f"(?P<month>{_WORD})"
+_DAY = r"(?P<day>\d{1,2})"
+_MINUTES = r"(?P<clock>\d\d:\d\d)"
+_SECONDS = r"(?P<second>:[0-5]\d)"
+_CLOCK = _MINUTES + _SECONDS
+_OFFSET = r"[+-](?:[01]\d|2[0-3])(?::?[0-5]\d(?::?[0-5]\d)?)?"
+_ZONE = f"(?P<zone>[Zz]|(?:UTC|GMT){_OFFSET}|UTC|GMT|{_OFFSET})"
+
+# Patterns, each with the format of what it gives. ISO 8601, as PostgreSQL, pandas, Python and
+# java.time print it; Date of JavaScript; ctime, and java.util.Date; RFC 1123.
+_TEXTS = (
+    (
+        rf"^{_YEAR}-(?P<month>\d\d)-(?P<day>\d\d)(?:[Tt ]{_MINUTES}"
+        rf"(?:{_SECONDS}(?:[.,](?P<fraction>\d+))?)?(?: ?{_ZONE}(?:\[[^\]]*\])?)?)?$",
+        "%Y-%m-%dT%H:%M:%S",
+    ),
+    (
+        rf"^{_WORD} {_MONTH} {_DAY} {_YEAR}(?: {_CLOCK}(?: {_ZONE}(?: \(.*\))?)?)?$",
+        "%Y-%b-%dT%H:%M:%S",
+    ),
+    (rf"^{_WORD} {_MONTH} {{1,2}}{_DAY} {_CLOCK}(?: {_ZONE})? {_YEAR}$", "%Y-%b-%dT%H:%M:%S"),
+    (rf"^(?:{_WORD}, )?{_DAY} {_MONTH} {_YEAR} {_CLOCK}?(?: {_ZONE})?$", "%Y-%b-%dT%H:%M:%S"),
+)
 
 
 def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) -> pa.Array:
@@ -24,14 +54,16 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
 
     Args:
         values: The times.
-        unit: "s", "ms", "us", "ns" for numbers, "iso" for ISO 8601 text, or a strptime format such
-            as "%y%m%d%H".
+        unit: "s", "ms", "us", "ns" for numbers, also as text; "iso" for text as ISO 8601, RFC 1123,
+            databases and programming languages write it; or a strptime format such as "%y%m%d%H".
         zones: The zones of earlier batches of the column; those of this batch are added.
 
     Raises:
         DataError: ISO text mixes zones, also with those of earlier batches.
         SchemaError: The unit does not fit the type of the column.
     """
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     kind = values.type
     if pa.types.is_null(kind):
         return values.cast(pa.int64())
@@ -47,11 +79,18 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     return _from_numbers(values, unit)
 
 
+def check_unit(where: str, unit: str) -> None:
+    """Raise ConfigError for a unit that `to_microseconds` does not know; `where`: for messages."""
+    if unit not in (*UNITS, "ns", "iso") and "%" not in unit:
+        raise ConfigError(
+            f"{where}: unknown unit, got {unit!r}. Use s, ms, us, ns, iso or a format such as "
+            "'%y%m%d%H'."
+        )
+
+
 def _from_text(values: pa.Array, unit: str, zones: set[str] | None) -> pa.Array:
     if unit in (*UNITS, "ns"):
-        text = pl.Series(values.cast(pa.string()))
-        whole = text.cast(pl.Int64, strict=False)
-        return _from_numbers(whole.to_arrow(), unit)
+        return _from_number_texts(values, unit)
     if unit != "iso":
         return _from_format(values, unit)
     if zones is None:
@@ -59,13 +98,25 @@ def _from_text(values: pa.Array, unit: str, zones: set[str] | None) -> pa.Array:
     return _from_iso(values, zones)
 
 
+def _from_number_texts(values: pa.Array, unit: str) -> pa.Array:
+    text = pl.Series(values.cast(pa.string())).str.strip_chars()
+    whole = text.cast(pl.Int64, strict=False)
+    micros = _from_numbers(whole.to_arrow(), unit)
+    if whole.null_count() == text.null_count():
+        return micros
+    fractions = text.str.extract(r"^([+-]?\d+\.\d+)$").cast(pl.Float64)
+    return pc.coalesce(micros, _from_numbers(fractions.to_arrow(), unit))
+
+
 def _from_numbers(values: pa.Array, unit: str) -> pa.Array:
     kind = values.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if unit == "iso" or not is_number:
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if unit not in (*UNITS, "ns") or not is_number:
         raise SchemaError(
             f"times: unit {unit!r} does not fit a column of {kind}. Declare the column's real unit."
         )
+    if pa.types.is_decimal(kind):
+        return _from_decimals(values, unit)
     if pa.types.is_floating(kind):
         factor = float(UNITS.get(unit, 1e-3))
         exact = pc.multiply(values.cast(pa.float64()), factor)
@@ -74,6 +125,19 @@ def _from_numbers(values: pa.Array, unit: str) -> pa.Array:
     if pa.types.is_uint64(kind):
         values = _within(values, 0, LATEST)
     return _scale(values.cast(pa.int64()), unit)
+
+
+def _from_decimals(values: pa.Array, unit: str) -> pa.Array:
+    """Return decimals in microseconds, rounded to the nearest."""
+    micros: list[int | None] = []
+    for value in values.to_pylist():
+        count = None
+        if value is not None:
+            exact = _DIGITS.scaleb(value, _DECIMAL_PLACES[unit])
+            count = int(_DIGITS.to_integral_value(exact))
+        is_held = count is not None and EARLIEST <= count <= LATEST
+        micros.append(count if is_held else None)
+    return pa.array(micros, pa.int64())
 
 
 def _scale(whole: pa.Array, unit: str) -> pa.Array:
@@ -122,53 +186,56 @@ def _microseconds(parsed: pl.Series) -> pa.Array:
 
 def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
     text = pl.Series(values.cast(pa.string())).str.strip_chars()
-    # A date alone ends like an offset ("2014-10-21"), so a zone needs a time of day before it.
-    suffixes = text.str.extract(r"\d:\d.*?(Z|UTC|GMT|[+-]\d{2}:?\d{2})$")
-    suffixes = suffixes.fill_null("")
-    suffixes = suffixes.filter(text.is_not_null()).unique()
-    for suffix in suffixes.to_list():
-        zones.add(_canonical_zone(suffix))
+    micros = pl.Series(dtype=pl.Int64).extend_constant(None, len(text))
+    for pattern, form in _TEXTS:
+        if micros.null_count() > text.null_count():
+            parts = text.str.extract_groups(pattern).struct.unnest()
+            micros = micros.fill_null(_from_parts(parts, form))
+            suffixes = parts.filter(parts["day"].is_not_null())["zone"].fill_null("").unique()
+            zones.update(_canonical_zone(suffix) for suffix in suffixes)
     if len(zones) > 1:
         raise DataError(
             f"times: a column mixes zones, got {sorted(zones)} ('' = none). Write all its times "
             "with one zone."
         )
-    zone = next(iter(zones), "")
-    if zone:
-        text = text.str.replace(r"\s*(Z|UTC|GMT|[+-]\d{2}:?\d{2})$", "")
-    text = text.str.replace(" ", "T", literal=True)
-    first, *others = _FORMATS
-    parsed = text.str.to_datetime(first, time_unit="us", strict=False)
-    for form in others:
-        if parsed.null_count() > text.null_count():
-            missing = text.str.to_datetime(form, time_unit="us", strict=False)
-            parsed = parsed.fill_null(missing)
-    micros = _microseconds(parsed)
-    shift = _offset_microseconds(zone)
-    if shift:
-        return pc.subtract(micros, shift)
-    return micros
+    shift = _offset_microseconds(next(iter(zones), ""))
+    return (micros - shift).to_arrow().cast(pa.int64())
+
+
+def _from_parts(parts: pl.DataFrame, form: str) -> pl.Series:
+    """Return the local time of texts, in microseconds; null where a part does not exist."""
+    clock = parts["clock"].fill_null("00:00") + parts["second"].fill_null(":00")
+    local = parts["year"] + "-" + parts["month"] + "-" + parts["day"].str.zfill(2) + "T" + clock
+    whole = local.str.to_datetime(form, time_unit="us", strict=False).to_physical()
+    fraction = pl.Series([0])
+    if "fraction" in parts.columns:
+        digits = parts["fraction"].fill_null("").str.pad_end(6, "0").str.slice(0, 6)
+        fraction = digits.cast(pl.Int64)
+    return whole + fraction
 
 
 def _canonical_zone(zone: str) -> str:
     """Return one spelling of a zone: "Z" for UTC, "+02:00" for an offset, "" for no zone."""
-    if zone in ("Z", "UTC", "GMT"):
+    if not zone:
+        return ""
+    offset = re.sub(r"[A-Za-z:]", "", zone)
+    sign = offset[:1]
+    digits = offset[1:].ljust(6, "0")
+    if not int(digits):
         return "Z"
-    if zone and set(zone[1:]) <= {"0", ":"}:
-        return "Z"
-    if not zone or ":" in zone:
-        return zone
-    hours = zone[:3]
-    minutes = zone[3:]
-    return f"{hours}:{minutes}"
+    hours = digits[:2]
+    minutes = digits[2:4]
+    if digits[4:] == "00":
+        return f"{sign}{hours}:{minutes}"
+    return f"{sign}{hours}:{minutes}:{digits[4:]}"
 
 
 def _offset_microseconds(zone: str) -> int:
-    if not zone or zone[0] not in "+-":
+    """Return the offset of a zone as `_canonical_zone` spells it."""
+    if zone in ("", "Z"):
         return 0
-    hours = int(zone[1:3])
-    minutes = int(zone[4:])
-    seconds = hours * 3600 + minutes * 60
+    hours, minutes, seconds = f"{zone[1:]}:00".split(":")[:3]
+    offset = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
     if zone[0] == "-":
-        seconds = -seconds
-    return seconds * 1_000_000
+        offset = -offset
+    return offset * 1_000_000

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -34,6 +35,16 @@ def offsets_of(lengths: Any) -> NDArray[np.int64]:
     return offsets
 
 
+def series_of(name: str, values: pa.Array) -> pl.Series:
+    """Return a column as one of Polars; SchemaError for a type that Polars does not have."""
+    if pa.types.is_decimal256(values.type) or pa.types.is_interval(values.type):
+        raise SchemaError(
+            f"column {name!r}: expected numbers, text or times, got {values.type}. Cast the column "
+            "to another type."
+        )
+    return pl.Series(name, values)
+
+
 def nulls_of(values: pa.Array) -> np.ndarray:
     """Return bool [n], true where a value is null."""
     return as_numpy(values.is_null())
@@ -58,22 +69,51 @@ def is_bytes(kind: pa.DataType) -> bool:
     return kind.id in _BYTES
 
 
+def is_whole(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds integers or booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds numbers, booleans or nothing."""
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return True
+    return is_whole(kind) or kind == pa.null()
+
+
+def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return integers as int64, or uint64 where the column has that type, and where they are null.
+
+    The value of a null is 0.
+    """
+    wide = pa.int64()
+    if pa.types.is_uint64(values.type):
+        wide = pa.uint64()
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    return as_numpy(values.cast(wide).fill_null(0)), nulls_of(values)
+
+
 def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return float64 values, and where they are null (NaN counts as null)."""
     kind = values.type
-    is_number = (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_null(kind)
-    )
-    if not is_number:
+    if not is_number(kind):
         raise SchemaError(
             f"a transform of numbers: expected numbers, got a column of {kind}. Cast it or "
             "Extract the number."
         )
     numbers = as_numpy(values.cast(pa.float64(), safe=False))
     return numbers, np.isnan(numbers)
+
+
+def require_text_form(where: str, kind: pa.DataType) -> None:
+    """Raise SchemaError for a type whose values have several forms as text: 1, 1.0 and 1e0."""
+    is_inexact = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if is_inexact or (pa.types.is_temporal(kind) and not pa.types.is_date(kind)):
+        raise SchemaError(
+            f"{where}: expected text, integers, booleans or dates, got a column of {kind}, whose "
+            "values have more than one form as text. Write the column as text."
+        )
 
 
 def is_text(kind: pa.DataType) -> bool:

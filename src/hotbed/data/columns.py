@@ -8,9 +8,19 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hotbed import config
-from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_array, list_lengths, nulls_of
+from hotbed.connectors.types import recast, usual
+from hotbed.data.arrays import (
+    as_numpy,
+    is_bytes,
+    is_list,
+    is_whole,
+    list_array,
+    list_lengths,
+    nulls_of,
+)
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
@@ -27,30 +37,44 @@ _TEXT = {
     pa.binary_view().id,
 }
 
-# Only a few functions of Arrow take views.
-_VIEWS = {pa.string_view().id: pa.large_string(), pa.binary_view().id: pa.large_binary()}
 _WIDE = {pa.large_string().id, pa.large_binary().id}
+
+
+RULES = 2
+"""The rules by which columns are read: those of `Schema.rules` in a new schema.
+
+Schemas that were saved before there were rules have 1. There, transforms take empty text for a
+text like any other, and NaN for a number; `Normalize` subtracts the mean of a constant column; and
+`TimeOfDay` does not look at the unit that the schema's `Time` has.
+"""
 
 
 class Columns:
     """The raw columns of one record batch: the context of transforms.
 
-    `missing`: the number of missing ids by feature.
+    `missing`: the number of missing ids by feature. `rules`: as `Schema.rules`.
     """
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, rules: int = RULES) -> None:
         self._batch = batch
+        self.rules = rules
         self.missing: dict[str, int] = {}
         self._places = {name: place for place, name in enumerate(batch.schema.names)}
+        self._read: dict[str, pa.Array] = {}
 
     def column(self, name: str) -> pa.Array:
-        values = self._batch.column(self._places[name])
-        kind = _VIEWS.get(values.type.id)
-        if kind is None and is_list(values.type):
-            kind = _list_without_views(values.type)
-        if kind is None:
+        values = self._read.get(name)
+        if values is None:
+            values = self._batch.column(self._places[name])
+            values = self.with_nulls(recast(values, usual(values.type)))
+            self._read[name] = values
+        return values
+
+    def with_nulls(self, values: pa.Array) -> pa.Array:
+        """Return values with null for all that is missing by the rules."""
+        if self.rules == 1:
             return values
-        return values.cast(kind)
+        return missing_as_null(values)
 
     def ids(self, values: pa.Array) -> np.ndarray:
         return ids_of(values, "key")
@@ -61,7 +85,7 @@ class Columns:
         kind = values.type
         if pa.types.is_null(kind):
             return pa.nulls(len(values), pa.int64())
-        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        if is_whole(kind):
             integers = ids_of(values, "hash")
             hashes = _hash_integers(integers, seed)
         elif is_bytes(kind):
@@ -73,12 +97,46 @@ class Columns:
         return pa.array(hashes, mask=nulls_of(values))
 
 
-def _list_without_views(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that lists of views are cast to; None for lists of other items."""
-    item = _VIEWS.get(kind.value_type.id)
-    if item is None:
-        return None
-    return pa.large_list(item)
+def missing_as_null(values: pa.Array) -> pa.Array:
+    """Return `values` with null for empty text and for NaN.
+
+    It looks into lists of any depth and into dictionaries.
+    """
+    kind = values.type
+    if is_list(kind):
+        items = values.flatten()
+        with_nulls = missing_as_null(items)
+        if with_nulls is items:
+            return values
+        return list_array(with_nulls, list_lengths(values), values)
+    if pa.types.is_dictionary(kind):
+        return _without_missing_words(values)
+    if is_bytes(kind):
+        offsets, _ = text_buffers(values)
+        is_missing = offsets[1:] == offsets[:-1]
+    elif pa.types.is_floating(kind):
+        is_missing = np.isnan(as_numpy(values))
+    else:
+        return values
+    num_missing = np.count_nonzero(is_missing)
+    if num_missing == 0 or (num_missing == values.null_count and kind.id not in _TEXT):
+        return values
+    if values.null_count:
+        is_missing &= ~nulls_of(values)
+        if not is_missing.any():
+            return values
+    return pc.if_else(pa.array(is_missing), pa.scalar(None, kind), values)
+
+
+def _without_missing_words(values: pa.DictionaryArray) -> pa.Array:
+    """Return a dictionary column with null where its word is missing."""
+    is_missing = nulls_of(missing_as_null(values.dictionary))
+    if not is_missing.any():
+        return values
+    indices = values.indices
+    is_missing = is_missing[as_numpy(indices.fill_null(0))]
+    indices = pc.if_else(pa.array(is_missing), pa.scalar(None, indices.type), indices)
+    return pa.DictionaryArray.from_arrays(indices, values.dictionary)
 
 
 def ids_of(values: pa.Array, name: str) -> np.ndarray:
@@ -88,8 +146,8 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
     bytes. Nulls become 0. Raises SchemaError for floats and other types that cannot be ids.
     """
     kind = values.type
-    if not len(values):  # of any type: NumPy's empty arrays are floats
-        return np.zeros(0, np.int64)
+    if values.null_count == len(values):  # of any type: NumPy's empty arrays are floats
+        return np.zeros(len(values), np.int64)
     if pa.types.is_dictionary(kind):
         words = ids_of(values.dictionary, name)
         table = np.append(words, np.int64(0))  # the last one is the id of null
@@ -98,7 +156,7 @@ def ids_of(values: pa.Array, name: str) -> np.ndarray:
         return np.asarray(table[as_numpy(places)])
     if pa.types.is_null(kind):
         return np.zeros(len(values), np.int64)
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if is_whole(kind):
         if values.null_count:
             values = values.fill_null(pa.scalar(0).cast(kind))
         integers = as_numpy(values)
@@ -190,7 +248,10 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
             f"{type(transform).__name__}: expected single values, got a column of {values.type}. "
             "Apply it before Split."
         )
-    items = transform.apply(values.flatten(), context)
+    items = values.flatten()
+    if pa.types.is_dictionary(items.type):
+        items = items.dictionary_decode()
+    items = transform.apply(items, context)
     return list_array(items, list_lengths(values), values)
 
 
@@ -203,8 +264,16 @@ def transformed(name: str, transforms: Sequence[Transform], context: Columns) ->
                 values = _by_word(transform, values, context)
                 continue
             values = values.dictionary_decode()
-        values = apply(transform, values, context)
+        values = _named(name, transform, values, context)
     return values
+
+
+def _named(name: str, transform: Transform, values: pa.Array, context: Columns) -> pa.Array:
+    """Return `transform` applied to the column `name`, which its errors name."""
+    try:
+        return apply(transform, values, context)
+    except SchemaError as error:
+        raise SchemaError(f"column {name!r}: {error}") from error
 
 
 def _by_word(transform: Transform, values: pa.DictionaryArray, context: Columns) -> pa.Array:

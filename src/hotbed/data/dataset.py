@@ -208,6 +208,16 @@ class Dataset:
             self.live.journal.forget(used)
             self.source.commit(Position.from_json(source))
 
+    def follow_rules(self, rules: int) -> None:
+        """Read the next epochs by the rules of a model; `RecModel` calls this before it reads.
+
+        Args:
+            rules: as `Schema.rules`. A state that was saved with earlier rules keeps them.
+        """
+        if rules != self.encoder.rules:
+            self._cached = None
+        self.encoder.rules = rules
+
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
         """Set the requirements of the next epochs on labels; `RecModel` does so before it reads.
 

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
+from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
-from hotbed.data.arrays import is_bytes, is_list, list_lengths, offsets_of
+from hotbed.data.arrays import is_list, list_lengths, offsets_of
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import (
     Columns,
@@ -23,14 +24,14 @@ from hotbed.data.columns import (
     ids_of,
     joined,
     joined_shape,
+    missing_as_null,
     require_columns,
     shape_of,
-    text_buffers,
     transformed,
     type_of,
 )
 from hotbed.data.numbers import BadRows, LabelValues, numeric
-from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -62,7 +63,8 @@ class Encoder:
     column or a column of the wrong type always raises SchemaError. `aside`: receives the raw rows
     that are left out.
 
-    `unit_labels`: labels that a trainer needs from 0 to 1; values outside are bad rows.
+    `rules`: those of the schema, or of the state that goes on with these rows. `unit_labels`:
+    labels that a trainer needs from 0 to 1; values outside are bad rows.
     `label_values`: for each label, what its rows held. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
@@ -84,6 +86,7 @@ class Encoder:
         self._id_sources = {column.source for column in schema.ids}
         self.types: Mapping[str, Type] = {}
         self.shapes: Mapping[str, Shape] = {}
+        self.rules = schema.rules
         self.unit_labels: frozenset[str] = frozenset()
         self.forget_labels()
         self._times_checked = False
@@ -108,7 +111,7 @@ class Encoder:
         self._check_once(batch.schema, labels)
         while True:
             try:
-                context = Columns(batch)
+                context = Columns(batch, self.rules)
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
                     self._note(encoded, context, latest)
@@ -155,6 +158,7 @@ class Encoder:
     ) -> pa.RecordBatch:
         """Return the rows outside `mask`; count those inside and hand them to `aside`."""
         self.stats.skips.add(reason, message, int(mask.sum()))
+        batch = usual_rows(batch)
         if self.aside is not None:
             self.aside(batch.filter(pa.array(mask)), reason, message)
         return batch.filter(pa.array(~mask))
@@ -211,12 +215,10 @@ class Encoder:
                     weight = numbers.weight(column, context.column(column.source))
                 elif isinstance(column, Time) and (labels or column.source in batch.schema.names):
                     time = numbers.time(column, context.column(column.source), self._zones)
-            except (SchemaError, BadRows):
+            except BadRows:
                 raise
             except (pa.ArrowException, DataError) as error:
-                raise SchemaError(
-                    f"column {column.name!r}: {str(error).splitlines()[0]}"
-                ) from error
+                raise _named(error, column) from error
         return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
 
     def _ids(self, column: Id, context: Columns) -> Ids:
@@ -227,7 +229,8 @@ class Encoder:
                 self._note_kind(column, plain.type)
                 return Ids(plain.to_numpy().copy())
         values = transformed(column.source, column.transforms, context)
-        values = _plain_dictionary(values)
+        if column.transforms or self.rules == 1:  # else the column has nulls already
+            values = missing_as_null(values)
         if column.weights:
             raw_weights, values = _alike(context.column(column.weights), values)
         num_missing = values.null_count
@@ -352,29 +355,17 @@ def _lists(name: str, kind: object) -> SchemaError:
     )
 
 
-def _plain_dictionary(values: pa.Array) -> pa.Array:
-    """Return a dictionary column unchanged if each word is one id, else decoded.
-
-    Words that are null or empty are not ids.
-    """
-    if not pa.types.is_dictionary(values.type):
-        return values
-    words = values.dictionary
-    if words.null_count:
-        return values.dictionary_decode()
-    if is_bytes(words.type):
-        shortest = pc.min(pc.binary_length(words)).as_py()
-        if shortest == 0:
-            return values.dictionary_decode()
-    return values
+def _named(error: Exception, column: Column) -> SchemaError:
+    """Return an error about the type of a column, with its name."""
+    message = str(error).splitlines()[0]
+    if repr(column.name) in message or repr(column.source) in message:
+        return SchemaError(message)
+    return SchemaError(f"column {column.name!r}: {message}")
 
 
 def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.ndarray | None:
-    """Return bool [n], false for nulls, padding and empty strings; None if all ids are kept."""
+    """Return bool [n], false for nulls and padding; None if all ids are kept."""
     masks: list[np.ndarray] = []
-    if is_bytes(values.type):
-        offsets, _ = text_buffers(values)
-        masks.append(np.diff(offsets) > 0)
     if values.null_count:
         masks.append(values.is_valid().to_numpy(zero_copy_only=False))
     if padding is not None:

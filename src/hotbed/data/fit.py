@@ -7,6 +7,7 @@ Each learned step that follows another one in the same column takes one more pas
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from hotbed.connectors.source import Source
 from hotbed.data.arrays import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
 from hotbed.data.learners import Learner
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, SchemaError
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Dense, Id, Schema
@@ -92,10 +93,21 @@ def fit(schema: Schema, source: Source) -> Schema:
         SchemaError: A column is missing.
     """
     while tasks := open_tasks(schema):
-        learners = _learn(source, tasks)
+        learners = _learn(source, tasks, schema.rules)
         for task, learner in zip(tasks, learners, strict=True):
-            schema = task.filled(schema, learner.learned())
+            with _named(task):
+                schema = task.filled(schema, learner.learned())
     return schema
+
+
+@contextmanager
+def _named(task: Task) -> Iterator[None]:
+    """Name the columns of a task in errors about their types."""
+    try:
+        yield
+    except SchemaError as error:
+        names = ", ".join(repr(column.name) for column in task.columns)
+        raise SchemaError(f"column {names}: {error}") from error
 
 
 def open_tasks(schema: Schema) -> list[Task]:
@@ -142,18 +154,19 @@ def raw_columns(tasks: Sequence[Task]) -> list[str]:
     return list(names)
 
 
-def _learn(source: Source, tasks: Sequence[Task]) -> list[Learner]:
-    """Return the learners of `tasks` after one pass over `source`."""
+def _learn(source: Source, tasks: Sequence[Task], rules: int) -> list[Learner]:
+    """Return the learners of `tasks` after one pass over `source`; `rules`: of the schema."""
     learners = [task.learner() for task in tasks]
     names = raw_columns(tasks)
     is_empty = True
     for rows, _ in source.read(None, plan=ReadPlan(tuple(names))):
         if not set(names) <= set(rows.schema.names):
             require_columns(names, source.schema().names)
-        context = Columns(rows)
+        context = Columns(rows, rules)
         is_empty = False
         for task, learner in zip(tasks, learners, strict=True):
-            task.add(learner, context)
+            with _named(task):
+                task.add(learner, context)
     if is_empty:
         raise DataError(
             "fit: the source has no rows, got an empty source. Fit on the training range."

@@ -7,6 +7,7 @@ threads or machines; they are merged in the order of their rows.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
@@ -15,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.arrays import numbers_of
+from hotbed.data.arrays import is_whole, nulls_of, numbers_of, series_of
 from hotbed.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Moments(Learner):
     """Mean and standard deviation of the values that are not missing.
 
     `learned` returns (mean, std); std divides by the number of values. Both are 0 without values.
+    Of equal values, the mean is this value and std is 0: no rounding of sums gets into them.
     Parts are merged as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
     computing sample variances" (1979).
     """
@@ -79,6 +81,8 @@ class Moments(Learner):
         self.count = 0
         self.mean = 0.0
         self._squares = 0.0
+        self._least = math.inf
+        self._most = -math.inf
 
     def add(self, values: pa.Array, context: Context) -> None:
         numbers, null = numbers_of(values)
@@ -86,6 +90,8 @@ class Moments(Learner):
         part = Moments()
         part.count = len(present)
         if part.count:
+            part._least = float(present.min())
+            part._most = float(present.max())
             with np.errstate(invalid="ignore", over="ignore"):
                 part.mean = float(present.mean())
                 part._squares = float(np.square(present - part.mean).sum())
@@ -94,6 +100,8 @@ class Moments(Learner):
     def merge(self, later: Self | Moments) -> None:
         if not later.count:
             return
+        self._least = min(self._least, later._least)
+        self._most = max(self._most, later._most)
         if not self.count:
             self.count = later.count
             self.mean = later.mean
@@ -109,6 +117,8 @@ class Moments(Learner):
     def learned(self) -> tuple[float, float]:
         if not self.count:
             return 0.0, 0.0
+        if self._least == self._most:
+            return self._least, 0.0
         return self.mean, float(np.sqrt(self._squares / self.count))
 
 
@@ -194,29 +204,38 @@ class ValueCounts(Learner):
     """How many rows hold each value, missing values left out.
 
     `learned` returns a data frame of `value` and `count`, most frequent first; of equal counts, the
-    smaller value comes first.
+    smaller value comes first. Integers are counted as ids: unsigned ones are int64 of the same bits
+    as soon as a signed column is among them.
     """
 
     keyed: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._parts: list[pl.DataFrame] = []
+        self._is_unsigned = True
 
     def add(self, values: pa.Array, context: Context) -> None:
-        series = pl.Series("value", values).drop_nulls()
+        is_unsigned = pa.types.is_uint64(values.type)
+        if is_whole(values.type):
+            values = pa.array(context.ids(values), mask=nulls_of(values))
+        series = series_of("value", values).drop_nulls()
         if len(series):
+            self._is_unsigned &= is_unsigned
             counts = series.value_counts(name="count")
             self._parts.append(counts.cast({"count": pl.Int64}))
             self._sum_up()
 
     def merge(self, later: Self) -> None:
         self._parts.extend(later._parts)
+        self._is_unsigned &= later._is_unsigned
         self._sum_up()
 
     def learned(self) -> pl.DataFrame:
         if not self._parts:
             return pl.DataFrame(schema={"value": pl.Int64, "count": pl.Int64})
         counts = _summed(self._parts)
+        if self._is_unsigned:
+            counts = counts.with_columns(pl.col("value").reinterpret(signed=False))
         return counts.sort("count", "value", descending=[True, False])
 
     def _sum_up(self) -> None:

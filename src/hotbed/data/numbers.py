@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, is_bytes, is_list, list_lengths, nulls_of
+from hotbed.data.arrays import (
+    as_numpy,
+    integers_of,
+    is_bytes,
+    is_list,
+    is_number,
+    is_whole,
+    list_lengths,
+    nulls_of,
+    require_text_form,
+)
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 
@@ -49,6 +61,13 @@ def dense(column: Dense, values: pa.Array) -> np.ndarray:
         return numeric(column.name, values)
     lengths = list_lengths(values)
     wrong = lengths != column.width
+    missing = nulls_of(values)
+    if missing.any():
+        message = (
+            f"dense {column.name!r}: expected lists of {column.width} numbers, got a missing list. "
+            "Correct the row, or write its numbers as nulls and add FillMissing."
+        )
+        raise BadRows(column.name, missing, message)
     if wrong.any():
         raise BadRows(
             column.name,
@@ -69,9 +88,13 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
     if values.null_count:
         raise _missing_label(column, nulls_of(values))
     if column.positive is not None:
+        require_text_form(f"label {column.name!r}: positive", values.type)
         equal = pc.equal(values.cast(pa.string()), column.positive)
         return np.asarray(as_numpy(equal), np.float32)
     try:
+        if column.threshold is not None:
+            numeric(column.name, values, kind=np.float64)
+            return _reaches(values, column.threshold).astype(np.float32)
         numbers = numeric(column.name, values)
     except BadRows as bad:
         word = _first(values, bad.mask)
@@ -84,13 +107,35 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
             f"For text labels, give positive={word!r} or another of the texts."
         )
         raise BadRows(column.source, bad.mask, message) from None
-    if column.threshold is not None:
-        return (numbers >= column.threshold).astype(np.float32)
     if in_unit:
         mask = outside_unit(numbers)
         if mask.any():
             raise BadRows(column.source, mask, label_outside_unit(column, numbers[mask][0]))
     return numbers
+
+
+def _reaches(values: pa.Array, threshold: float) -> np.ndarray:
+    """Return bool [n]: where numbers are >= `threshold` in their own type; none are missing."""
+    kind = values.type
+    if is_bytes(kind):
+        text = pl.Series(_as_text(values))
+        whole = text.cast(pl.Int64, strict=False)
+        is_float = as_numpy(whole.is_null().to_arrow())
+        reaches = _reaches(whole.fill_null(0).to_arrow(), threshold)
+        floats = text.cast(pl.Float64, strict=False).to_numpy()
+        return np.where(is_float, floats >= threshold, reaches)
+    if pa.types.is_decimal(kind):
+        least = Decimal(str(threshold))
+        return np.array([value >= least for value in values.to_pylist()], bool)
+    if not is_whole(kind):
+        numbers = as_numpy(values)
+        with np.errstate(over="ignore"):
+            return np.asarray(numbers >= numbers.dtype.type(threshold))
+    integers, _ = integers_of(values)
+    limits = np.iinfo(integers.dtype)
+    if threshold > limits.max:
+        return np.zeros(len(integers), bool)
+    return np.asarray(integers >= math.ceil(max(threshold, limits.min)))
 
 
 def outside_unit(labels: np.ndarray) -> np.ndarray:
@@ -122,21 +167,19 @@ def _missing_label(column: Label, mask: np.ndarray) -> BadRows:
 def weight(column: Weight, values: pa.Array) -> np.ndarray:
     """Return float32 [n]; values below 0 are bad rows."""
     numbers = numeric(column.name, values)
-    is_negative = numbers < 0
+    wide = numeric(column.name, values, kind=np.float64)
+    is_negative = wide < 0
     if is_negative.any():
         raise BadRows(
             column.source,
             is_negative,
-            f"weight {column.name!r}: expected weights >= 0, got {numbers.min():g}. "
-            "Correct the row.",
+            f"weight {column.name!r}: expected weights >= 0, got {wide.min():g}. Correct the row.",
         )
     return numbers
 
 
 def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.ndarray:
     """Return int64 [n], microseconds UTC. `zones`: as in `to_microseconds`."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
     micros = to_microseconds(values, column.unit, zones)
     if micros.null_count:
         mask = nulls_of(micros)
@@ -174,37 +217,41 @@ def _better_unit(unit: str, micros: int) -> str:
     return "Correct the times, or give their unit: s, ms, us or ns."
 
 
-def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return float32 [n], all finite, from numbers or from text that holds numbers.
+def numeric(
+    name: str, values: pa.Array, lengths: np.ndarray | None = None, *, kind: type = np.float32
+) -> np.ndarray:
+    """Return finite floats [n] from numbers or from text that holds numbers.
 
     Args:
         name: the column in messages.
         values: the column, or the flat items of a column of lists.
         lengths: for lists, the number of items of each row.
+        kind: np.float32 or np.float64.
 
     Raises:
         SchemaError: for a type that does not hold numbers.
         BadRows: for values that are missing, not numbers or not finite.
     """
-    kind = values.type
+    stored = values.type
     # The common case is short, because requests wait for it.
-    if kind.id in _PLAIN and not values.null_count:
-        plain: np.ndarray = values.to_numpy().astype(np.float32)
+    if stored.id in _PLAIN and not values.null_count:
+        plain: np.ndarray = values.to_numpy().astype(kind)
         if np.isfinite(plain).all():
             return plain
-    if pa.types.is_dictionary(kind):
-        return numeric(name, values.dictionary_decode(), lengths)
-    if pa.types.is_nested(kind) or pa.types.is_temporal(kind):
+    if pa.types.is_dictionary(stored):
+        return numeric(name, values.dictionary_decode(), lengths, kind=kind)
+    if not (is_bytes(stored) or is_number(stored)):
         raise SchemaError(
-            f"column {name!r}: expected numbers, got {kind}. Transform it or give it another role."
+            f"column {name!r}: expected numbers, got {stored}. Transform it or give it another "
+            "role."
         )
-    if is_bytes(kind):
+    if is_bytes(stored):
         text = pl.Series(_as_text(values))
         numbers = text.cast(pl.Float64, strict=False).to_arrow()
     else:
         numbers = values.cast(pa.float64(), safe=False)
     with np.errstate(over="ignore"):
-        result = np.array(as_numpy(numbers), dtype=np.float32)
+        result: np.ndarray = np.array(as_numpy(numbers), dtype=kind)
     wrong = ~np.isfinite(result)
     if not wrong.any():
         return result
@@ -217,7 +264,8 @@ def numeric(name: str, values: pa.Array, lengths: np.ndarray | None = None) -> n
         owner = np.repeat(np.arange(len(lengths)), lengths)
         num_wrong = np.bincount(owner[wrong], minlength=len(lengths))
         wrong = num_wrong > 0
-    raise BadRows(name, wrong, f"column {name!r}: expected finite float32 numbers, {fault}")
+    expected = f"expected finite {np.dtype(kind)} numbers"
+    raise BadRows(name, wrong, f"column {name!r}: {expected}, {fault}")
 
 
 def _as_text(values: pa.Array) -> pa.Array:

@@ -12,17 +12,26 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hotbed import checks, config
 from hotbed.connectors import times
-from hotbed.connectors.prepared import read_workflow
+from hotbed.connectors.prepared import check_maps, read_workflow
 from hotbed.connectors.source import Source, not_endless
-from hotbed.data.arrays import is_bytes, is_list
-from hotbed.data.columns import Columns, Shape, Type, ids_of, joined, joined_shape, transformed
+from hotbed.data.arrays import is_list
+from hotbed.data.columns import (
+    RULES,
+    Columns,
+    Shape,
+    Type,
+    ids_of,
+    joined,
+    joined_shape,
+    missing_as_null,
+    transformed,
+)
 from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
-from hotbed.data.transforms import Expression, FillMissing, Transform
+from hotbed.data.transforms import Expression, FillMissing, TimeOfDay, Transform
 from hotbed.errors import ConfigError, SchemaError
 from hotbed.files import local_path
 
@@ -54,15 +63,15 @@ class Column(ABC):
 class Label(Column):
     """A value to predict, float32.
 
-    `threshold`: the label is 1 where the value is >= `threshold`, else 0. `positive`: the label is
-    1 where the text equals `positive`, else 0.
+    `threshold`: the label is 1 where the value is >= `threshold`, else 0; they are compared in the
+    type of the column. `positive`: the label is 1 where the text equals `positive`, else 0.
 
     Examples: `Label("clicked")`, `Label("liked", column="rating", threshold=4)`, `Label("rich",
     column="income", positive="50000+.")`
     """
 
     name: str
-    threshold: float | None = None
+    threshold: float | int | None = None
     column: str | None = None
     positive: str | None = None
 
@@ -75,7 +84,9 @@ class Label(Column):
 
     @property
     def reads_numbers(self) -> bool:
-        return self.positive is None
+        # text sources read numbers as float64, which has too few bits for a large threshold
+        is_large = self.threshold is not None and abs(self.threshold) > 1 << 53
+        return self.positive is None and not is_large
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,8 @@ class Time(Column):
     """The time of the event, int64 microseconds UTC in a Batch.
 
     `unit`: "s", "ms", "us", "ns", "iso" (text), or a strptime format. Arrow timestamps bring their
-    own unit. Text without a time zone is UTC. `hotbed.connectors.times` parses them.
+    own unit. Text without a time zone is UTC. `hotbed.connectors.times` parses them. A `TimeOfDay`
+    of the same raw column takes this unit.
     """
 
     name: str
@@ -91,12 +103,7 @@ class Time(Column):
     column: str | None = None
 
     def __post_init__(self) -> None:
-        is_known = self.unit in (*times.UNITS, "ns", "iso")
-        if not is_known and "%" not in self.unit:
-            raise ConfigError(
-                f"time {self.name!r}: unknown unit, got {self.unit!r}. Use s, ms, us, ns, iso or a "
-                "format such as '%y%m%d%H'."
-            )
+        times.check_unit(f"time {self.name!r}", self.unit)
 
 
 @dataclass(frozen=True)
@@ -190,8 +197,10 @@ class Schema:
     "list". Training fills in both. From then on, text for numbers, numbers for text, booleans for
     integer ids, and lists for single values are rejected. `raw`: of a schema over prepared files,
     the fitted schema over raw rows, which servers apply. `derived`: the raw columns that depend on
-    other rows, so that a request must bring them, each with a description. Raises ConfigError for
-    two columns of one name, or more than one Time or Weight.
+    other rows, so that a request must bring them, each with a description. `rules`: which rules
+    hold for what is missing, see `hotbed.data.columns.RULES`; states and exports keep theirs.
+    Raises ConfigError for two columns of one name, more than one Time or Weight, or two units of
+    one column.
 
     Example:
         >>> hb.Schema([hb.Label("clicked"), hb.Time("time"), hb.Id("user"), hb.Dense("price")])
@@ -202,8 +211,10 @@ class Schema:
     shapes: Mapping[str, Shape] = field(default_factory=dict, compare=False)
     raw: Schema | None = None
     derived: Mapping[str, str] = field(default_factory=dict, compare=False)
+    rules: int = field(default=RULES, compare=False)
 
     def __post_init__(self) -> None:
+        checks.whole_number("schema.rules", self.rules, 1, RULES)
         object.__setattr__(self, "columns", tuple(self.columns))
         for column in self.columns:
             if not isinstance(column, Column):
@@ -225,6 +236,9 @@ class Schema:
                 raise ConfigError(
                     f"schema: more than one {role.__name__}, got columns {names}. Keep one."
                 )
+        if self.time is not None and self.rules > 1:
+            in_unit = [_in_unit_of(self.time, column) for column in self.columns]
+            object.__setattr__(self, "columns", tuple(in_unit))
 
     def __getitem__(self, name: str) -> Column:
         for column in self.columns:
@@ -331,14 +345,12 @@ class Schema:
                 f"{type(column).__name__} with {others}. Encode whole rows with a Dataset."
             )
         rows = pa.record_batch({column.source: pa.array(values)})
-        found = transformed(column.source, column.transforms, Columns(rows))
+        found = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
         if pa.types.is_dictionary(found.type):
             found = found.dictionary_decode()
         while is_list(found.type):
             found = found.flatten()
         found = found.drop_null()
-        if is_bytes(found.type):
-            found = found.filter(pc.not_equal(pc.binary_length(found), 0))
         return ids_of(found, feature)
 
     def fit(self, source: Source) -> Schema:
@@ -392,6 +404,10 @@ class Schema:
             all_shapes[name] = joined_shape(all_shapes.get(name), shape)
         return replace(self, types=all_types, shapes=all_shapes)
 
+    def with_rules(self, rules: int) -> Schema:
+        """Return this schema with other rules, such as those of an earlier state."""
+        return replace(self, rules=rules)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, including learned numbers."""
         columns = [config.describe(column) for column in self.columns]
@@ -404,6 +420,8 @@ class Schema:
             spec["raw"] = self.raw.to_json()
         if self.derived:
             spec["derived"] = dict(self.derived)
+        if self.rules > 1:
+            spec["rules"] = self.rules
         text = json.dumps(spec)
         value: dict[str, Any] = json.loads(text)
         return value
@@ -427,7 +445,8 @@ class Schema:
             raw = cls.from_json(raw, folder)
         derived = value.get("derived", {})
         derived = config.build(derived, Mapping[str, str], "schema.derived")
-        schema = cls(columns, types, shapes, raw, derived)
+        rules = config.build(value.get("rules", 1), int, "schema.rules")
+        schema = cls(columns, types, shapes, raw, derived, rules)
         if folder is None:
             return schema
         return schema.with_maps({fitted.digest: folder / fitted.path for fitted in schema.maps})
@@ -441,14 +460,33 @@ class Schema:
             rows: "raw": return the fitted schema over raw rows instead, such as those of a stream.
 
         Raises:
-            DataError: The folder does not hold a whole preparation.
+            DataError: The folder does not hold a whole preparation, or a fitted map changed.
         """
         workflow = read_workflow(path)
         folder = local_path(path, "prepared.path").resolve()
+        check_maps(folder, workflow)
         raw = cls.from_json(workflow["raw"], folder)
         if rows == "raw":
             return raw
         return replace(cls.from_json(workflow["schema"]), raw=raw)
+
+
+def _in_unit_of(time: Time, column: Column) -> Column:
+    """Return a column whose parts of the same raw times are read in the unit of `time`.
+
+    Raises:
+        ConfigError: It gives them another unit.
+    """
+    if not isinstance(column, (Dense, Id)) or column.source != time.source:
+        return column
+    transforms: list[Transform] = []
+    for transform in column.transforms:
+        if transform.reads_text:  # what follows reads other values
+            break
+        if isinstance(transform, TimeOfDay):
+            transform = transform.in_unit(time.unit, f"{column.name!r} of column {time.source!r}")
+        transforms.append(transform)
+    return replace(column, transforms=(*transforms, *column.transforms[len(transforms) :]))
 
 
 def _with_map(transform: Transform, paths: Mapping[str, Path]) -> Transform:

@@ -25,6 +25,12 @@ MIN_MAX_ROWS = 4 * PARTITIONS
 """Least `max_rows` of Lru and Lfu: 4 rows in each of 256 partitions; fewer would thrash."""
 MIN_SKETCH_BYTES = PARTITIONS * 4 * 4 * 16
 """Least `sketch_bytes`: 256 partitions, 4 rows of 16 counters of 4 bytes."""
+ADMISSION_BYTES = 1 << 26
+"""Default `admission_bytes`: 64 MiB, which count about 2.3 million waiting ids exactly."""
+MIN_ADMISSION_BYTES = PARTITIONS * 256
+MAX_ADMISSION_BYTES = 1 << 38
+SKETCH_ROWS = 4
+"""Cells that count an id in a sketch, the least of which is its count."""
 
 
 def is_off(threshold: float | None) -> bool:
@@ -32,10 +38,22 @@ def is_off(threshold: float | None) -> bool:
     return threshold is None or threshold == -1
 
 
-def _check_candidates(where: str, sketch_bytes: int | None, max_candidates: int) -> None:
-    if sketch_bytes is not None:
-        checks.whole_number(f"{where}.sketch_bytes", sketch_bytes, MIN_SKETCH_BYTES)
-    checks.whole_number(f"{where}.max_candidates", max_candidates, PARTITIONS)
+def _check_memory(policy: MinCount | Probability) -> None:
+    where = type(policy).__name__
+    checks.whole_number(
+        f"{where}.admission_bytes", policy.admission_bytes, MIN_ADMISSION_BYTES, MAX_ADMISSION_BYTES
+    )
+    others = {"sketch_bytes": MIN_SKETCH_BYTES, "max_candidates": PARTITIONS}
+    for name, least in others.items():
+        value = getattr(policy, name)
+        if value is None:
+            continue
+        checks.whole_number(f"{where}.{name}", value, least)
+        if policy.admission_bytes != ADMISSION_BYTES:
+            raise ConfigError(
+                f"{where}.admission_bytes: one bound is enough, got {policy.admission_bytes!r} "
+                f"with {name}={value!r}. Give admission_bytes alone."
+            )
 
 
 def _sketch_width(sketch_bytes: int | None) -> int:
@@ -64,15 +82,16 @@ class MinCount(Admission):
         count: the least count that gets a row; None or -1 = off, 0 = admit all, but keep counts and
             times.
         coefficient: added to the count for each occurrence.
-        sketch_bytes: None counts candidates in an exact map. A number counts them in one count-min
-            sketch a partition, `sketch_bytes` together (Cormode and Muthukrishnan 2005). A sketch
-            may admit early, never late, and an evicted id keeps its count.
-        max_candidates: the most refused ids that the exact map holds. When it is full, counts are
-            halved and zeros dropped.
-        expire_seconds: `evict` removes candidates that were not seen for so long, in data time
-            (exact map only).
+        sketch_bytes: count in a count-min sketch of plain 32-bit counters from the first id on, as
+            earlier versions did (Cormode and Muthukrishnan 2005).
+        max_candidates: count at most so many ids exactly, as earlier versions did: when the map is
+            full, counts are halved and zeros dropped, so that ids may be admitted late or never.
+        expire_seconds: `evict` forgets ids that wait and were not seen for so long, in data time.
         expire_steps: the same in steps of the table; give one of the two.
         once_a_batch: an id counts once in each batch (each lookup), however often it occurs there.
+        admission_bytes: the memory for ids that wait. They are counted exactly until it is full, in
+            29 to 43 bytes each. Then a sketch in the same memory counts: ids may be admitted early,
+            never late. See "Memory for ids that wait" in docs/embedding.md.
 
     Example: `hb.Table("user", dim=16, admit=hb.MinCount(3))`
     """
@@ -80,17 +99,18 @@ class MinCount(Admission):
     count: int | None
     coefficient: int = 1
     sketch_bytes: int | None = None
-    max_candidates: int = 1 << 20
+    max_candidates: int | None = None
     expire_seconds: float | None = None
     expire_steps: int | None = None
     once_a_batch: bool = False
+    admission_bytes: int = ADMISSION_BYTES
 
     def __post_init__(self) -> None:
         if self.count is not None:
             checks.whole_number("MinCount.count", self.count, -1)
         checks.whole_number("MinCount.coefficient", self.coefficient, 1)
         checks.one_of("MinCount.once_a_batch", self.once_a_batch, (True, False))
-        _check_candidates("MinCount", self.sketch_bytes, self.max_candidates)
+        _check_memory(self)
         _check_duration("MinCount.expire_seconds", self.expire_seconds)
         _check_steps("MinCount.expire_steps", self.expire_steps)
         ages = [
@@ -114,7 +134,7 @@ class MinCount(Admission):
 
     @property
     def sketch_width(self) -> int:
-        """Counters in each of the 4 rows of a partition's sketch; 0 = exact map."""
+        """Counters in each of the 4 rows of a sketch by `sketch_bytes`; 0 = none."""
         return _sketch_width(self.sketch_bytes)
 
     @property
@@ -139,18 +159,20 @@ class Probability(Admission):
     """Give an id a row with probability `p` at each of its occurrences.
 
     The draw is a pure function of (seed, table, id, its count). `p` lies in [0, 1]; None or -1 =
-    off. `sketch_bytes` and `max_candidates` are those of `MinCount`. Bad values raise `ConfigError`
-    naming the parameter.
+    off. `sketch_bytes`, `max_candidates` and `admission_bytes` are those of `MinCount`. A sketch
+    leaves the probability as it is: the count of an id rises at each occurrence. Bad values raise
+    `ConfigError` naming the parameter.
     """
 
     p: float | None
     sketch_bytes: int | None = None
-    max_candidates: int = 1 << 20
+    max_candidates: int | None = None
+    admission_bytes: int = ADMISSION_BYTES
 
     def __post_init__(self) -> None:
         if not is_off(self.p):
             checks.finite_number("Probability.p", self.p, least=0, most=1)
-        _check_candidates("Probability", self.sketch_bytes, self.max_candidates)
+        _check_memory(self)
 
     @property
     def is_on(self) -> bool:
@@ -158,7 +180,7 @@ class Probability(Admission):
 
     @property
     def sketch_width(self) -> int:
-        """Counters in each of the 4 rows of a partition's sketch; 0 = exact map."""
+        """Counters in each of the 4 rows of a sketch by `sketch_bytes`; 0 = none."""
         return _sketch_width(self.sketch_bytes)
 
 
@@ -373,6 +395,48 @@ def counts_once(policy: Admission | None) -> bool:
     return isinstance(policy, MinCount) and policy.is_on and policy.once_a_batch
 
 
+@dataclass(frozen=True)
+class SketchLayout:
+    """How one partition counts waiting ids in its share of `admission_bytes`.
+
+    Attributes:
+        exact_ids: ids that it counts exactly, before its sketch begins.
+        num_generations: generations of the sketch: 2 if ids expire, else 1.
+        part_bytes: memory of one generation.
+        bits: of a cell; a count of 2**bits - 1 stands for all above it, too.
+    """
+
+    exact_ids: int
+    num_generations: int
+    part_bytes: int
+    bits: int
+
+    @property
+    def width(self) -> int:
+        """Cells in each row of a generation."""
+        return self.part_bytes * 8 // self.bits // SKETCH_ROWS
+
+
+def sketch_layout(policy: Admission | None) -> SketchLayout | None:
+    """Return the layout of a policy's sketches; None if it never begins one."""
+    if not isinstance(policy, (MinCount, Probability)) or not admission_fields(policy):
+        return None
+    if policy.sketch_bytes is not None:
+        return None
+    share = policy.admission_bytes // PARTITIONS // 64 * 64
+    share = max(MIN_ADMISSION_BYTES // PARTITIONS, share - 64)
+    bits = 32
+    num_generations = 1
+    if isinstance(policy, MinCount):
+        width = min(policy.count or 1, 2**32 - 1).bit_length()
+        bits = 1 << (width - 1).bit_length()
+        num_generations = 1 if policy.expire_after is None else 2
+    exact_ids = policy.max_candidates
+    if exact_ids is None:
+        exact_ids = int(share // 64 * 3 * 0.74)
+    return SketchLayout(exact_ids, num_generations, share // num_generations, bits)
+
+
 def admission_fields(policy: Admission | None) -> dict[str, Any]:
     """Return an admission as fields of the native core's; empty if it admits every id."""
     fields: dict[str, Any]
@@ -384,8 +448,9 @@ def admission_fields(policy: Admission | None) -> dict[str, Any]:
         fields = {"kind": "probability", "probability": policy.p}
     else:
         return {}
+    fields["admission_bytes"] = policy.admission_bytes
     fields["sketch_bytes"] = policy.sketch_bytes or 0
-    fields["max_candidates"] = policy.max_candidates
+    fields["max_candidates"] = policy.max_candidates or 0
     return fields
 
 

@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableEr
 from .hashing import name_hash
 from .init import Init, Uniform
 from .policy import PARTITIONS, Admission, Eviction, Lfu, Lru, MinCount, Ttl, clock_of, evictions
-from .reference_admission import MAX_COUNT, ReferenceAdmission, partition_of
+from .reference_admission import MAX_COUNT, Candidate, ReferenceAdmission, partition_of
 from .rule import Adagrad, Rule
 from .table import Frozen
 from .tier import Ram, Tier
@@ -113,20 +113,20 @@ class ReferenceTable:
         times_of = self._occurrences(_ids(ids), time)
         if self.frozen == "all":
             return self.find(ids)
-        admitted: dict[int, int] = {}
+        admitted: dict[int, Candidate] = {}
         if not self.frozen:
             admitted = self._admitted(times_of)
         self.calls += 1
         for id, times in times_of.items():
             if id in self.rows:
                 self._touch(self.rows[id], times)
-        for id, count in admitted.items():
-            self._insert(id, count, times_of[id])
+        for id, candidate in admitted.items():
+            self._insert(id, candidate, times_of[id])
         self._shrink(times_of)
         return self.find(ids)
 
-    def _admitted(self, times_of: Mapping[int, list[int]]) -> dict[int, int]:
-        """Count the new ids of a batch; return those that get a row, with their counts.
+    def _admitted(self, times_of: Mapping[int, list[int]]) -> dict[int, Candidate]:
+        """Count the new ids of a batch; return those that get a row, with counts and times.
 
         Raises:
             TableFull: the batch would use more rows than the table may keep; nothing has changed.
@@ -140,9 +140,9 @@ class ReferenceTable:
             if id in self.rows:
                 num_rows += 1
                 continue
-            count = self.admission.count(id, times)
-            if self.admission.admits(id, count, len(times)):
-                admitted[id] = count
+            candidate = self.admission.count(id, times)
+            if self.admission.admits(id, candidate.count, len(times)):
+                admitted[id] = candidate
                 num_rows += 1
         if self.bound is not None and before is not None:
             max_rows = _quota(self.bound) * PARTITIONS
@@ -348,10 +348,10 @@ class ReferenceTable:
         for time in times:
             row.score = float(np.logaddexp2(row.score, time / half_life))
 
-    def _insert(self, id: int, count: int, times: list[int]) -> None:
+    def _insert(self, id: int, candidate: Candidate, times: list[int]) -> None:
         row = self._new_row(id)
-        row.last_seen = max(times)
-        row.count = count
+        row.last_seen = candidate.last_seen
+        row.count = candidate.count
         self._warm(row, times)
 
     def _shrink(self, batch: Mapping[int, list[int]]) -> None:

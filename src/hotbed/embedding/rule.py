@@ -376,8 +376,8 @@ class Ftrl(Rule):
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w; w = 0 where abs(z) <= l1, else -(z -
     sign(z) * l1) / ((beta + sqrt(n')) / lr + l2). State: [n][z]. `l1` and `l2` are those of this
     formula; gradient_l1 * sign(w) + gradient_l2 * w are added to the gradient, as by a penalty that
-    is part of the loss. n starts at `initial_accumulator` (0.1, as in TensorFlow). Only
-    `power=-0.5`, the paper's, is built.
+    is part of the loss. n starts at `initial_accumulator` (0.1, as in TensorFlow). `eps` is added
+    to n under each root, as HugeCTR does from v23.04 on. Only `power=-0.5`, the paper's, is built.
 
     w is computed from the whole past of the row with the current rate: a change of `lr` rescales
     every row at its next step. Keep the rate constant; the first change is logged. A step with rate
@@ -390,6 +390,7 @@ class Ftrl(Rule):
     initial_accumulator: float = 0.1
     gradient_l1: float = 0.0
     gradient_l2: float = 0.0
+    eps: float = 0.0
 
     _num_slots: ClassVar[int] = 2
     _proximal: ClassVar[bool] = True
@@ -404,10 +405,11 @@ class Ftrl(Rule):
         checks.finite_number(f"{name}.initial_accumulator", self.initial_accumulator, least=0)
         checks.finite_number(f"{name}.gradient_l1", self.gradient_l1, least=0)
         checks.finite_number(f"{name}.gradient_l2", self.gradient_l2, least=0)
-        if self.beta == 0.0 and self.initial_accumulator == 0.0 and self.l2 == 0.0:
+        checks.finite_number(f"{name}.eps", self.eps, least=0)
+        if not (self.beta or self.initial_accumulator or self.l2 or self.eps):
             raise ConfigError(
                 f"{name}.initial_accumulator: a zero gradient would divide by zero, got 0 with "
-                "beta=0 and l2=0. Make one of the three positive."
+                "beta=0, l2=0 and eps=0. Make one of the four positive."
             )
 
     @property
@@ -428,10 +430,12 @@ class Ftrl(Rule):
         rate = real(lr)
         if rate == 0:
             return
+        eps = real(self.eps)
         grown = _within(n + g * g)
-        z[:] = _within(z + (g - (np.sqrt(grown) - np.sqrt(n)) / rate * w))
+        root = np.sqrt(grown + eps)
+        z[:] = _within(z + (g - (root - np.sqrt(n + eps)) / rate * w))
         n[:] = grown
-        dense = -(z - np.sign(z) * l1) / ((real(self.beta) + np.sqrt(n)) / rate + real(self.l2))
+        dense = -(z - np.sign(z) * l1) / ((real(self.beta) + root) / rate + real(self.l2))
         w[:] = np.where(np.abs(z) <= l1, real(0.0), dense)
 
 

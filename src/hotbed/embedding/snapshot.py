@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .policy import PARTITIONS
+from .waiting import candidate_batches, sketch_batches
 
 BATCH_ROWS = 4096
 COLUMN_TYPES = {
@@ -98,9 +99,15 @@ class Snapshot:
 
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the candidates of that moment, as `Table.candidates` does."""
-        for partition in range(PARTITIONS):
-            columns = self._native.snapshot_candidates(partition)
-            yield from candidate_batch(partition, columns, self._native.snapshot_sketch(partition))
+        # asked for through self: a closed snapshot must not be read
+        return candidate_batches(
+            lambda partition: self._native.snapshot_candidates(partition),
+            lambda partition: self._native.snapshot_plain_sketch(partition),
+        )
+
+    def sketch(self) -> Iterator[pa.RecordBatch]:
+        """Yield the sketches of waiting ids of that moment, as `Table.sketch` does."""
+        return sketch_batches(lambda partition: self._native.snapshot_sketch(partition))
 
     def close(self, saved: bool) -> None:
         """End the snapshot. Closing it again does nothing.
@@ -147,22 +154,6 @@ def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.Record
         types["state"] = pa.list_(pa.float32(), state_width)
     types |= {name: kind for name, kind in COLUMN_TYPES.items() if name in columns}
     return pa.record_batch([pa.array([], kind) for kind in types.values()], schema=pa.schema(types))
-
-
-def candidate_batch(
-    partition: int, candidates: Mapping[str, NDArray[Any]], sketch: NDArray[np.uint32]
-) -> Iterator[pa.RecordBatch]:
-    """Yield one partition's candidates, or the counters of its sketch, if there are any."""
-    if len(sketch):
-        candidates = {
-            "id": np.arange(len(sketch)),
-            "count": sketch,
-            "last_seen": np.zeros(len(sketch), np.int64),
-        }
-    num_rows = len(candidates["id"])
-    if num_rows:
-        columns = {name: pa.array(candidates[name]) for name in ("id", "count", "last_seen")}
-        yield pa.record_batch({"partition": _number(partition, num_rows), **columns})
 
 
 def _number(partition: int, n: int) -> pa.Array:

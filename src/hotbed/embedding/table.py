@@ -18,6 +18,7 @@ from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
+from . import waiting
 from .init import Init, Uniform
 from .native import native_config
 from .policy import (
@@ -34,7 +35,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import COLUMN_TYPES, Snapshot, candidate_batch, empty_batch, row_batch
+from .snapshot import COLUMN_TYPES, Snapshot, empty_batch, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -129,6 +130,7 @@ class Table:
         self._min_count: int | None = None  # None: as in `admit`
         self._rate: float | None = None  # of the last step, if a change of it matters
         self._over_capacity = False  # logged once
+        self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
         self.native = _core.Table(native_config(self))
 
@@ -207,6 +209,7 @@ class Table:
         memo[id(self)] = copied
         copied.load(self.export())
         copied.load_candidates(self.candidates())
+        copied.load_sketch(self.sketch())
         copied.load_scalars(self.scalars())
         return copied
 
@@ -292,17 +295,32 @@ class Table:
         """Return counters of the table; cheap, also when `len` must look at every row.
 
         `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
-        counts once a batch), `evicted`; bytes of index, rows and candidates; `capacity` if the
-        table has one.
+        counts once a batch), `evicted`; bytes of index, rows and candidates; of 256,
+        `sketched_partitions`, whose counts of waiting ids are estimates; `capacity` if the table
+        has one.
         """
         return self.completed(self.native.stats())
 
     def completed(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the native counters of a moment as `stats` returns them."""
+        self.watch_admission()
         if self.capacity is not None:
             stats["capacity"] = self.capacity
             self._watch_capacity(stats["rows"], self.capacity)
         return stats
+
+    def watch_admission(self) -> None:
+        """Log once that ids which wait for admission have filled their memory."""
+        if self._estimates or not self.native.num_sketched:
+            return
+        self._estimates = True
+        log.warning(
+            "table %r: the ids that wait for admission fill admission_bytes=%s; from now on a "
+            "sketch estimates their counts, never too low: ids may get a row early, none gets it "
+            "late. Raise admission_bytes to count more ids exactly",
+            self.name,
+            f"{getattr(self.admit, 'admission_bytes', 0):,}",
+        )
 
     def _watch_capacity(self, num_rows: int, capacity: int) -> None:
         """Log once that the table has more rows than were expected."""
@@ -334,6 +352,7 @@ class Table:
         """
         ids = as_ids(ids)
         step = self._map(ids, self.check_times(time, len(ids)), training=True)
+        self.watch_admission()
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
         return slots
@@ -691,6 +710,7 @@ class Table:
     def clear(self) -> None:
         """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
+        self._estimates = False
         self.native = _core.Table(native_config(self))
         self.native.freeze(self.frozen or "nothing")
         if self._min_count is not None:
@@ -699,26 +719,28 @@ class Table:
     def candidates(self) -> Iterator[pa.RecordBatch]:
         """Yield the ids without a row that admission counts: partition, id, count, last_seen.
 
-        A sketch is yielded in the same columns: `id` is the number of the counter.
+        A sketch by `sketch_bytes` is yielded in the same columns: `id` is the number of the
+        counter.
         """
         if not self.native_admits:
-            return
-        for partition in range(PARTITIONS):
-            yield from candidate_batch(
-                partition, self.native.candidates(partition), self.native.sketch(partition)
-            )
+            return iter(())
+        return waiting.candidate_batches(self.native.candidates, self.native.plain_sketch)
 
     def load_candidates(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load batches from `candidates`."""
-        sketched = bool(getattr(self.admit, "sketch_bytes", None))
-        for batch in batches:
-            count = batch.column("count").to_numpy()
-            if sketched:
-                self.native.load_sketch(batch.column("partition")[0].as_py(), count)
-            else:
-                self.native.load_candidates(
-                    batch.column("id").to_numpy(), count, batch.column("last_seen").to_numpy()
-                )
+        is_plain = bool(getattr(self.admit, "sketch_bytes", None))
+        waiting.load_candidates(self.native, batches, is_plain=is_plain)
+
+    def sketch(self) -> Iterator[pa.RecordBatch]:
+        """Yield the sketches of partitions whose waiting ids have filled `admission_bytes`.
+
+        A row is one generation: partition, generation (0 = the younger), bits, newest, cells.
+        """
+        return waiting.sketch_batches(self.native.sketch)
+
+    def load_sketch(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Load batches from `sketch`, also of another size, number of bits or generations."""
+        waiting.load_sketch(self.native, batches)
 
     @property
     def native_admits(self) -> bool:

@@ -177,7 +177,8 @@ def _negatives(frame: pl.DataFrame, roles: Roles) -> str:
     if roles.label is not None or roles.user is None or roles.item is None:
         return ""
     others = [name for name in frame.columns if name not in (roles.user, roles.item, roles.time)]
-    following = [quoted(name) for name in follow_item(frame, roles.item, others)]
+    names = follow_item(frame, roles.item, others, roles.user, roles.time)
+    following = [quoted(name) for name in names]
     columns = ""
     if following:
         columns = f", item_columns: [{', '.join(following)}]"
@@ -226,8 +227,9 @@ schema:
 """
 
 _NEGATIVES = """\
-# Every row is something that happened. For each, {number} rows of items that its user has no row of
-# are added, with the label 0. Columns of item_columns follow the item; all others are copied.
+# Every row is something that happened. For each, {number} rows with other items are added, with the
+# label 0: items that the user saw earlier if its own item is one, else items that are new to the
+# user. Columns of item_columns are those of the item at that time; all others are copied.
 negatives: {{user: {user}, item: {item}, per_positive: {number}, draw: uniform{columns}}}
 """
 

@@ -66,7 +66,9 @@ class Tables:
                 path = f"overrides.{table}.{key}"
                 if key not in keywords:
                     advice = config.did_you_mean(key, keywords)
-                    raise ConfigError(f"{path}: unknown key, got {value!r}. {advice}")
+                    raise ConfigError(
+                        f"{path}: unknown key, got {key!r} with the value {value!r}. {advice}"
+                    )
                 tables[table][key] = config.build(value, keywords[key].annotation, path)
         object.__setattr__(self, "overrides", tables)
 

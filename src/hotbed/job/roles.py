@@ -24,7 +24,11 @@ a hundred.
 """
 
 SAME_VALUE = 0.95
-"""Share of the items in whose rows a column has one value, if the column follows the item."""
+"""Share of neighbouring rows of an item that have one value, if the column follows the item."""
+
+_PLACE = "\0place"
+_GAP = "\0gap"
+_PAIR = "\0pair"
 
 MAX_OUTCOMES = 20
 """Different values of a column that may be another outcome, such as the opposite of the label."""
@@ -129,21 +133,49 @@ def _named(frame: pl.DataFrame, names: re.Pattern[str]) -> str | None:
     return None
 
 
-def follow_item(frame: pl.DataFrame, item: str, others: Sequence[str]) -> list[str]:
-    """Return the columns among `others` whose value is the same in nearly all rows of an item.
+def follow_item(
+    frame: pl.DataFrame,
+    item: str,
+    others: Sequence[str],
+    user: str | None = None,
+    time: str | None = None,
+) -> list[str]:
+    """Return the columns among `others` that belong to the item, also where they change over time.
 
-    Items of one row say nothing about this; without others, no column follows the item.
+    Such a column has the same value in nearly all pairs of neighbouring rows of an item, and more
+    often than in neighbouring rows of different items. Pairs of one user say nothing about this,
+    and with times, only the closer half of the pairs counts: the value may have changed in the
+    other half. Without such pairs, no column follows the item.
     """
-    counts = frame.group_by(item).agg(
-        pl.len().alias("num rows"),
-        *(pl.col(name).n_unique().alias(f"num {name}") for name in others),
-    )
-    repeated = counts.filter(pl.col("num rows") > 1)
+    if time is not None:
+        frame = frame.sort(time, maintain_order=True)
+    in_time = frame.with_row_index(_PLACE)
+    neighbours = _repeats(in_time, item, others, user)
+    of_items = _repeats(in_time.sort(item, maintain_order=True), item, others, user)
+    same = of_items.filter(pl.col(item))
+    if time is not None:
+        same = same.filter(pl.col(_GAP) <= pl.col(_GAP).median())
+    different = neighbours.filter(~pl.col(item))
     following: list[str] = []
     for name in others:
-        if len(repeated) and _share(repeated[f"num {name}"] == 1) >= SAME_VALUE:
+        share = _share(same[name])
+        by_chance = _share(different[name])
+        if share >= SAME_VALUE and 1 - share <= (1 - by_chance) / 2:
             following.append(name)
     return following
+
+
+def _repeats(
+    rows: pl.DataFrame, item: str, others: Sequence[str], user: str | None
+) -> pl.DataFrame:
+    """Return for each row which columns repeat the row before, without rows of the same user."""
+    names = [item, *others]
+    repeats = [(pl.col(name).rle_id().diff().cast(pl.Int64) == 0).alias(name) for name in names]
+    is_other_user = pl.lit(True)
+    if user is not None:
+        is_other_user = pl.col(user).ne_missing(pl.col(user).shift(1))
+    gap = pl.col(_PLACE).cast(pl.Int64).diff().alias(_GAP)
+    return rows.select(gap, is_other_user.alias(_PAIR), *repeats).slice(1).filter(pl.col(_PAIR))
 
 
 def gives_away(frame: pl.DataFrame, label: str, name: str) -> bool:
@@ -200,8 +232,15 @@ def label_line(values: pl.Series) -> Line:
             threshold = value
             break
     share = _share(numbers >= threshold)
-    text = f"{{kind: label, name: {name}, threshold: {threshold:g}}}"
+    text = f"{{kind: label, name: {name}, threshold: {_exact(threshold)}}}"
     return Line("label", text, f"1 where it is at least this: {share:.1%} of the rows")
+
+
+def _exact(number: float) -> str:
+    """Return a number with all of its digits, a whole one without a fraction."""
+    if number.is_integer():
+        return str(int(number))
+    return repr(number)
 
 
 def time_line(values: pl.Series) -> Line:

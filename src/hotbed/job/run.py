@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed import config
 from hotbed.connectors import Live
+from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.job.dialect import Dialect, dialect_of
@@ -503,9 +504,14 @@ def inspect_states(where: Where) -> dict[str, Any]:
 
 
 def verify(where: Where) -> dict[str, Any]:
-    """Check every file of the newest checkpoint under `where` and of the states it needs."""
+    """Check every file of the newest checkpoint under `where` and of the states it needs.
+
+    Of the output of a preparation, check every file.
+    """
     from hotbed.persist import inspect
 
+    if is_prepared(where):
+        return verify_prepared(where)
     return inspect.verify(where)
 
 

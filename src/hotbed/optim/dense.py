@@ -148,9 +148,7 @@ def _from_rule(rule: rules.Rule) -> tuple[type[torch.optim.Optimizer], dict[str,
             return torch.optim.AdamW, common | adam | {"weight_decay": rule.decay}
         return torch.optim.Adam, common | adam
     if isinstance(rule, rules.Ftrl):
-        names = ("lr", "beta", "l1", "l2", "initial_accumulator")
-        ftrl = {name: getattr(rule, name) for name in names}
-        return FtrlOptimizer, ftrl | {"weight_decay": rule.gradient_l2}
+        return FtrlOptimizer, {"rule": rule}
     if isinstance(rule, rules.Adagrad):
         start = {"eps": rule.eps, "initial_accumulator_value": rule.initial_accumulator}
         return torch.optim.Adagrad, common | start

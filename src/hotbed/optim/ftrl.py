@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.embedding.rule import Ftrl
 from hotbed.optim.closure import loss_of
 
 
@@ -17,32 +18,28 @@ class FtrlOptimizer(torch.optim.Optimizer):
 
     Args:
         params: the parameters.
-        lr: learning rate. Keep it constant: the weights are computed from their whole past with
-            the current rate. A step with rate 0 is skipped.
-        beta, l1, l2, initial_accumulator: as in `hb.Ftrl`.
-        weight_decay: its `gradient_l2`.
+        rule: the rule; its `gradient_l2` is the `weight_decay` of the groups. Keep its rate
+            constant: the weights are computed from their whole past with the current rate. A step
+            with rate 0 is skipped.
     """
 
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float = 0.05,
-        *,
-        beta: float = 0.0,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        initial_accumulator: float = 0.1,
-        weight_decay: float = 0.0,
-    ) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], rule: Ftrl) -> None:
         defaults = {
-            "lr": lr,
-            "beta": beta,
-            "l1": l1,
-            "l2": l2,
-            "initial_accumulator": initial_accumulator,
-            "weight_decay": weight_decay,
+            "lr": rule.lr,
+            "beta": rule.beta,
+            "l1": rule.l1,
+            "l2": rule.l2,
+            "initial_accumulator": rule.initial_accumulator,
+            "eps": rule.eps,
+            "weight_decay": rule.gradient_l2,
         }
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state of before `eps`, too."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("eps", 0.0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -68,9 +65,11 @@ class FtrlOptimizer(torch.optim.Optimizer):
         n = state["n"]
         z = state["z"]
         rate = group["lr"]
+        eps = group["eps"]
         grown = n + gradient * gradient
-        z += gradient - (grown.sqrt() - n.sqrt()) / rate * weight
+        root = (grown + eps).sqrt()
+        z += gradient - (root - (n + eps).sqrt()) / rate * weight
         n.copy_(grown)
         shrunk = -(z - z.sign() * group["l1"])
-        dense = shrunk / ((n.sqrt() + group["beta"]) / rate + group["l2"])
+        dense = shrunk / ((root + group["beta"]) / rate + group["l2"])
         weight.copy_(torch.where(z.abs() <= group["l1"], torch.zeros_like(z), dense))

@@ -17,6 +17,7 @@ from hotbed.persist.manifest import Arrays
 from hotbed.persist.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
+_SKETCH_COLUMNS = ("partition", "generation", "bits", "newest", "cells")
 _PASSED_OVER = ("now", "topic")  # members of positions that do not say how far they are
 
 
@@ -31,8 +32,8 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
     if isinstance(state, Mapping):
         tables = {}
         for name, table in state.items():
-            candidates = table.candidates()
-            tables[name] = _of_table(table.dim, table.scalars(), table.export(), candidates)
+            waiting = (table.candidates(), table.sketch())
+            tables[name] = _of_table(table.dim, table.scalars(), table.export(), *waiting)
         return _hex(_canonical({"tables": tables}))
     parts = {
         "tables": {name: table_digest(state, name) for name in state.table_names},
@@ -63,7 +64,7 @@ def table_digest(reader: Reader, name: str) -> str:
     """Return the content digest of one table of a checkpoint."""
     entry = reader.entry(name)
     dim = entry.config["dim"]
-    return _of_table(dim, entry.scalars, reader.rows(name), reader.candidates(name))
+    return _of_table(dim, entry.scalars, reader.rows(name), *reader.waiting(name))
 
 
 def _of_table(
@@ -71,6 +72,7 @@ def _of_table(
     scalars: Mapping[str, Any],
     rows: Iterable[pa.RecordBatch],
     candidates: Iterable[pa.RecordBatch],
+    sketch: Iterable[pa.RecordBatch],
 ) -> str:
     waiting = list(candidates)
     if waiting:
@@ -81,6 +83,9 @@ def _of_table(
         "rows": _of_columns(rows, _COLUMNS),
         "candidates": _of_columns(waiting, _COLUMNS),
     }
+    sketches = _of_columns(sketch, _SKETCH_COLUMNS)
+    if sketches:
+        parts["sketch"] = sketches
     return _hex(_canonical(parts))
 
 

@@ -34,6 +34,7 @@ from hotbed.persist.check.rows import (
     arrow_batches,
     checked_candidates,
     checked_rows,
+    checked_sketch,
     removed_types,
     row_types,
 )
@@ -93,6 +94,13 @@ class DenseTensor(NamedTuple):
     dtype: str
     shape: list[int]
     data: memoryview
+
+
+class WaitingIds(NamedTuple):
+    """Counts of the ids of a table that wait for admission, as `Table` yields and loads them."""
+
+    candidates: Iterator[pa.RecordBatch]
+    sketch: Iterator[pa.RecordBatch]
 
 
 class CheckpointWriter:
@@ -242,7 +250,8 @@ class Link:
             _exhaust(pool.map(self.read, self.manifest.files))
             _exhaust(pool.map(_exhaust, self._all_parts()))
         for entry in self.manifest.tables:
-            _exhaust(self.candidates(entry.name))
+            for batches in self.waiting(entry.name):
+                _exhaust(batches)
         self.tensors()
         self.tree("tree")
         self.tree("random")
@@ -292,13 +301,18 @@ class Link:
         yield from checked_rows(batches, part, types, self._place(part.file))
         self._sound.add(part.file)
 
-    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the ids that wait for admission to a table."""
+    def waiting(self, table: str) -> WaitingIds:
+        """Return the counts of the ids that wait for admission to a table, checked as read."""
         entry = self.entry(table)
-        if entry.candidates is None:
-            return
-        file = entry.candidates.file
-        yield from checked_candidates(self.batches(file), entry, self._place(file))
+        candidates: Iterator[pa.RecordBatch] = iter(())
+        sketch: Iterator[pa.RecordBatch] = iter(())
+        if entry.candidates is not None:
+            file = entry.candidates.file
+            candidates = checked_candidates(self.batches(file), entry, self._place(file))
+        if entry.sketch is not None:
+            file = entry.sketch.file
+            sketch = checked_sketch(self.batches(file), entry, self._place(file))
+        return WaitingIds(candidates, sketch)
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
@@ -449,9 +463,9 @@ class Reader:
                 merged = None
             yield merged
 
-    def candidates(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Yield the ids that wait for admission to a table."""
-        return self.newest_link.candidates(table)
+    def waiting(self, table: str) -> WaitingIds:
+        """Return the counts of the ids that wait for admission to a table."""
+        return self.newest_link.waiting(table)
 
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
@@ -523,13 +537,23 @@ def read_newest(path: Where, read: Callable[[Reader], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
+def holds_nothing(path: Where) -> bool:
+    """Return whether no checkpoint is at `path` yet.
+
+    Raises:
+        FormatError: CURRENT is torn, or missing next to states.
+    """
+    store = open_store(path)
+    return store.newest_state() is None and not store.exists(MANIFEST_FILE)
+
+
 def _opened(path: Where, store: CheckpointStore, newest: NewestState | None) -> Reader:
     if newest is not None:
         return open_folder(store, newest.folder, newest.sha256)
     if not store.exists(MANIFEST_FILE):
         raise FormatError(
             f"{path}: there is no checkpoint, got neither CURRENT nor {MANIFEST_FILE}. "
-            "Give the path that save() was called with."
+            "Give the folder of a saved, exported or published model."
         )
     root, folder = split(path)
     return open_folder(open_store(root), folder)

@@ -134,6 +134,9 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
     num_candidates = 0
     if entry.candidates is not None:
         num_candidates = entry.candidates.rows
+    sketched = set[int]()
+    for batch in reader.waiting(entry.name).sketch:
+        sketched.update(batch.column("partition").to_pylist())
     scalars = dict(entry.scalars)
     scalars.pop("rates", None)
     return {
@@ -145,6 +148,7 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
         "changed": sum(part.rows for part in entry.parts),
         "removed": sum(part.rows for part in entry.removed),
         "candidates": num_candidates,
+        "sketched_partitions": len(sketched),
         "scalars": scalars,
         "norms": norms.bins(),
         "counts": counts.bins(),

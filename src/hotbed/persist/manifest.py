@@ -168,6 +168,14 @@ class CandidatesEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SketchEntry(Entry):
+    """The file of the sketches that count ids that wait for admission; a row is a generation."""
+
+    file: str
+    rows: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableEntry(Entry):
     """A table. `rows`: of the state, which are those of a delta's whole chain."""
 
@@ -178,6 +186,14 @@ class TableEntry(Entry):
     parts: tuple[PartEntry, ...]
     removed: tuple[PartEntry, ...] = ()
     candidates: CandidatesEntry | None
+    sketch: SketchEntry | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values, with `sketch` only where a sketch has begun."""
+        plain = super().to_json()
+        if self.sketch is None:
+            del plain["sketch"]
+        return plain
 
     @property
     def all_parts(self) -> tuple[PartEntry, ...]:

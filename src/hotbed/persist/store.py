@@ -256,6 +256,8 @@ class LocalStore(CheckpointStore):
             file.write(f"{folder} {sha256}\n".encode())
 
     def remove(self, folder: str) -> None:
+        if not self.exists(f"{folder}/{MANIFEST_FILE}"):
+            return  # no writer of checkpoints left a folder like this
         hidden = partial_path(self.root, folder)
         with contextlib.suppress(OSError):  # what cannot be removed is swept by a later writer
             os.rename(self.root / folder, hidden)

@@ -19,7 +19,7 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
-from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, TableEntry
+from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
 from hotbed.persist.store import ADVICE
 from hotbed.persist.words import Translation, left_out, translation_of
 
@@ -38,6 +38,7 @@ class TableRows(Protocol):
     def rows(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]: ...
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]: ...
     def candidates(self) -> Iterator[pa.RecordBatch]: ...
+    def sketch(self) -> Iterator[pa.RecordBatch]: ...
     def close(self, saved: bool) -> None: ...
 
 
@@ -63,6 +64,7 @@ class LiveRows:
         self.scalars = table.scalars()
         self.rows = table.export
         self.candidates = table.candidates
+        self.sketch = table.sketch
 
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
         return iter(())
@@ -87,6 +89,11 @@ def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> 
     candidates = None
     if num_candidates:
         candidates = CandidatesEntry(file=file, rows=num_candidates)
+    sketch_file = f"{folder}/sketch.arrow"
+    num_generations = writer.write_batches(sketch_file, rows.sketch())
+    sketch = None
+    if num_generations:
+        sketch = SketchEntry(file=sketch_file, rows=num_generations)
     return TableEntry(
         name=table.name,
         config=dict(table.config),
@@ -95,6 +102,7 @@ def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> 
         parts=parts,
         removed=removed,
         candidates=candidates,
+        sketch=sketch,
     )
 
 
@@ -192,7 +200,9 @@ def load_table(reader: Reader, name: str, table: Table) -> None:
     for link in reader.links:
         load_changes(link, name, table)
     check_loaded(link, name, table)
-    table.load_candidates(reader.candidates(name))
+    waiting = reader.waiting(name)
+    table.load_candidates(waiting.candidates)
+    table.load_sketch(waiting.sketch)
 
 
 def load_changes(link: Link, name: str, table: Table) -> None:

@@ -57,6 +57,7 @@ class _Pass:
     tasks: Sequence[Task]
     fits: Sequence[KeyedFit]
     shuffles: Sequence[Shuffle]
+    rules: int
 
     def __call__(self, partition: Partition) -> _Part:
         learners = [task.learner() for task in self.tasks]
@@ -69,7 +70,7 @@ class _Pass:
                 train = chunk.of_part(TRAIN)
                 part.num_rows += len(train)
                 try:
-                    self._learn(chunk, Columns(train.rows), part, writers)
+                    self._learn(chunk, Columns(train.rows, self.rules), part, writers)
                 except BadRows as bad:
                     row = int(np.flatnonzero(bad.mask)[0])
                     raise train.located(row, bad.message, bad.column) from None
@@ -152,7 +153,7 @@ def fit(schema: Schema, work: Work, view: View, output: Path) -> Fitted:
                 places = Places(output, work.folder / f"fit-{num_fits:03d}", num_fits)
                 fits.append(keyed_fit(task, schema, places, work.num_buckets, view.seed))
         shuffles = [Shuffle(keyed.places.folder, work.num_buckets) for keyed in fits]
-        learning = _Pass(view, plain, fits, shuffles)
+        learning = _Pass(view, plain, fits, shuffles, schema.rules)
         part = _learn(work, learning, number)
         for task, learner in zip(plain, part.learners, strict=True):
             schema = _filled(schema, task, learner.learned())

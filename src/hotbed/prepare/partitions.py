@@ -145,6 +145,9 @@ class Partition:
             return
         batch_rows = CHUNK_ROWS
         if rest is not None:
+            last_row = self.first_row + rest
+            group = f"the row group of rows {self.first_row + 1:,} to {last_row:,}"
+            plan = replace(plan, rest=group)
             batch_rows = min(rest, CHUNK_ROWS)  # a larger batch would read the next row group too
         for batch, _ in self.source.read(position, batch_rows, plan):
             if rest is None:

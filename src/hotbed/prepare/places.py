@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     SPLIT = 1
     DOWN_SAMPLE = 2
     NEGATIVES = 3
+    SAMPLE = 4
 
 
 def hash_places(

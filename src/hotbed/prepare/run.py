@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,20 @@ from hotbed.data.columns import require_columns
 from hotbed.data.schema import Dense, Id, Schema, Weight
 from hotbed.data.transforms import JoinGroupby, TargetEncode
 from hotbed.errors import ConfigError, DataError, PersistError
-from hotbed.files import HeldFolder, free_name, local_path, sync_folder, writing
+from hotbed.files import (
+    MARK_FILE,
+    HeldFolder,
+    claim_folder,
+    digest_of,
+    free_name,
+    local_path,
+    remove_all,
+    sync_folder,
+    writing,
+)
 from hotbed.prepare.engine import Engine
 from hotbed.prepare.fit import Fitted, fit
+from hotbed.prepare.inputs import Inputs, files_of, fixed, states_of
 from hotbed.prepare.output.files import write_workflow
 from hotbed.prepare.output.layout import Layout
 from hotbed.prepare.output.write import Writing
@@ -33,10 +45,11 @@ from hotbed.prepare.partitions import Chunk, partitions_of
 from hotbed.prepare.preparation import Preparation
 from hotbed.prepare.report import Profile, write_report
 from hotbed.prepare.sampling.split import Holdout
-from hotbed.prepare.stages import Report, Work, add_negatives, derive, num_buckets, split
+from hotbed.prepare.stages import Report, Stage, Work, add_negatives, derive, num_buckets, split
 from hotbed.prepare.view import View
 
 REPORT_FILE = "report.html"
+log = logging.getLogger("hotbed.prepare")
 
 
 @contextlib.contextmanager
@@ -48,30 +61,37 @@ def new_output(output: str, *, restart: bool) -> Iterator[Path]:
         restart: rename a folder that is there first.
 
     Raises:
-        ConfigError: the folder exists and `restart` is not set.
+        ConfigError: the folder exists and `restart` is not set, it is a link that leads nowhere, or
+            Hotbed did not write what lies at the place of the unfinished folder.
         PersistError: another process writes it.
         NotWritten: the folder or a file in it cannot be written.
     """
     path = local_path(output, "prepare.output").absolute()
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(
+            f"prepare.output: a link that leads nowhere, got {output!r}, a link to "
+            f"{os.readlink(path)!r}. Remove the link, or make the folder's parent its target."
+        )
     if path.exists() and not restart:
         raise ConfigError(
             f"prepare.output: the folder exists and is not overwritten, got {output!r}. Give "
             "another one, or move it aside with `hotbed prepare --restart`."
         )
     partial = path.with_name(path.name + ".partial")
-    with writing(partial):
-        partial.mkdir(parents=True, exist_ok=True)
+    claim_folder(partial, "prepare.output")
     with _held(partial):
-        _empty(partial)
+        remove_all(path for path in partial.iterdir() if path.name != MARK_FILE)
         try:
             with writing(partial):
                 yield partial
         except BaseException:
-            _empty(partial)  # a full disk gets its room back
+            remove_all(partial.iterdir())  # a full disk gets its room back
             raise
         if path.exists():
             os.rename(path, free_name(path))
         os.rename(partial, path)
+        (path / MARK_FILE).unlink()
+        sync_folder(path)
         sync_folder(path.parent)
 
 
@@ -85,15 +105,6 @@ def _held(partial: Path) -> HeldFolder:
         ) from error
 
 
-def _empty(folder: Path) -> None:
-    """Remove what an interrupted preparation left in the folder."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:
     """Fit the schema of a preparation, and write its rows into `folder`."""
     engine.check_folder(folder)
@@ -104,19 +115,44 @@ def run(job: Preparation, engine: Engine, folder: Path, report: Report) -> None:
 
 
 def run_again(
-    job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report
+    job: Preparation,
+    fitted: Schema,
+    before: Mapping[str, Any],
+    engine: Engine,
+    folder: Path,
+    report: Report,
 ) -> None:
     """Write the rows of a preparation with a schema that was fitted before.
 
     Training rows get their own target encodings, from the rows of this source.
+
+    Args:
+        job: the preparation.
+        fitted: its fitted schema over raw rows.
+        before: the workflow of the preparation.
+        engine: runs tasks.
+        folder: the output.
+        report: called when a task of a stage has ended.
+
+    Raises:
+        DataError: the source is not that of the preparation. For the workflow of an earlier version
+            without a digest of the source, only the numbers of rows are compared, at the end.
     """
     engine.check_folder(folder)
     work = _work(job, engine, folder, report)
+    if "source" in before:
+        work.inputs.require(before["source"])
     schema = _without_encodings(fitted)
     view = _arranged(replace(job, schema=schema), work)
     _copy_maps(fitted, folder)
     again = fit(schema, work, view, work.folder / "again")
-    _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
+    parts = _write(job, work, Fitted(_in_folder(fitted, folder), again.view), folder)
+    expected = {part: facts["rows"] for part, facts in before["parts"].items()}
+    if parts != expected:
+        raise DataError(
+            f"apply: training=True needs the source that was prepared, got {parts} rows instead "
+            f"of {expected}. Give that source; or leave training out."
+        )
 
 
 def apply(job: Preparation, fitted: Schema, engine: Engine, folder: Path, report: Report) -> None:
@@ -143,9 +179,17 @@ class _Everything(Holdout):
 
 
 def _work(job: Preparation, engine: Engine, folder: Path, report: Report) -> Work:
+    source = fixed(job.source)
+    paths = files_of(source)
+    states = states_of(paths)
+    report(Stage("inputs", 0, len(paths)))
+    digests = engine.map(digest_of, paths, lambda done: report(Stage("inputs", done, len(paths))))
+    inputs = Inputs(source, states, dict(zip(paths, digests, strict=True)))
+    inputs.check()
     return Work(
         engine,
-        partitions_of(job.source),
+        inputs,
+        partitions_of(source),
         folder / "work",
         num_buckets(job, engine.num_workers),
         report,
@@ -179,8 +223,8 @@ def _arranged(job: Preparation, work: Work, *, all_positive: bool = False) -> Vi
     return replace(view, down_sample=job.down_sample)
 
 
-def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> None:
-    """Write the rows of a view, the report, and last the workflow."""
+def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> dict[str, int]:
+    """Write the rows of a view, the report, and last the workflow; return the rows of each part."""
     raw = replace(fitted.schema, derived=_descriptions(job))
     layout = Layout.of(_with_weight(raw, job), _first_rows(work, fitted.view))
     profile = Profile(raw)
@@ -200,9 +244,40 @@ def _write(job: Preparation, work: Work, fitted: Fitted, folder: Path) -> None:
     for name, count in work.counts.items():
         about[name.replace("_", " ")] = f"{count:,}"
     facts = {f"rows left out ({reason})": count for reason, count in skipped.items()}
-    write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about)
+    findings = profile.sample.findings(_feature_columns(raw), _histories(job, raw))
+    for finding in findings:
+        log.warning("prepare: %s", finding)
+    write_report(folder / REPORT_FILE, profile, raw, facts=facts, about=about, findings=findings)
     counts = {**work.counts, "skipped": dict(skipped)}
-    write_workflow(folder, plain, layout.schema(), raw, files, counts)
+    source = work.inputs.to_json()
+    work.inputs.check()
+    write_workflow(folder, plain, layout.schema(), raw, source, files, counts)
+    return {name: part.rows for name, part in profile.parts.items()}
+
+
+def _feature_columns(raw: Schema) -> list[str]:
+    """Return the raw columns that features are made of."""
+    names: dict[str, None] = {}
+    columns: list[Dense | Id] = [*raw.dense, *raw.ids]
+    for column in columns:
+        names[column.source] = None
+        for transform in column.transforms:
+            names.update(dict.fromkeys(transform.inputs()))
+    return list(names)
+
+
+def _histories(job: Preparation, raw: Schema) -> list[tuple[str, str]]:
+    """Return pairs of columns of which one may hold lists of the values of the other."""
+    pairs: dict[tuple[str, str], None] = {}
+    for derivation in job.derive:
+        for column in derivation.columns():
+            pairs[derivation.name, column] = None
+    for one in raw.ids:
+        for other in raw.ids:
+            shares_table = (one.table or one.name) == (other.table or other.name)
+            if one.source != other.source and shares_table:
+                pairs[one.source, other.source] = None
+    return list(pairs)
 
 
 def _described(job: Preparation) -> dict[str, Any]:

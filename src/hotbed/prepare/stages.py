@@ -27,6 +27,7 @@ from hotbed.data.columns import Columns
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Schema
 from hotbed.prepare.engine import Engine
+from hotbed.prepare.inputs import Inputs
 from hotbed.prepare.keyed.derive import Derivation, Histories, rows_with_key
 from hotbed.prepare.partitions import VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose
@@ -39,6 +40,7 @@ from hotbed.prepare.sampling.negatives import (
     user_rows,
     with_label,
 )
+from hotbed.prepare.sampling.order import Order
 from hotbed.prepare.shuffle import Shuffle, Side, buckets_for
 from hotbed.prepare.view import Drawn, View
 
@@ -67,6 +69,7 @@ class Work:
 
     Args:
         engine: runs tasks.
+        inputs: the files of the source.
         partitions: of the source.
         folder: a working folder, which no other process uses.
         num_buckets: of shuffles; results do not depend on it.
@@ -75,6 +78,7 @@ class Work:
     """
 
     engine: Engine
+    inputs: Inputs
     partitions: Sequence[Partition]
     folder: Path
     num_buckets: int
@@ -84,10 +88,21 @@ class Work:
     def map(
         self, stage: str, task: Callable[[Item], Result], items: Sequence[Item]
     ) -> Iterator[Result]:
-        """Yield `task(item)` for each item, in order, and report how far the stage is."""
+        """Yield `task(item)` for each item, in order, and report how far the stage is.
+
+        Raises:
+            DataError: an input file changed.
+        """
         total = len(items)
         self.report(Stage(stage, 0, total))
-        return self.engine.map(task, items, lambda done: self.report(Stage(stage, done, total)))
+        try:
+            yield from self.engine.map(
+                task, items, lambda done: self.report(Stage(stage, done, total))
+            )
+        except Exception:
+            self.inputs.check()  # a file that changes may be the cause
+            raise
+        self.inputs.check()
 
     def shuffled(self, stage: str, view: View, select: Select) -> Shuffle:
         """Return the rows of a view by key; `select` returns keys and rows of a chunk."""
@@ -261,11 +276,12 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
     negatives = job.negatives
     if negatives is None:
         return view
-    items = work.shuffled("items", view, _Items(negatives))
+    order = order_of(job, negatives)
+    items = work.shuffled("items", view, _Items(negatives, order))
     tables = work.map("items, counts", _Counting(items), items.buckets())
     catalogue = work.folder / "catalogue"
     Catalogue.write(catalogue, tables, negatives.exponent)
-    users = work.shuffled("users", view, _Users(negatives, job.schema, job.seed))
+    users = work.shuffled("users", view, _Users(negatives, order, job.schema, job.seed))
     side = work.side("negatives")
     task = _Drawing(users, side, negatives, catalogue)
     totals = np.zeros(2, np.int64)
@@ -273,16 +289,34 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
         totals += counts
     shutil.rmtree(users.folder)
     work.counts["negatives"] = int(totals[0])
-    work.counts["users_without_unknown_items"] = int(totals[1])
-    return replace(view, drawn=Drawn(negatives, catalogue, side))
+    work.counts["positives_without_negatives"] = int(totals[1])
+    return replace(view, drawn=Drawn(negatives, order, catalogue, side))
+
+
+def order_of(job: Preparation, negatives: Negatives) -> Order:
+    """Return the order of a user's rows: that of the histories, else that of the schema's time."""
+    if negatives.seen == "never":
+        return Order()
+    time = job.schema.time
+    unit = "s" if time is None else time.unit
+    of_user = [derivation for derivation in job.derive if derivation.by == negatives.user]
+    for derivation in of_user:
+        if negatives.item in derivation.columns():
+            return Order(derivation.time, unit)
+    if time is not None:
+        return Order(time.source, unit)
+    if of_user:
+        return Order(of_user[0].time, unit)
+    return Order()
 
 
 @dataclass(frozen=True)
 class _Items:
     negatives: Negatives
+    order: Order
 
     def __call__(self, chunk: Chunk) -> tuple[NDArray[np.int64], pa.RecordBatch]:
-        return item_rows(self.negatives.of_item, chunk.rows, chunk.part == VALID)
+        return item_rows(self.negatives.of_item, chunk.rows, self.order, chunk.part == VALID)
 
 
 @dataclass(frozen=True)
@@ -296,6 +330,7 @@ class _Counting:
 @dataclass(frozen=True)
 class _Users:
     negatives: Negatives
+    order: Order
     schema: Schema
     seed: int
 
@@ -305,6 +340,7 @@ class _Users:
             self.negatives,
             with_label(chunk.rows, label),
             label,
+            self.order,
             chunk.part == VALID,
             chunk.hashes(self.seed, Purpose.NEGATIVES),
         )
@@ -320,8 +356,8 @@ class _Drawing:
     catalogue: Path
 
     def __call__(self, number: int) -> tuple[int, int]:
-        """Return the number of negatives, and of users who know all items of a part."""
+        """Return the number of negatives, and of positives for which there is nothing to draw."""
         bucket = self.shuffle.read(number)
         drawn = draw_bucket(self.negatives, Catalogue.open(self.catalogue), bucket)
         self.side.write(number, bucket, {"items": drawn.items})
-        return drawn.num_items, drawn.users_without
+        return drawn.num_items, drawn.num_without

@@ -22,6 +22,7 @@ from hotbed.prepare.places import Purpose, hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.down_sample import DownSample
 from hotbed.prepare.sampling.negatives import Negatives, expand, label_of, with_label
+from hotbed.prepare.sampling.order import Order
 from hotbed.prepare.sampling.split import Holdout
 from hotbed.prepare.shuffle import Side, SideReader
 
@@ -31,9 +32,13 @@ Aside = Callable[[Chunk, str], None]
 
 @dataclass(frozen=True)
 class Drawn:
-    """Negatives that were drawn: `side` has the places of their items in the catalogue."""
+    """Negatives that were drawn: `side` has the places of their items in the catalogue.
+
+    `order`: of the rows of users and items.
+    """
 
     negatives: Negatives
+    order: Order
     catalogue: Path
     side: Side
 
@@ -170,6 +175,7 @@ class _Adding:
 
     def __init__(self, drawn: Drawn, partition: Partition, schema: Schema) -> None:
         self._negatives = drawn.negatives
+        self._order = drawn.order
         self._catalogue = Catalogue.open(drawn.catalogue)
         self._items = drawn.side.reader(partition.number)
         self._label = label_of(schema)
@@ -184,6 +190,7 @@ class _Adding:
                 self._negatives,
                 labelled.slice(begin, size),
                 self._label,
+                self._order,
                 self._catalogue,
                 drawn.slice(begin, size),
             )

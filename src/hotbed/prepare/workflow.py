@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotbed.connectors.prepared import read_workflow
+from hotbed.connectors.prepared import read_workflow, verify_prepared
 from hotbed.connectors.source import Source
 from hotbed.data.schema import Schema
 from hotbed.prepare.engine import Engine, Local
@@ -94,6 +94,9 @@ class Workflow:
 
         Raises:
             ConfigError: the output exists and `restart` is not set.
+            DataError: `training` is set and the source is not that of the preparation, or a file
+                changes while it is read. A workflow of an earlier version without a digest of its
+                source is only compared by numbers of rows.
             DecodeError: a row cannot be read; the message names file, row and column.
             PersistError: another process writes the output.
 
@@ -101,10 +104,25 @@ class Workflow:
         """
         plain = {**self._values["prepare"], "source": source, "output": output}
         job = Preparation.from_json(plain)
-        write = run_again if training else apply
+        runs_tasks = engine or Local()
         with new_output(output, restart=restart) as folder:
-            write(job, self.raw, engine or Local(), folder, report)
+            if training:
+                run_again(job, self.raw, self._values, runs_tasks, folder, report)
+            else:
+                apply(job, self.raw, runs_tasks, folder, report)
         return Workflow(output)
+
+    def verify(self) -> dict[str, Any]:
+        """Check the digests of all files in the folder, as `hotbed verify` does.
+
+        Returns:
+            `folder`, `digest` of the workflow, the number of `files`, their `bytes`, and the `rows`
+            of each part.
+
+        Raises:
+            DataError: a file is missing or changed; the message names it.
+        """
+        return verify_prepared(self.path)
 
 
 def prepare(
@@ -130,6 +148,7 @@ def prepare(
     Raises:
         ConfigError: the output exists and `restart` is not set, or a machine of the engine does not
             see it.
+        DataError: an input file changes while it is read.
         DecodeError: a row cannot be read; the message names file, row and column.
         PersistError: another process writes the output.
     """

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -97,6 +98,7 @@ class EmbeddingCache:
         self._lock = threading.Lock()
         self._counting = threading.Lock()
         self._epoch = 0
+        self._retries = WeakValueDictionary[str, _Retries]()  # by digest of a version
         self._late = 0
         self._fetches = 0
         self._fetch_seconds = 0.0
@@ -116,13 +118,14 @@ class EmbeddingCache:
         with self._lock:
             if version.digest != self._version.digest and self._is_newer(version):
                 self._advance(version)
+            retries = self._retries.setdefault(version.digest, _Retries(version))
             if version.digest == self._version.digest:
-                return _CachedLookup(self, self._rows, version, features, self._epoch)
+                return _CachedLookup(self, self._rows, version, features, retries, self._epoch)
             if _dims(version) == self._tables:
                 rows = self._rows
             else:
                 rows = _native(_dims(version), _PAST_BYTES, self._policy)
-            return _CachedLookup(self, rows, version, features, _PAST)
+            return _CachedLookup(self, rows, version, features, retries, _PAST)
 
     @property
     def hits(self) -> int:
@@ -254,11 +257,12 @@ class _CachedLookup:
         rows: _core.RowCache,
         version: ModelVersion,
         features: Sequence[FeatureSpec],
+        retries: _Retries,
         epoch: int,
     ) -> None:
         self._cache = cache
         self._version = version
-        self._retries = _Retries(version)
+        self._retries = retries
         self._names = list(_dims(version))
         layout = native_layout(features, self._names)
         self._rows = rows
@@ -266,7 +270,13 @@ class _CachedLookup:
         self._native = _core.CachedLookup(rows, layout, epoch)
         self._absent = {name: ServedTable(version.configs[name], ()) for _, name, _ in features}
 
-    def __call__(self, ids: FeatureIds, num_samples: int) -> LookupResult:
+    def __call__(
+        self, ids: FeatureIds, num_samples: int, asked: float | None = None
+    ) -> LookupResult:
+        """Return the embeddings of ids.
+
+        Missing rows may arrive until the deadline after `asked`, a `time.monotonic()`; None = now.
+        """
         try:
             lookup = self._native(ids, num_samples)
         except ValueError as error:
@@ -274,7 +284,7 @@ class _CachedLookup:
         if isinstance(lookup, tuple):  # all rows were there, already pooled
             return LookupResult(*lookup)
         missing = {self._names[table]: table_ids for table, table_ids in lookup.missing()}
-        rows = self._fetch(missing)
+        rows = self._fetch(missing, time.monotonic() if asked is None else asked)
         if rows is not None:
             return LookupResult(*lookup.pool([_flat(rows[name]) for name in missing], keep=True))
         late = sum(map(len, missing.values()))
@@ -285,18 +295,19 @@ class _CachedLookup:
         flat, sequences = lookup.pool(absent, keep=False)
         return LookupResult(flat, sequences, late)
 
-    def _fetch(self, missing: Mapping[str, IdArray]) -> Mapping[str, RowArray] | None:
+    def _fetch(self, missing: Mapping[str, IdArray], asked: float) -> Mapping[str, RowArray] | None:
         """Return the rows of the missing ids, None where they are late."""
         deadline = self._cache.deadline_seconds
         began = time.monotonic()
-        if deadline is not None and self._retries.is_needed:
+        seconds = None if deadline is None else asked + deadline - began
+        if deadline is not None and (self._retries.is_needed or asked + deadline <= began):
             if self._retries.starts(began):
                 threading.Thread(
                     target=self._retry, args=(missing, deadline), daemon=True, name="hotbed-cache"
                 ).start()
             return None
         try:
-            rows = self._version.find(missing, deadline)
+            rows = self._version.find(missing, seconds)
         except (StoreError, NotServed) as error:  # NotServed: the store has just started, say
             if deadline is None:
                 raise
@@ -328,7 +339,7 @@ class _CachedLookup:
 class _Retries:
     """Decide when a store that failed for a version is called again: one call at a time.
 
-    Each version has its own instance: when the store has dropped a version, that says nothing
+    Each version has its own instance, which all of its lookups share: when the store has dropped a version, that says nothing
     about the next one, which is known only because the store answered.
     """
 

@@ -89,7 +89,7 @@ def _without_transforms(schema: Schema) -> Schema:
     for column in encoded_columns:
         if not column.transforms and column.source in schema.shapes:
             shapes[column.name] = schema.shapes[column.source]
-    return Schema(columns, types, shapes)
+    return Schema(columns, types, shapes, rules=schema.rules)
 
 
 def _weights(feature: Id) -> str:

@@ -12,24 +12,39 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
-_WATCH_SECONDS = 0.5
+_POLL_SECONDS = 0.5
+_WATCHES = 1024  # at the same time
+_WATCH_SECONDS = 600.0  # after which a watch ends; its client asks again
 _STATUS = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
     """Report whether the server is ready: the overall health, and that of each of `services`.
 
-    The library's own servicer has to be notified of each change; this one calls `ready`.
+    The library's own servicer has to be notified of each change; this one calls `ready`. Watches
+    need no token, so that they must cost next to nothing: one task looks at the readiness for all
+    of them, beyond `most_watches` the oldest one ends, and each ends after `watch_seconds`.
     """
 
-    def __init__(self, services: Sequence[str], ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        services: Sequence[str],
+        ready: Callable[[], bool],
+        most_watches: int = _WATCHES,
+        watch_seconds: float = _WATCH_SECONDS,
+    ) -> None:
         self._services = ("", *services)
         self._ready = ready
-        self._closed = asyncio.Event()
+        self._most_watches = most_watches
+        self._watch_seconds = watch_seconds
+        self._is_closed = False
+        self._watches: dict[_Watch, None] = {}  # the oldest first
+        self._poller: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """End the watches, so that the server can stop."""
-        self._closed.set()
+        self._is_closed = True
+        self._wake_all()
 
     async def Check(self, request: Any, context: Any) -> Any:
         if request.service not in self._services:
@@ -38,24 +53,77 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         return _STATUS(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        watch = self._begin_watch()
         last = None
-        while True:
-            status = self._status(request.service)
-            if status != last:
-                yield _STATUS(status=status)
-            last = status
-            if self._closed.is_set():
-                return
-            try:
-                await asyncio.wait_for(self._closed.wait(), _WATCH_SECONDS)
-            except TimeoutError:
-                continue
+        try:
+            while not watch.is_over:
+                status = self._status(request.service)
+                if status != last:
+                    last = status
+                    yield _STATUS(status=status)
+                elif self._is_closed:
+                    return
+                else:
+                    await watch.woken.wait()
+                    watch.woken.clear()
+        finally:
+            watch.timer.cancel()
+            self._watches.pop(watch, None)
+        reason = "the watch is over, because of its age or of newer ones. Watch again."
+        await context.abort(grpc.StatusCode.UNAVAILABLE, reason)
+
+    def _begin_watch(self) -> _Watch:
+        """Return a new watch; end the oldest one if there are too many."""
+        loop = asyncio.get_running_loop()
+        watch = _Watch()
+        watch.timer = loop.call_later(self._watch_seconds, watch.end)
+        self._watches[watch] = None
+        if len(self._watches) > self._most_watches:
+            oldest = next(iter(self._watches))
+            del self._watches[oldest]
+            oldest.end()
+        if self._poller is None or self._poller.done():
+            self._poller = loop.create_task(self._poll())
+        return watch
+
+    async def _poll(self) -> None:
+        """Wake the watches when the readiness changes, as long as there are any."""
+        was_ready = self._ready()
+        while self._watches:
+            await asyncio.sleep(_POLL_SECONDS)
+            if self._ready() != was_ready:
+                was_ready = not was_ready
+                self._wake_all()
+
+    def _wake_all(self) -> None:
+        for watch in list(self._watches):
+            watch.woken.set()
 
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_STATUS.SERVICE_UNKNOWN)
-        ready = self._ready() and not self._closed.is_set()
+        ready = self._ready() and not self._is_closed
         return int(_STATUS.SERVING if ready else _STATUS.NOT_SERVING)
+
+
+class _Watch:
+    """A client that is told of changes.
+
+    Attributes:
+        woken: Set when the client has to look at the readiness, or when its watch is over.
+        is_over: Whether its watch ends.
+        timer: Ends it when it is old.
+    """
+
+    timer: asyncio.TimerHandle
+
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+        self.is_over = False
+
+    def end(self) -> None:
+        self.is_over = True
+        self.woken.set()
 
 
 def add_health_and_reflection(

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from hotbed import config
 from hotbed.errors import ConfigError
+from hotbed.persist.format import holds_nothing
 from hotbed.persist.publish import Follower
 from hotbed.serving.process import log_as_json
 from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
-from hotbed.serving.stores.following import Following, collecting, open_follower
+from hotbed.serving.stores.following import Following, collecting, nothing_yet, open_follower
 from hotbed.serving.stores.opening import is_remote
 
 log = logging.getLogger("hotbed.serving")
@@ -47,7 +48,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     models = Models(store, limits, remote.connect, remote.cache())
     for name, source in by_name.items():
         if options.workers == 1 or not is_remote(source):
-            models.add(name, source)
+            models.add(name, source, is_followed=(name, source) in followed)
     server: Server | WorkerPool
     if options.workers == 1:
         server = Server(models, options)  # listens from here on
@@ -77,7 +78,10 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     followed = followed_of(watch, by_name)
     server = RowsServer(options.parameter_server(), list(by_name), options)
     for name, source in by_name.items():
-        server.load_or_keep(name, source)
+        if (name, source) in followed and holds_nothing(source):
+            log.warning("model %s: %s", name, nothing_yet(source))
+        else:
+            server.load_or_keep(name, source)
     following = Following(
         lambda name, error: log.warning(
             "model %s: %s; it keeps the version that it has", name, error
@@ -98,7 +102,9 @@ def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits,
     for key, value in settings.items():
         if key not in keys:
             advice = config.did_you_mean(key, keys)
-            raise ConfigError(f"serve.{key}: unknown key, got {value!r}. {advice}")
+            raise ConfigError(
+                f"serve.{key}: unknown key, got {key!r} with the value {value!r}. {advice}"
+            )
     return (
         _build(Options, settings),
         _build(ServerLimits, settings),

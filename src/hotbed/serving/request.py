@@ -194,7 +194,8 @@ class RequestEncoder:
         encoder = self._encoders.get(key)
         if encoder is None:
             columns = [feature.column for feature in features]
-            schema = Schema(columns, self._schema.types, self._schema.shapes)
+            whole = self._schema
+            schema = Schema(columns, whole.types, whole.shapes, rules=whole.rules)
             encoder = Encoder(schema)
             newest = list(self._encoders.items())[-KEPT_SCHEMAS:]
             self._encoders = {**dict(newest), key: encoder}

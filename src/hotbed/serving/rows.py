@@ -93,8 +93,8 @@ class LookupResult(NamedTuple):
     late: int = 0
 
 
-LookupCall: TypeAlias = Callable[[FeatureIds, int], LookupResult]
-"""Ids by feature, and the number of samples -> their embeddings; see `Lookup`."""
+LookupCall: TypeAlias = Callable[[FeatureIds, int, float | None], LookupResult]
+"""Ids by feature, the number of samples, and when they were asked for -> embeddings; see `Lookup`."""
 
 
 class Lookup:
@@ -113,8 +113,12 @@ class Lookup:
         layout = native_layout(features, names)
         self._native = _core.FrozenLookup([tables[name].native for name in names], layout)
 
-    def __call__(self, ids: FeatureIds, num_samples: int) -> LookupResult:
+    def __call__(
+        self, ids: FeatureIds, num_samples: int, asked: float | None = None
+    ) -> LookupResult:
         """Return the embeddings of ids by feature; of an array each sample has one id.
+
+        `asked`: not needed, since no row has to be waited for.
 
         Raises RowShapeError, which names the feature, for ids that do not fit.
         """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,13 +120,17 @@ class InferenceSession:
             return next(iter(outputs.values()))
         return dict(outputs)
 
-    def ask(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Scores:
+    def ask(
+        self, columns: Columns, context: Mapping[str, Any] | None = None, waited: float = 0.0
+    ) -> Scores:
         """Return predictions of n candidates by output, and the version that gave them.
 
         Args:
             columns: Raw columns as in training, without labels: lists, NumPy arrays or Arrow.
             context: Columns with one value (or an array of one) that holds for every candidate,
                 such as the user's.
+            waited: Seconds for which the request waited before this call. They are taken from the
+                deadline of an `EmbeddingCache`.
 
         Raises:
             DataError: The columns do not fit.
@@ -135,7 +140,8 @@ class InferenceSession:
         if self._plain is not None:
             columns = self._plain.flat(columns)
             context = self._plain.flat(context, is_context=True)
-        return self._scores(self._encode(columns, context))
+        asked = time.monotonic() - waited
+        return self._scores(self._encode(columns, context), asked)
 
     def ask_encoded(self, dense: Any, ids: Mapping[str, Any]) -> Scores:
         """Return predictions of n candidates whose values are encoded: those of a `Batch`.
@@ -154,14 +160,15 @@ class InferenceSession:
             >>> batch = hb.Encoder(schema)(rows, labels=False)
             >>> session.ask_encoded(batch.dense, batch.ids).outputs
         """
-        return self._scores(self._encoded(dense, ids))
+        asked = time.monotonic()
+        return self._scores(self._encoded(dense, ids), asked)
 
-    def _scores(self, request: ScoreRequest) -> Scores:
-        """Return predictions of an encoded request."""
+    def _scores(self, request: ScoreRequest, asked: float) -> Scores:
+        """Return predictions of an encoded request, which was made at `asked`."""
         version = self.model.version
         if request.num_samples == 0:
             return Scores(version, self._no_scores())
-        feeds, late = self._feeds(request)
+        feeds, late = self._feeds(request, asked)
         values = self._session.run(self._outputs, feeds)
         outputs = dict(zip(self._outputs, values, strict=True))
         return Scores(version, outputs, late)
@@ -174,16 +181,16 @@ class InferenceSession:
             outputs[name] = np.empty((0, *widths.get(name, ())), np.float32)
         return outputs
 
-    def _feeds(self, request: ScoreRequest) -> tuple[dict[str, Any], int]:
+    def _feeds(self, request: ScoreRequest, asked: float) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph by name, and the number of late rows."""
         if self._plain is not None:
-            return self._plain_feeds(self._plain, request)
+            return self._plain_feeds(self._plain, request, asked)
         num_late = 0
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
             feeds["dense"] = _concatenate(request, self._dense)
         for name, lookup in self._lookups.items():
-            flat, sequences, late = lookup(request.ids, request.num_samples)
+            flat, sequences, late = lookup(request.ids, request.num_samples, asked)
             num_late += late
             feeds[name] = flat
             features = self._sequences[name]
@@ -195,7 +202,7 @@ class InferenceSession:
         return feeds, num_late
 
     def _plain_feeds(
-        self, inputs: PlainInputs, request: ScoreRequest
+        self, inputs: PlainInputs, request: ScoreRequest, asked: float
     ) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph of a model that takes tensors, and the late rows."""
         num_late = 0
@@ -211,7 +218,7 @@ class InferenceSession:
                 else:
                     ids[feature] = looked_up[feature].bags()
                     num_bags = len(ids[feature])
-            flat, rows, late = lookup(ids, num_bags)
+            flat, rows, late = lookup(ids, num_bags, asked)
             num_late += late
             feeds[name] = flat
             for feature, values in zip(sequences, rows, strict=True):

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 def typed(schema: Any, before: Any, encoder: Any) -> Any:
     """Return `schema` with the types of the raw columns that were learned from.
 
-    These are the types that the schema `before` recorded, and those that `encoder` read.
+    These are the types that the schema `before` recorded, and those that `encoder` read. The rules
+    are those of `before`.
     """
     if not isinstance(schema, Schema):
         return schema
+    if isinstance(before, Schema):
+        schema = schema.with_rules(before.rules)
     for learned in (before, encoder):
         schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
     return schema

@@ -28,6 +28,7 @@ from hotbed import checks
 from hotbed.connectors import Source
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
@@ -55,7 +56,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     callbacks = run.callbacks
     if run.stopped:
         return
-    _restrict_labels(run, must_match=update is not None)
+    _prepare_dataset(run, must_match=update is not None)
     with closing(_calls(data, run, update)) as calls:
         for examples in calls:
             with _marked(run):
@@ -151,8 +152,8 @@ def _marked(run: Run) -> Iterator[None]:
         raise
 
 
-def _restrict_labels(run: Run, *, must_match: bool) -> None:
-    """Tell a Dataset which labels the loss needs from 0 to 1."""
+def _prepare_dataset(run: Run, *, must_match: bool) -> None:
+    """Tell a Dataset the rules of the model, and which labels the loss needs from 0 to 1."""
     dataset = run.dataset
     criterion = run.learner.criterion
     if not isinstance(dataset, Dataset):
@@ -160,6 +161,8 @@ def _restrict_labels(run: Run, *, must_match: bool) -> None:
     labels: Iterable[str] = ()
     if criterion is not None:
         labels = criterion.unit_labels(label.name for label in dataset.schema.labels)
+    if isinstance(run.model.schema, Schema):
+        dataset.follow_rules(run.model.schema.rules)
     dataset.restrict_labels(labels, must_match=must_match)
 
 

@@ -188,7 +188,7 @@ def test_automatic_mode_has_the_bits_of_a_plain_loop(caplog: pytest.LogCaptureFi
         mx.modify_graph_and_start_emb_cache(model, train=dataset())
         losses = learn_batches(model, optimizers)
     assert "the ids of up to 2 batches are mapped ahead" in caplog.text
-    own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
+    own = own_table(admit=hb.MinCount(2, expire_seconds=3600), evict=hb.Ttl(seconds=3600))
     assert losses == plain_losses(own, columns())
     assert contents(tables()) == contents({"cross": own})
 
@@ -433,7 +433,7 @@ def test_two_forward_passes_of_a_batch_and_several_batches_a_step_are_summed() -
             sparse.step()
             dense.step()
             dense.zero_grad()
-    own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
+    own = own_table(admit=hb.MinCount(2, expire_seconds=3600), evict=hb.Ttl(seconds=3600))
     embedding = hb.Embedding(own)
     torch.manual_seed(7)
     out = nn.Linear(4, 1)
@@ -487,7 +487,7 @@ def test_evaluation_and_training_in_turn_have_the_bits_of_training_alone() -> No
         assert not mx.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
         assert contents(tables()) == before
         assert all(map(torch.equal, first, again))
-    own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
+    own = own_table(admit=hb.MinCount(2, expire_seconds=3600), evict=hb.Ttl(seconds=3600))
     assert losses == plain_losses(own, [*columns(), *columns()])
     assert contents(tables()) == contents({"cross": own})
 
@@ -630,7 +630,7 @@ def test_times_of_other_batches_are_seconds() -> None:
         loss.backward()
         sparse.step()
         dense.step()
-    own = own_table(admit=hb.MinCount(2), evict=hb.Ttl(seconds=3600))
+    own = own_table(admit=hb.MinCount(2, expire_seconds=3600), evict=hb.Ttl(seconds=3600))
     plain_losses(own, columns())
     assert contents(tables()) == contents({"cross": own})
 

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import hotbed.compat.hugectr as hugectr
 from hotbed.cli.commands import app
 from hotbed.compat.hugectr.__main__ import main
+from hotbed.compat.hugectr.clauses import FitParams
 from hotbed.compat.hugectr.job import dialect, read_training
+from hotbed.compat.hugectr.rehearsal import Rehearsal
 from hotbed.compat.hugectr.run import main as run_main
 from hotbed.errors import ConfigError, DataError
 
@@ -119,7 +121,7 @@ model.add(
 model.summary()
 model.compile()
 model.summary()
-model.fit(max_iter=2000, display=200, eval_interval=1000)
+model.fit(max_iter=2300, display=200, eval_interval=1000, snapshot=1000, snapshot_prefix="s")
 print("arguments", sys.argv[1:], __name__)
 """
 
@@ -257,6 +259,9 @@ def test_script_is_rehearsed_on_data_under_its_own_paths(tmp_path: Path) -> None
         first.stdout
     )
     assert "rehearsal: learned 6 iterations" in first.stdout
+    for iteration in (1000, 2000):
+        assert f"the snapshot of iteration {iteration} has 6 iterations" in first.stdout
+        assert (tmp_path / f"s_dense_{iteration}.model").exists()
     assert "arguments ['--own', 'argument'] __main__" in first.stdout
     listed = tmp_path / "root" / "valid" / "_file_list.txt"
     before = listed.stat().st_mtime_ns
@@ -280,6 +285,80 @@ def test_rehearsal_never_writes_beside_data_of_the_user(tmp_path: Path) -> None:
     assert "root/valid/_file_list.txt: does not exist, got train/_file_list.txt" in ended.stderr
     assert (tmp_path / "train" / "_file_list.txt").read_text() == "0\n"
     assert not (tmp_path / "root").exists()
+
+
+EPOCHS = """
+import hugectr
+import hugectr2onnx
+
+assert hugectr.DataSourceType_t.HDFS is hugectr.FileSystemType_t.HDFS
+solver = hugectr.CreateSolver(
+    batchsize=16, batchsize_eval=16, repeat_dataset=False, max_eval_batches=2
+)
+kind = hugectr.DataReaderType_t.Norm
+reader = hugectr.DataReaderParams(kind, ["data/0.txt"], "", "data/eval.txt", hugectr.Check_t.Sum)
+optimizer = hugectr.CreateOptimizer(optimizer_type=hugectr.Optimizer_t.Ftrl)
+model = hugectr.Model(solver, reader, optimizer)
+sparse = hugectr.DataReaderSparseParam("keys", 1, True, 1)
+model.add(hugectr.Input(1, "label", 2, "dense", [sparse]))
+embedding = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+model.add(hugectr.SparseEmbedding(embedding, 1, 4, "sum", "rows", "keys"))
+layer = hugectr.Layer_t
+model.add(hugectr.DenseLayer(layer.Reshape, ["rows"], ["flat"], leading_dim=4))
+model.add(hugectr.DenseLayer(layer.Concat, ["flat", "dense"], ["x"]))
+model.add(hugectr.DenseLayer(layer.InnerProduct, ["x"], ["logit"], num_output=1))
+model.add(hugectr.DenseLayer(layer.BinaryCrossEntropyLoss, ["logit", "label"], ["loss"]))
+model.compile()
+model.fit(num_epochs=1, display=0, eval_interval=0, snapshot=0)
+model.set_source("data/1.txt", "data/eval.txt")
+steps = 0
+while model.train():
+    steps += 1
+print("of the second source", steps)
+
+again = hugectr.Model(solver, reader, optimizer)
+again.graph = model.graph
+again.compile()
+again.start_data_reading()
+print("of data that were there", sum(iter(again.train, False)))
+"""
+
+
+def test_rehearsal_ends_epochs_and_generates_what_is_read_later(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(EPOCHS)
+    ended = _run(tmp_path, "--max-iter", "5", "--release", "v4.3.1")
+    assert ended.returncode == 0, ended.stderr
+    for line in (
+        "Ftrl is that of HugeCTR v4.3.1: nothing is added under each root",
+        "rehearsal: generated data/0.txt",
+        "rehearsal: learned 5 iterations",
+        "rehearsal: generated data/1.txt",
+        "of the second source 5\n",
+        "of data that were there 5\n",
+    ):
+        assert line in ended.stdout
+
+
+def test_a_wrong_release_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(["script.py", "--release", "newest"]) == 2
+    assert "not a release of HugeCTR, got 'newest'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fit", "expected"),
+    [
+        ({"max_iter": 2300, "snapshot": 1000}, (1000, 2000)),
+        ({"max_iter": 40, "snapshot": 20}, ()),
+        ({"max_iter": 10**6, "snapshot": 1000}, tuple(range(991_000, 10**6 + 1, 1000))),
+        ({"max_iter": 100, "snapshot": 0}, ()),
+        ({"max_iter": 100, "snapshot": 30}, (60, 90)),
+    ],
+)
+def test_rehearsal_writes_the_snapshots_that_it_does_not_reach(
+    fit: dict[str, int], expected: tuple[int, ...]
+) -> None:
+    """`test_script_is_rehearsed_on_data_under_its_own_paths` finds the files of the first case."""
+    assert Rehearsal(max_iter=50).left_out(FitParams(**fit), repeats=True) == expected
 
 
 def test_training_file_is_rehearsed(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A door translates: its syntax trees have no arithmetic on arrays, and no loop over rows.
 
-Numbers of shapes, sizes and rates may be computed. Arrays may be made, cut, put side by side and
-handed on; all that changes their numbers belongs to the engine.
+Numbers of shapes, sizes and rates may be computed. Arrays may be made, cut, put side by side,
+looked at and handed on; all that changes their numbers belongs to the engine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ DOOR = Path(hotbed.__file__).parent / "compat"
 LIBRARIES = ("numpy", "torch")
 ALLOWED = {
     "numpy": {
+        "arange",
+        "argmax",
+        "argsort",
         "array",
         "asarray",
         "ascontiguousarray",
         "concatenate",
+        "count_nonzero",
         "dtype",
         "empty",
+        "errstate",
         "float32",
+        "float64",
         "full",
         "int32",
         "int64",
         "integer",
+        "isfinite",
         "memmap",
         "ndarray",
         "repeat",
@@ -38,6 +45,7 @@ ALLOWED = {
         "stack",
         "typing",
         "uint32",
+        "unique",
         "zeros",
     },
     "torch": {

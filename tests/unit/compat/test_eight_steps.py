@@ -87,9 +87,9 @@ def by_the_engine(data: hb.sources.Source) -> tuple[str, list[torch.Tensor]]:
     """Learn what `feature_spec_mode` learns, by the engine's own face."""
     rule = hb.Adagrad(0.05, initial_accumulator=0.9)
     init = hb.Normal(std=0.01)
-    aging = hb.Ttl(seconds=3600)
+    aging = {"admit": hb.MinCount(2, expire_seconds=3600), "evict": hb.Ttl(seconds=3600)}
     tables = {
-        "user": hb.Table("user", 16, rule=rule, admit=hb.MinCount(2), evict=aging, init=init),
+        "user": hb.Table("user", 16, rule=rule, init=init, **aging),
         "movie": hb.Table("movie", 16, rule=rule, init=init),
     }
     features = [Feature("user", "user", "none"), Feature("movie", "movie", "none")]
@@ -150,7 +150,7 @@ def automatic_by_the_engine(
         "cross",
         16,
         rule=hb.Adam(0.001, eps_hat=True),
-        admit=hb.MinCount(2),
+        admit=hb.MinCount(2, expire_seconds=3600),
         evict=hb.Ttl(seconds=3600),
         init=hb.Normal(std=0.01),
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import struct
@@ -135,6 +136,9 @@ def test_ps_json_becomes_values(files: list[str], tmp_path: Path) -> None:
         ({"embedding_vecsize_per_table": [2]}, "one size for each of 2 sparse files, got"),
         ({"embedding_cache_type": "static?"}, "unknown name, got 'static.'"),
         ({"max_batch_size": "many"}, "max_batchsize"),
+        ({"gpucacheper": 50}, "cache_size_percentage: not from 0 to 1, got 50"),
+        ({"hit_rate_threshold": 1.5}, "hit_rate_threshold: not from 0 to 1, got 1.5"),
+        ({"default_value_for_each_table": [float("nan")]}, r"for_each_table\[0\]"),
     ],
 )
 def test_wrong_keys_of_ps_json_are_named(
@@ -144,6 +148,25 @@ def test_wrong_keys_of_ps_json_are_named(
     path.write_text(json.dumps(ps_json(files, **changed)))
     with pytest.raises(ConfigError, match=message):
         HPS(path)
+
+
+def test_two_models_of_one_name_are_refused(files: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "ps.json"
+    spec = ps_json(files)
+    spec["models"] *= 2
+    path.write_text(json.dumps(spec))
+    with pytest.raises(
+        ConfigError, match="a name of its own for each model, got 'wdl' of models 0"
+    ):
+        HPS(path)
+    one = read_ps_config(_written(path, ps_json(files)))
+    with pytest.raises(ConfigError, match="a name of its own for each model"):
+        dataclasses.replace(one, inference_params_array=one.inference_params_array * 2)
+
+
+def _written(path: Path, spec: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(spec))
+    return path
 
 
 def test_tables_of_another_size_are_refused(files: list[str], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from hotbed.compat.hugectr.inference import (
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import evaluation_data
 from hotbed.compat.hugectr.translate import translate
+from hotbed.compat.hugectr2onnx import converter
 from hotbed.errors import ConfigError, DataError, FormatError, PersistError, RowShapeError
 
 NUM_SAMPLES = 60
@@ -310,6 +311,80 @@ def test_files_that_are_not_for_inference_show_the_edit(
         CreateParameterServer([str(path)], ["dcn"], False)
 
 
+def test_names_files_and_shares_that_contradict_each_other_are_refused(
+    deep: Trained, tmp_path: Path
+) -> None:
+    config = inference_json(tmp_path / "a.json", deep)
+    with pytest.raises(ConfigError, match="a name of its own for each model, got 'A' of models 0"):
+        CreateParameterServer([config, config], ["A", "A"], False)
+    for arguments in ((config, ["A"]), ([config], "A")):
+        with pytest.raises(ConfigError, match="expected a list, got"):
+            CreateParameterServer(*arguments, False)
+    server = CreateParameterServer([config, config], ["A", "B"], False)
+    right = (server, 0, True, 0.5, config, "A", False)
+    cache = CreateEmbeddingCache(*right)
+    InferenceSession(config, 0, cache)
+    other = json.loads(Path(config).read_text())
+    other["layers"][4]["fc_param"]["num_output"] = 9
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    clause = inference_json(tmp_path / "clause.json", deep, max_batchsize=7)
+    (tmp_path / "text.json").write_text("hello")
+    for path, error, message in (
+        (str(tmp_path / "other.json"), ConfigError, "other.json' with another layers"),
+        (clause, ConfigError, "clause.json' with another max_batchsize"),
+        (str(tmp_path / "text.json"), ConfigError, "not JSON"),
+        (str(tmp_path / "none.json"), PersistError, "cannot be read"),
+        (cache, ConfigError, "expected the path of a JSON file"),
+    ):
+        with pytest.raises(error, match=message):
+            InferenceSession(path, 0, cache)
+        with pytest.raises(error, match=message):
+            CreateEmbeddingCache(*right[:4], path, *right[5:])
+    for place, value, message in (
+        (0, config, "expected what CreateParameterServer returns"),
+        (3, 50, "cache_size_percentage: not from 0 to 1, got 50"),
+        (3, float("nan"), "cache_size_percentage: not from 0 to 1, got nan"),
+        (6, True, "i64_input_key: expected False"),
+    ):
+        wrong = [*right[:place], value, *right[place + 1 :]]
+        with pytest.raises(ConfigError, match=message):
+            CreateEmbeddingCache(*wrong)
+    with pytest.raises(ConfigError, match=r"expected what CreateEmbeddingCache returns"):
+        InferenceSession(config, cache, server)  # the order of words of HugeCTR's blog
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "message"),
+    [
+        ((), {}, r"predict\.dense_feature: missing argument, got no arguments"),
+        (([], []), {}, r"predict\.row_ptrs: missing argument, got dense_feature, embedd"),
+        (([], [], [0]), {"rows": 1}, r"predict\.rows: unknown argument"),
+        ((1, "x"), {}, r"predict\.data_reader_type: missing argument"),
+        ((0, "x", DataReaderType_t.Norm, Check_t.Sum), {}, r"predict\.num_batches"),
+        ((1, "x", DataReaderType_t.Raw, Check_t.Non), {}, r"slot_size_array: missing argument"),
+        ((["a", "b"], [], [0, 0, 0, 0]), {}, "dense_feature: expected numbers"),
+    ],
+)
+def test_calls_of_predict_that_lack_something_are_refused(
+    arguments: Any, keywords: Any, message: str, session: InferenceSession
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        session.predict(*arguments, **keywords)
+
+
+def test_dense_numbers_that_are_not_finite_are_not_served(deep: Trained, tmp_path: Path) -> None:
+    numbers = np.fromfile(deep.dense, np.float32)
+    for place, value, layer in ((3, np.nan, "fc1"), (-1, np.inf, "fc2")):
+        changed = numbers.copy()
+        changed[place] = value
+        changed.tofile(tmp_path / "dense.model")
+        (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+        with pytest.raises(FormatError, match=rf"dense\.model: .*got {value} .*layer '{layer}'"):
+            CreateInferenceSession(
+                tmp_path / "g.json", params(deep, dense_model_file=str(tmp_path / "dense.model"))
+            )
+
+
 def test_missing_and_wrong_files_are_named(deep: Trained, tmp_path: Path) -> None:
     config = inference_json(tmp_path / "dcn.json", deep, dense_model_file="nowhere.model")
     with pytest.raises(PersistError, match=r"nowhere\.model: expected a file, got nothing"):
@@ -355,6 +430,13 @@ def test_files_are_scored_as_requests(
         **keywords,
     }
     assert (session.predict(**named) == scores[:NUM_SAMPLES, 0]).all()
+    if keywords:  # a graph of training here says the sizes, also of keys without a row
+        deep.spec["layers"][0]["slot_size_array"] = named.pop("slot_size_array")
+        (tmp_path / "g.json").write_text(json.dumps(deep.spec))
+        del deep.spec["layers"][0]["slot_size_array"]
+        sized = CreateInferenceSession(tmp_path / "g.json", params(deep))
+        assert (sized.predict(**named) == scores[:NUM_SAMPLES, 0]).all()
+        named |= keywords
     metric = hb.metrics.AUC()
     metric.update(deep.scores, np.asarray(columns["label"]))
     assert session.evaluate(**named) == pytest.approx(metric.eval(), abs=1e-9)
@@ -417,6 +499,7 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     model.fit(max_iter=9, display=0, eval_interval=0, snapshot=0)
     model.save_params_to_files("m", 9)
     model.graph_to_json("m.json")
+    assert json.loads(Path("m.json").read_text())["layers"][0]["slot_size_array"] == []
     samples = evaluation_data(reader, model.graph.input, solver, model.translation.schema)
     trained = np.asarray(model.learner.predict(samples))
     one = InferenceParams(
@@ -432,3 +515,52 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
     served = CreateInferenceSession("m.json", one)
     request = one_csr(deep.columns, DEEP, NUM_SAMPLES)
     assert np.abs(np.array(served.predict(*request)) - trained).max() <= 1e-6
+
+
+# --- ONNX -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_converted_model_scores_as_the_session(normalized: bool, tmp_path: Path) -> None:
+    """With its rows, on keys padded by -1 and keys without a row; and without, on pooled rows."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime absent")
+    trained = Trained(tmp_path, 2, normalized=normalized, form="folder")
+    graph = str(tmp_path / "wdl.json")
+    Path(graph).write_text(json.dumps(trained.spec))
+    columns = trained.columns
+    columns["data1_0"][0] = [10_000]  # has no row
+    keys = {
+        "data1": np.full((NUM_SAMPLES, 3, 4), -1),
+        "wide_data": np.full((NUM_SAMPLES, 1, 4), -1),
+    }
+    for row in range(NUM_SAMPLES):
+        for slot, name in enumerate([*DEEP, "wide_data"]):
+            ids = columns[name][row]
+            keys["wide_data" if slot == 3 else "data1"][row, slot % 3, : len(ids)] = ids
+    dense = np.array(columns["dense"], np.float32)
+    request = one_csr(columns, [*DEEP, "wide_data"], NUM_SAMPLES)
+    expected = CreateInferenceSession(graph, params(trained)).predict(*request)
+    path = str(tmp_path / "wdl.onnx")
+    converter.convert(path, graph, trained.dense, True, trained.sparse)
+    scores = onnxruntime.InferenceSession(path).run(["label"], {"dense": dense, **keys})[0]
+    assert scores.shape == (NUM_SAMPLES, 1)
+    assert np.abs(scores[:, 0] - expected).max() <= 1e-6
+
+    rows = {}
+    for top, bottom, is_mean in (("emb1", "data1", True), ("emb2", "wide_data", False)):
+        table = trained.model.tables[top]
+        present = keys[bottom] >= 0
+        known = present & (keys[bottom] < 10_000)
+        vectors = np.where(
+            known[..., None], table.lookup(keys[bottom].ravel()).reshape(*known.shape, -1), 0
+        )
+        divisor = np.maximum(present.sum(2), 1)[..., None] if is_mean else 1
+        rows[top] = (vectors.sum(2) / divisor).astype(np.float32)
+    assert (
+        converter.main(
+            ["--onnx_model_path", path, "--graph_config", graph, "--dense_model", trained.dense]
+        )
+        == 0
+    )
+    scores = onnxruntime.InferenceSession(path).run(None, {"dense": dense, **rows})[0]
+    assert np.abs(scores[:, 0] - expected).max() <= 1e-6

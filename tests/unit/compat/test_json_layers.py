@@ -245,7 +245,7 @@ def test_multiply_of_v2_3_is_weight_multiply() -> None:
     "layer, message",
     [
         ({"type": "InnerProdukt"}, "got 'InnerProdukt'. Did you mean 'InnerProduct'"),
-        ({"type": "ReLU", "rate": 1}, "layers.1.rate: unknown key, got 1"),
+        ({"type": "ReLU", "rate": 1}, "layers.1.rate: unknown key, got 'rate' with the value 1"),
         ({"type": "ReLU", "top": None}, "layers.1.top: missing key"),
         ({"type": "InnerProduct"}, "layers.1.fc_param: missing key"),
         ({"type": "InnerProduct", "fc_param": {}}, "layers.1.fc_param.num_output: missing key"),

@@ -92,7 +92,10 @@ def test_solver_names_files_of_weights() -> None:
 @pytest.mark.parametrize(
     "keys, message",
     [
-        ({"batch_size": 5}, "solver.batch_size: unknown key, got 5. Did you mean 'batchsize'"),
+        (
+            {"batch_size": 5},
+            "solver.batch_size: unknown key, got 'batch_size' with the value 5. Did you mean 'batchsize'",
+        ),
         ({"num_epochs": 2}, "solver.num_epochs: cannot be combined with max_iter"),
         ({"max_eval_samples": 2}, "solver.max_eval_samples: cannot be combined"),
         ({"mixed_precision": 100}, "solver.mixed_precision: unknown scaler, got 100"),

@@ -257,6 +257,20 @@ def test_keys_that_wait_for_their_permit_expire_too() -> None:
     assert values.get_keys().tolist() == [2]
 
 
+@pytest.mark.parametrize("kind", [MapParameter, HashEmbeddingLookup])
+def test_keys_that_wait_for_their_permit_take_the_memory_that_is_given(kind: Any) -> None:
+    size = {"value_shape": 2} if kind is MapParameter else {"embedding_size": 2}
+    module = kind(**size, permit_filter_value=2, admission_bytes=1 << 16)
+    values = getattr(module, "embedding_table", module)
+    module(torch.arange(5_000))
+    assert values.table.stats["sketched_partitions"] == 256
+    assert values.table.stats["candidate_bytes"] <= 1 << 16
+    module(torch.arange(5_000))
+    assert len(values) == 5_000
+    with pytest.raises(ValueError, match="admission_bytes: must be"):
+        kind(**size, admission_bytes=7)
+
+
 def test_a_key_that_was_put_is_as_young_as_a_trained_one() -> None:
     network = Net(evict_filter_value=3)
     model = RecModel(network, "mse", hb.Sgd(lr=0.5))

@@ -20,7 +20,7 @@ import torch
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.model import batches, model
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, NotWritten
 
 ROWS = 1024
 Layer = hugectr.Layer_t
@@ -316,6 +316,42 @@ def test_predictions_of_each_evaluation_are_exported_by_prefix(tmp_path: Path) -
         assert len((tmp_path / name).read_text().split()) == ROWS
 
 
+def test_the_last_loss_and_metrics_of_a_fit_are_returned_after_it(
+    tmp_path: Path, capsys: Any, caplog: Any
+) -> None:
+    built = made(solver())
+    assert all(math.isnan(value) for _, value in built.get_eval_metrics())
+    assert "get_eval_metrics: nothing was evaluated yet" in caplog.text
+    built.fit(max_iter=6, display=6, eval_interval=3, snapshot=0)
+    printed = capsys.readouterr().out
+    assert f"Loss: {built.get_current_loss():g} " in printed
+    metrics = dict(built.get_eval_metrics())
+    last = printed.rindex("Evaluation, AUC: ")
+    assert f"Evaluation, AUC: {metrics['AUC']:g}\n" in printed[last:]
+
+
+def test_a_fit_that_does_not_evaluate_says_why(caplog: Any) -> None:
+    built = made(solver(max_eval_batches=0))
+    built.fit(max_iter=4, display=0, eval_interval=4, snapshot=0)
+    assert "eval_interval=4, but nothing is evaluated: the solver has max_eval_batches=0" in (
+        caplog.text
+    )
+    with pytest.raises(ConfigError, match=r"solver\.max_eval_batches"):
+        solver(max_eval_batches=-1)
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    built = made(solver())
+    for call in (built.save_params_to_files, built.graph_to_json):
+        with pytest.raises(NotWritten, match="file/m"):
+            call(f"{tmp_path}/file/m")
+        with pytest.raises(ConfigError, match="expected a path of this machine, got 's3://b/m'"):
+            call("s3://b/m")
+    with pytest.raises(ConfigError, match="expected a path of this machine, got 's3:/"):
+        built.load_dense_weights("s3://b/m")
+
+
 def test_snapshots_hold_the_weights_of_their_iteration(tmp_path: Path) -> None:
     built = made(solver())
     built.fit(max_iter=6, display=0, eval_interval=0, snapshot=4, snapshot_prefix=f"{tmp_path}/")
@@ -362,7 +398,9 @@ def test_eval_gives_the_metrics_of_evaluate_and_begins_anew(columns: Any) -> Non
     pairs = (positive[:, None] > negative).mean() + 0.5 * (positive[:, None] == negative).mean()
     assert metrics["AUC"] == pytest.approx(pairs)
     assert metrics["AverageLoss"] == pytest.approx(built.learner.evaluate(data)["loss"])
-    assert all(math.isnan(value) for _, value in built.get_eval_metrics())
+    assert dict(built.get_eval_metrics()) == metrics
+    assert built.eval()
+    assert dict(built.get_eval_metrics()) != metrics
 
 
 def test_data_repeat_or_end_with_the_mode() -> None:

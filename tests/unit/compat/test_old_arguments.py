@@ -92,14 +92,28 @@ def test_data_source_copies_files_where_they_are_mounted(tmp_path: Path) -> None
     assert (tmp_path / "old/rows/key").read_bytes() == b"12345678"
 
 
+def test_data_source_copies_from_remote_file_systems(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec", reason="fsspec absent")
+    remote = fsspec.filesystem("memory")
+    remote.pipe("/bucket/rows/0.parquet", b"1234")
+    remote.pipe("/bucket/list.txt", b"1\n0.parquet\n")
+    source = hugectr.data.DataSource(hugectr.data.DataSourceParams())
+    source.move_to_local(str(tmp_path / "new/list.txt"), "memory://bucket/list.txt")
+    assert (tmp_path / "new/list.txt").read_bytes() == b"1\n0.parquet\n"
+    source.move_to_local(str(tmp_path / "rows"), "memory://bucket/rows")
+    assert (tmp_path / "rows/0.parquet").read_bytes() == b"1234"
+    with pytest.raises(DataError, match="memory://bucket/none: cannot be copied, got FileNotFound"):
+        source.move_to_local(str(tmp_path / "none"), "memory://bucket/none")
+
+
 def test_data_source_needs_paths_that_are_there(tmp_path: Path) -> None:
     source = hugectr.data.DataSource(hugectr.data.DataSourceParams())
     with pytest.raises(ConfigError, match="two paths are needed, got 'a' and ''"):
         source.move_to_local("a")
     with pytest.raises(ConfigError, match="two paths are needed, got '' and ''"):
         source.move_to_local()
-    with pytest.raises(ConfigError, match=r"mounted is needed, got 'hdfs://host/a'"):
-        source.move_to_local(str(tmp_path / "a"), "hdfs://host/a")
+    with pytest.raises(DataError, match="no-such-kind://host/a: cannot be copied"):
+        source.move_to_local(str(tmp_path / "a"), "no-such-kind://host/a")
     with pytest.raises(DataError, match="got nothing"):
         source.move_to_local(str(tmp_path / "a"), str(tmp_path / "b"))
     with pytest.raises(ConfigError, match=r"local_sparse_model: expected one path for each"):

@@ -269,6 +269,56 @@ def test_wrong_metadata_is_refused(tmp_path: Path) -> None:
         data(reader("Parquet", source))
 
 
+def test_names_of_the_metadata_are_in_the_files_all_or_none(tmp_path: Path) -> None:
+    cats = [{"col_name": name, "index": i} for name, i in (("_col0", 0), ("C3", 3), ("_col4", 4))]
+    roles = {
+        "labels": [{"col_name": "_col1", "index": 1}],
+        "conts": [{"col_name": "_col2", "index": 2}, {"col_name": "_col5", "index": 5}],
+        "cats": cats,
+    }
+    with pytest.raises(DataError, match=r"cats has column 'C3' with index 3, got '_col3' there"):
+        columns_of(reader("Parquet", write_parquet(tmp_path, **roles)), INPUT)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (pa.array([str(i) for i in range(ROWS)]), "column '_col3': expected whole numbers or list"),
+        (pa.array([["a"]] * ROWS), r"expected whole numbers or lists of them as keys, got list"),
+        (pa.array([0.0] * ROWS), "expected whole numbers or lists of them as keys, got double"),
+        (pa.array([*range(7), None, 8, 9]), "row 7: column '_col3': expected a key, got null"),
+        (pa.array([*[[1], []] * 4, None, [2, None]]), "row 9: column '_col3': expected a key"),
+    ],
+)
+def test_keys_that_are_not_numbers_are_refused(
+    keys: pa.Array, message: str, tmp_path: Path
+) -> None:
+    source = write_parquet(tmp_path)
+    table = pq.read_table(tmp_path / "0.parquet").set_column(3, "_col3", keys)
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=4)
+    with pytest.raises(DataError, match=message):
+        data(reader("Parquet", source))
+
+
+def test_empty_lists_of_keys_are_read(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path)
+    keys = pa.array([[1], []] * (ROWS // 2), pa.list_(pa.int64()))
+    table = pq.read_table(tmp_path / "0.parquet").set_column(0, "_col0", keys)
+    pq.write_table(table, tmp_path / "0.parquet")
+    batches = list(data(reader("Parquet", source)))
+    assert batches[0].ids["_col0"].offsets.tolist() == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["Norm", "Raw", "Parquet"])
+def test_remote_sources_are_refused_by_their_name(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reader\.source: .* got 's3://bucket/x'.*move_to_local"):
+        data(reader(kind, "s3://bucket/x"))
+    if kind != "Raw":
+        write_file_list(tmp_path / "list.txt", ["gs://bucket/0.parquet"])
+        with pytest.raises(ConfigError, match=r"list\.txt: .* got 'gs://bucket/0\.parquet'"):
+            data(reader(kind, str(tmp_path / "list.txt")))
+
+
 def test_keys_beyond_their_slot_and_long_samples_are_counted_and_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

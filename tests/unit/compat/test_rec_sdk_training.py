@@ -178,11 +178,25 @@ def test_refused_ids_get_no_gradient() -> None:
     assert program.train(batch(5, 6)) == [[1.0, -1.0]]
 
 
-def test_counts_may_be_bounded() -> None:
-    table = hb.Table("item", dim=2, admit=hb.MinCount(2, expire_seconds=10))
-    table.find_or_insert(np.array([1]), time=0)
-    table.evict(20_000_000)
-    assert not list(table.candidates())
+@pytest.mark.parametrize(("second", "reads"), [(86_399, 1.0), (86_400, 0.0), (31_536_000, 0.0)])
+def test_an_eviction_forgets_ids_that_wait(second: int, reads: float) -> None:
+    """Rec SDK walks the counts of all ids of a table, admitted or not."""
+    program = Program(spec={"access_threshold": 2, "eviction_threshold": 86_400}, timed=True)
+    hook = mx.EvictHook(evict_enable=True, evict_step_interval=2)
+    program.train(batch(7, time=0), batch(8, 8, time=second))
+    hook.after_run(global_step=2)
+    assert program.train(batch(7, time=second)) == [[reads]]
+
+
+def test_counts_are_never_lost_and_stay_in_their_memory() -> None:
+    """Without eviction, ids wait for ever, in `admission_bytes`."""
+    program = Program(spec={"access_threshold": 2}, admission_bytes=1 << 16)
+    program.train(batch(*range(5_000)))
+    assert program.rows.stats["sketched_partitions"] == 256
+    assert program.rows.stats["candidate_bytes"] <= 1 << 16
+    assert program.train(batch(*range(5_000))) == [[1.0] * 5_000]
+    with pytest.raises(ValueError, match=r"create_table 'other': admission_bytes: must be .* 1000"):
+        mx.create_table(torch.int64, 2, "other", hb.Zeros(), admission_bytes=1000)
 
 
 def test_set_threshold() -> None:
@@ -417,6 +431,56 @@ def test_names_of_features_may_repeat() -> None:
         assert torch.equal(*read)
         sum(values.sum() for values in read).backward()
         optimizer.step()
+    with torch.no_grad():  # a feature of another insert function reads the same ids
+        again = mx.FeatureSpec("item")
+        reading = mx.get_asc_insert_func(tgt_key_specs=[again], is_training=False)
+        for columns in reading.over([batch(1, 2)]):
+            values = mx.sparse_lookup(table, specs[1], batch=columns, is_train=False)
+            assert values.tolist() == [[-1.0, -1.0]] * 2
+
+
+class TwoLookups(torch.nn.Module):
+    """Looks up its ids twice in one table, in automatic graph modification."""
+
+    def __init__(self, table: Any, thresholds: Mapping[str, int]) -> None:
+        super().__init__()
+        self.table = table
+        self.thresholds = thresholds
+
+    def forward(self, item: Any) -> list[Any]:
+        options = {"modify_graph": True, "access_and_evict_config": self.thresholds}
+        return [mx.sparse_lookup(self.table, ids, **options) for ids in (item, item + 0)]
+
+
+@pytest.mark.parametrize(("threshold", "rows"), [(2, 3), (4, 3), (5, 0)])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_each_lookup_of_a_table_counts(threshold: int, rows: int, automatic: bool) -> None:
+    """Rec SDK concatenates the lookups of a table: two batches of two lookups are four."""
+    mx.init()
+    optimizer = sgd()
+    thresholds = {"access_threshold": threshold}
+    feature = {"table_name": "item", "index_key": "item", **thresholds}
+    specs = [mx.FeatureSpec("u", **feature), mx.FeatureSpec("u", **feature)]
+    data = [batch(1, 2, 3)] * 2
+    table = mx.create_table(torch.int64, 2, "item", hb.Constant(1.0))
+    if automatic:
+        model = TwoLookups(table, thresholds)
+        mx.modify_graph_and_start_emb_cache(model, train=data)
+        batches = mx.get_initializer(True)()
+        look_up = lambda columns: model(columns["item"])  # noqa: E731
+    else:
+        batches = mx.get_asc_insert_func(tgt_key_specs=specs).over(data)
+        mx.start_asc_pipeline()
+        look_up = lambda columns: [  # noqa: E731
+            mx.sparse_lookup(table, spec, batch=columns) for spec in specs
+        ]
+    for columns in batches:
+        read = look_up(columns)
+        loss = sum(values.sum() for values in read)
+        if loss.requires_grad:
+            loss.backward()
+        optimizer.step()
+    assert table.size() == rows
 
 
 def test_any_integer_is_an_id() -> None:

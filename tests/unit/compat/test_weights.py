@@ -7,6 +7,7 @@ import json
 import logging
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from hotbed.compat.hugectr.weights import (
     load_collection,
     load_dense,
     load_dense_states,
+    load_served,
     load_sparse,
     load_sparse_states,
     save_collection,
@@ -109,8 +111,86 @@ def test_a_file_of_the_other_kind_of_embedding_is_noticed(i64: bool, tmp_path: P
     path.write_bytes(b"".join(record(distributed, key, 0) for key in KEYS * 4))
     with pytest.raises(FormatError, match=r"expected rows of a localized|left over"):
         load_sparse(path, table(), localized)
-    path.write_bytes(b"\0" * 48)  # rows of zeros may be of either kind
-    assert load_sparse(path, table(), distributed) == 48 // distributed.record(2).itemsize
+    keys = [one.to_bytes(8 if i64 else 4, "little") for one in range(3)]
+    path.write_bytes(b"".join(key + b"\0" * 8 for key in keys))  # zeros may be of either kind
+    assert load_sparse(path, table(), distributed) == 3
+
+
+def rows_of_keys(keys: np.ndarray, form: SparseFile, dim: int) -> bytes:
+    """Rows of these keys in slot 1, with weights as training gives them."""
+    weights = np.random.default_rng(3).normal(0, 0.05, (len(keys), dim))
+    records = np.zeros(len(keys), form.record(dim))
+    records["key"] = keys
+    records["vector"] = weights
+    if form.localized:
+        records["slot_id"] = 1
+    return records.tobytes()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.arange(1020),  # an id of 0 has the bytes of a weight of 0
+        np.arange(1020) + 2**29,  # as numbers they are weights
+        np.random.default_rng(2).integers(2**31, 2**32, 1020),
+        np.random.default_rng(2).integers(-(2**63), 2**63, 1020),
+    ],
+    ids=["small", "like weights", "large", "hashes"],
+)
+@pytest.mark.parametrize("localized", [False, True])
+@pytest.mark.parametrize("dim", [2, 16])
+def test_a_file_with_keys_of_the_other_width_is_refused(
+    dim: int, localized: bool, keys: np.ndarray, tmp_path: Path
+) -> None:
+    """For each number of rows for which the sizes fit, such as 17 of 72 and 18 of 68 bytes."""
+    path = tmp_path / "0_sparse_10.model"
+    checked = 0
+    for i64 in (True, False):
+        form = SparseFile("file", localized, i64)
+        other = SparseFile("file", localized, not i64)
+        for num_keys in range(3, 60):
+            part = keys[:num_keys]
+            fits = num_keys * form.record(dim).itemsize % other.record(dim).itemsize == 0
+            if not fits or (not i64 and (part < 0).any()):
+                continue
+            checked += 1
+            path.write_bytes(rows_of_keys(part, form, dim))
+            wrong = hb.Table("t", dim)
+            with pytest.raises(FormatError, match=r"keys of|number of a slot|each key once"):
+                load_sparse(path, wrong, other)
+            assert len(wrong) == 0
+            assert load_sparse(path, hb.Table("t", dim), form) == num_keys
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("form", [SparseFile("file"), SparseFile("folder")])
+def test_keys_that_come_twice_or_lie_outside_of_their_slots_are_refused(
+    form: SparseFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    save_sparse(path, filled(), form)
+    keys = path / "key" if form.form == "folder" else path
+    data = bytearray(keys.read_bytes())
+    step = form.record(2).itemsize if form.form == "file" else 8
+    read = table()
+    known = replace(form, keys=range(4_000_000_001))
+    assert load_sparse(path, table(), known) == 3
+    with pytest.raises(FormatError, match=r"model.*row \d: expected a key from 0 to 999.*got 4000"):
+        load_sparse(path, read, replace(form, keys=range(1000)))
+    data[2 * step : 2 * step + 8] = data[:8]
+    keys.write_bytes(data)
+    with pytest.raises(FormatError, match=r"model.*row 2: expected each key once, got .*row 0"):
+        load_sparse(path, read, form)
+    assert len(read) == 0
+
+
+@pytest.mark.parametrize("form", [SparseFile("file"), SparseFile("folder")])
+def test_a_table_without_rows_is_not_served(form: SparseFile, tmp_path: Path, caplog: Any) -> None:
+    save_sparse(tmp_path / "model", table(), form)
+    with pytest.raises(FormatError, match="model: expected the rows of a table, got none"):
+        load_served(tmp_path / "model", table(), form)
+    load_sparse(tmp_path / "model", table(), form)
+    assert "model: no rows, so that the ids of table 't' have none" in caplog.text
 
 
 def folder(path: Path, *, localized: bool) -> Path:
@@ -210,6 +290,30 @@ def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
     (tmp_path / "states").write_bytes(data + b"\0" * 4)
     with pytest.raises(FormatError, match=r"4 too many|expected .* bytes of state"):
         load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
+
+
+@pytest.mark.parametrize(("rule", "block"), [(hb.Adagrad(), 0), (hb.Adam(), 1), (hb.Ftrl(), 0)])
+def test_a_state_that_no_sum_of_squares_has_is_refused(
+    rule: Any, block: int, tmp_path: Path
+) -> None:
+    """Such as m of Adam, where Ftrl has n."""
+    path = tmp_path / "states"
+    save_sparse(tmp_path / "rows", filled(rule=rule), SparseFile())
+    save_sparse_states(path, filled(rule=rule))
+    states = np.fromfile(path, np.float32)
+    states[6 * block + 4] = -0.5
+    states.tofile(path)
+    with pytest.raises(FormatError, match=r"states: .*squares, got -0\.5 at number 4 of them"):
+        load_sparse_states(path, tmp_path / "rows", table(rule=rule), SparseFile())
+    network = Net()
+    optimizer = dense_optimizer(rule, network.parameters())
+    save_dense_states(path, optimizer, network, TRANSLATION)
+    states = np.fromfile(path, np.float32)
+    for value, message in ((-0.5, "expected sums of squares, got -0.5"), (np.nan, "layer 'fc1'")):
+        states[14 * block] = value
+        states.tofile(path)
+        with pytest.raises(FormatError, match=message):
+            load_dense_states(path, optimizer, network, TRANSLATION)
 
 
 def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:
@@ -354,6 +458,7 @@ def test_a_dense_file_of_another_size_is_refused(num_floats: int, tmp_path: Path
         hb.Adam(),
         hb.Adagrad(),
         hb.Ftrl(),
+        hb.RmsProp(),
         hb.Sgd(),
         hb.Momentum(lr=0.5),
         hb.Nesterov(lr=0.5),
@@ -377,6 +482,7 @@ def test_dense_states_are_blocks_of_all_layers(rule: Any, tmp_path: Path) -> Non
         "Adam": ["exp_avg", "exp_avg_sq"],
         "Adagrad": ["sum"],
         "Ftrl": ["n", "z"],
+        "RmsProp": ["square_avg"],
         "Momentum": ["momentum_buffer"],
         "Nesterov": ["momentum_buffer"],
     }

@@ -111,7 +111,7 @@ def test_long_delimiters_and_other_encodings_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "line", "name", "said"),
     [
-        ("x7,1", 30_002, "a", "invalid value 'x7'"),
+        ("x7,1", 30_002, "a", "got 'x7', which is not int64"),
         ("1,2,3", 30_002, None, "Expected 2 columns, got 3"),
     ],
 )
@@ -300,3 +300,34 @@ def test_real_files_of_odd_dialects_are_read(shared_data: Path) -> None:
         columns=["impression", "user", "time", "history", "candidates"],
     )
     assert behaviors.count_rows() == 5_000
+
+
+def test_value_that_is_no_plain_integer_does_not_change_ids(tmp_path: Path) -> None:
+    """Behind the first MiB and in later files, 007 is an error in a column that began as integers."""
+    rows = [f"{row},{'y' * 60}" for row in range(20_000)]
+    first = write(tmp_path, "\n".join(["id,b", *rows, "007,z", "8,z", ""]))
+    rest = write(tmp_path, "id,b\n5,z\n", name="rest.csv")
+    later = write(tmp_path, "id,b\n9,z\n0x10,z\n", name="later.csv")
+    for source, line, text in ((Csv(first), 20_002, "007"), (Csv([rest, later]), 3, "0x10")):
+        with pytest.raises(DecodeError, match=rf"column 'id': .* got '{text}'.* declare") as caught:
+            list(source.read())
+        assert (caught.value.row, caught.value.column) == (line, "id")
+    skips = Skips()
+    batches = Csv([first, later]).read(plan=ReadPlan(columns=("id",), skips=skips))
+    assert [i for b, _ in batches for i in b.column("id").to_pylist()] == [*range(20_000), 8, 9]
+    assert skips.counts == {"value": 2}
+    declared = Csv([first, later], columns={"id": "string"}).read(plan=ReadPlan(columns=("id",)))
+    texts = [text for batch, _ in declared for text in batch.column("id").to_pylist()]
+    assert texts[-4:] == ["007", "8", "9", "0x10"]
+
+
+def test_first_file_without_values_does_not_decide_types(tmp_path: Path) -> None:
+    header = write(tmp_path, "id,b,c\n", name="0.csv")
+    nulls = write(tmp_path, "id,b,c\n,x,\n", name="1.csv")
+    values = write(tmp_path, "id,b,c\n7,y,\n", name="2.csv")
+    source = Csv([header, nulls, values])
+    assert source.schema() == pa.schema(
+        [("id", pa.int64()), ("b", pa.string()), ("c", pa.string())]
+    )
+    rows = [row for batch, _ in source.read() for row in batch.to_pylist()]
+    assert rows == [{"id": None, "b": "x", "c": None}, {"id": 7, "b": "y", "c": None}]

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotbed import config
-from hotbed.connectors import Csv, DeadLetters, Follow, Journal, Live, Memory, Source
+from hotbed.connectors import Csv, DeadLetters, Follow, Journal, Live, Memory, ReadPlan, Source
+from hotbed.connectors.position import schema_from_text
 from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -249,3 +250,33 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent': cannot follow it, .* Make the directory"):
         next(Follow(tmp_path / "absent", "*.csv").read())
+
+
+def test_types_are_in_the_journal_before_the_first_row(tmp_path: Path) -> None:
+    """Nulls decide no type; the first value does, whatever files say after a restart."""
+
+    def write(name: str, row: pa.Array, label: list[float | None]) -> None:
+        pq.write_table(pa.table({"row": row, "label": label}), tmp_path / name)
+
+    write("0.parquet", pa.array([], pa.float64()), [])
+    write("1.parquet", pa.array([None], pa.float64()), [0.0])
+    write("2.parquet", pa.array([5], pa.int32()), [1.0])
+    live = Live(Journal(), tick_seconds=0.0)
+    reading = Follow(tmp_path, "*.parquet").read(plan=ReadPlan(live=live))
+    kinds: list[pa.DataType] = []
+    for batch, position in reading:
+        if batch.num_rows:
+            decided = schema_from_text(live.journal.get("block", position["block"] - 1)["types"])
+            assert decided == schema_from_text(position["schema"])
+            kinds.append(decided.field("row").type)
+        if len(kinds) == 2:
+            break
+    assert kinds == [pa.null(), pa.int32()]
+    (tmp_path / "1.parquet").unlink()
+    write("3.parquet", pa.array([6], pa.int16()), [1.0])
+    write("4.parquet", pa.array([7], pa.int64()), [1.0])
+    position = {**make(Follow(tmp_path, "*.parquet")).position.state, "source": position.to_json()}
+    resumed = make(Follow(tmp_path, "*.parquet"), 1).resume(position).stream()
+    assert flat([next(resumed)]) == [6]
+    with pytest.raises(SchemaError, match=r"4\.parquet: column 'row' must be int32, .* got int64"):
+        list(islice(resumed, 5))

@@ -81,6 +81,15 @@ def test_a_last_line_of_zeros_or_wrong_bytes_is_cut_off(path: Path) -> None:
         assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize("content", ["hello", "hello\n", "12 of my notes", '{"place": 1}'])
+def test_file_of_others_is_refused_and_kept(tmp_path: Path, content: str) -> None:
+    for kind in (Journal, DeadLetters):
+        (tmp_path / "notes").write_text(content)
+        with pytest.raises(FormatError, match=r"notes.*: not (a|dead)"):
+            kind(tmp_path / "notes")
+        assert (tmp_path / "notes").read_text() == content
+
+
 @pytest.mark.parametrize("place", [0, 12, 30])
 def test_damage_before_the_last_line_is_named(path: Path, place: int) -> None:
     data = bytearray(path.read_bytes())

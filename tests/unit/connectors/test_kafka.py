@@ -30,7 +30,7 @@ from hotbed.connectors import (
     Skips,
     kafka_topic,
 )
-from hotbed.connectors.position import PLACE
+from hotbed.connectors.position import PLACE, schema_from_text
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import Broker
@@ -207,10 +207,14 @@ def test_fields_may_come_and_go_and_a_column_keeps_its_type(shared: Broker, topi
     assert dataset.live.dead_letters.counts == {"undecodable": 1}
 
 
-def test_types_met_first_are_part_of_the_position(shared: Broker, topic: str) -> None:
+def test_types_met_first_are_in_the_journal_and_in_positions(shared: Broker, topic: str) -> None:
     shared.produce(topic, [message(0)] * 4)
     source = Kafka(shared.servers, topic, block_rows=4)
-    first = within(make(source, 4).stream(), 1)
+    dataset = make(source, 4)
+    first = within(dataset.stream(), 1)
+    types = dataset.live.journal.get("block", 0)["types"]  # type: ignore[index]  # it was decided
+    assert types == first[0].position["source"]["schema"]  # type: ignore[index]  # a batch has one
+    assert schema_from_text(types).field("row").type == pa.int64()
     shared.produce(topic, [b'{"row": "text", "label": 1}'] * 4)
     resumed = make(source, 4).resume(first[0].position or {})
     with pytest.raises(DecodeError, match="offset 4: cannot be decoded"):
@@ -234,7 +238,7 @@ def test_a_column_that_no_message_has_is_an_error_unless_it_was_declared(
 
 
 def test_arrow_messages_hold_many_rows_each(shared: Broker, topic: str) -> None:
-    def stream(values: list[int], kind: pa.DataType) -> bytes:
+    def stream(values: list[Any], kind: pa.DataType) -> bytes:
         sink = pa.BufferOutputStream()
         batch = pa.record_batch({"row": pa.array(values, kind), "label": [0.0] * len(values)})
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -242,13 +246,13 @@ def test_arrow_messages_hold_many_rows_each(shared: Broker, topic: str) -> None:
         return bytes(sink.getvalue())
 
     whole = stream(list(range(10)), pa.int64())
-    shared.produce(
-        topic, [whole, whole[:-50], stream([], pa.int64()), stream([10, 11], pa.int32())]
-    )
+    text = stream(["007"], pa.string())  # never the number 7
+    narrow = stream([10, 11], pa.int32())
+    shared.produce(topic, [whole, whole[:-50], stream([], pa.int64()), text, narrow])
     dataset = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip")
     batches = within(dataset.stream(), 3)
     assert [row for batch in rows(batches) for row in batch] == list(range(12))
-    assert dataset.live.dead_letters.counts == {"undecodable": 1}
+    assert dataset.live.dead_letters.counts == {"undecodable": 2}
     resumed = make(Kafka(shared.servers, topic, Arrow()), 4, on_error="skip").resume(
         batches[0].position or {}
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hotbed import config
 from hotbed.connectors import Jsonl, Libsvm, ReadPlan, Skips, Source
 from hotbed.connectors.lines import ShortLines
-from hotbed.errors import DecodeError
+from hotbed.errors import ConfigError, DecodeError
 
 pytestmark = pytest.mark.core
 
@@ -42,6 +43,23 @@ def test_json_lists_absent_keys_and_big_ids_are_kept(tmp_path: Path) -> None:
 def test_json_ids_above_int64_keep_their_digits(tmp_path: Path) -> None:
     file = write(tmp_path, '{"id": 18446744073709551615, "x": 1}\n{"id": 1, "x": 0.5}\n')
     assert rows(Jsonl(file)) == [{"id": 2**64 - 1, "x": 1.0}, {"id": 1, "x": 0.5}]
+
+
+def test_json_types_may_be_declared_and_ids_in_lists_keep_their_digits(tmp_path: Path) -> None:
+    """As for messages; without a declaration the first block decides."""
+    big = 2**64 - 1
+    file = write(tmp_path, f'{{"ids": [{big}, 1], "x": [[{big}]]}}\n{{"ids": [], "x": null}}\n')
+    assert rows(Jsonl(file)) == [{"ids": [big, 1], "x": [[big]]}, {"ids": [], "x": None}]
+    later = write(tmp_path, f'{{"ids": [{big}], "a": 1}}\n', "b.txt")
+    first = write(tmp_path, '{"ids": [7]}\n', "0.txt")
+    with pytest.raises(DecodeError, match=r"b\.txt, line 1: .*column 'ids' must be list<.*int64>"):
+        rows(Jsonl([first, later]))
+    declared = Jsonl([first, later], columns={"ids": "list<uint64>", "a": "float32"})
+    assert rows(declared) == [{"ids": [7], "a": None}, {"ids": [big], "a": 1.0}]
+    in_job = Jsonl("a.jsonl", columns={"ids": "list<uint64>"})
+    assert config.build(config.describe(in_job), Source, "train") == in_job
+    with pytest.raises(ConfigError, match=r"columns\.ids: unknown type, got 'list<int>'"):
+        Jsonl(first, columns={"ids": "list<int>"})
 
 
 def test_json_times_stay_text_for_the_time_role(tmp_path: Path) -> None:

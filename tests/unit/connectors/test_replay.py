@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hotbed import config
@@ -289,7 +290,9 @@ def test_wrong_arguments_are_named() -> None:
     source = Memory({"at": [1], "n": [1]})
     with pytest.raises(SchemaError, match=r"columns \['time'\] are absent, got \['at', 'n'\]"):
         read(Replay([source], time="time"))
-    with pytest.raises(SchemaError, match="a column has two types"):
+    with pytest.raises(
+        SchemaError, match=r"replay\.sources\[1\]: column 'n' must be int64, .* got string"
+    ):
         read(Replay([source, Memory({"at": [1], "n": ["x"]})], time="at"))
     with pytest.raises(ConfigError, match=r"replay\.(sources|speed): must"):
         Replay([source], time="at", speed=0)
@@ -297,6 +300,24 @@ def test_wrong_arguments_are_named() -> None:
         Replay([FakeStream({"at": [1]})], time="at")
     with pytest.raises(ConfigError, match="late labels: needs key columns and seconds > 0"):
         LateLabels(("user",), "kind", "view", "buy", within_seconds=0)
+
+
+def test_late_labels_compare_any_encoding_and_refuse_other_types() -> None:
+    late = LateLabels(("user",), "kind", "view", "buy", within_seconds=10)
+    events = {"at": [1, 2, 30], "user": [1, 1, 2], "kind": ["view", "buy", "view"]}
+
+    def labels(**columns: Any) -> list[Any]:
+        source = Memory(pa.table({name: pa.array(column) for name, column in columns.items()}))
+        batches = Replay([source], time="at", unit="s", late=late).read()
+        return [label for batch, _ in batches for label in batch.column("label").to_pylist()]
+
+    words = pa.array(events["kind"]).dictionary_encode()
+    assert labels(**{**events, "kind": words, "user": words.slice(0, 3)}) == [0.0]
+    assert labels(**{**events, "kind": words}) == labels(**events) == [1.0]
+    with pytest.raises(SchemaError, match=r"column 'kind' must be text, .* got int64"):
+        labels(**{**events, "kind": [1, 2, 1]})
+    with pytest.raises(SchemaError, match=r"the key 'user' must hold single values, got list<"):
+        labels(**{**events, "user": [[1], [1], [2]]})
 
 
 def test_a_replay_is_written_in_a_job(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_map_goes_to_other_processes_by_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "unknown"), [(["ann", "bob", "cy", ""], "zoe"), ([7, -1, 3, 0], 8)]
+    ("words", "unknown"), [(["ann", "bob", "cy", "dan"], "zoe"), ([7, -1, 3, 0], 8)]
 )
 def test_fitted_vocabulary_equals_the_one_in_the_schema(
     tmp_path: Path, words: list[Any], unknown: Any

@@ -53,6 +53,20 @@ def test_mean_and_deviation_are_those_of_the_whole_column(
     assert std == pytest.approx(right[1], rel=1e-9, abs=1e-12 * scale)
 
 
+@given(
+    value=st.floats(-1e9, 1e9) | st.sampled_from([0.1, 0.7, 1e100]),
+    count=st.integers(1, 60),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_a_constant_column_is_zero_and_stays_zero(
+    value: float, count: int, cuts: list[int]
+) -> None:
+    assert learn(Moments(), [value, None] * count, cuts) == (value, 0.0)
+    normalize = Normalize().learned(learn(Moments(), [value] * count, cuts))
+    later = normalize.apply(pa.array([value, 2 * value + 1, None]), NO_ROWS)
+    assert later.to_pylist() == [0.0, 0.0, None]
+
+
 @given(values=st.lists(numbers, max_size=60), cuts=st.lists(st.integers(0, 60), max_size=6))
 def test_quantiles_of_few_values_are_exactly_those_of_polars(
     values: list[float | None], cuts: list[int]

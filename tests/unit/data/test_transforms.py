@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -31,6 +34,7 @@ from hotbed.data import (
     TimeOfDay,
     Transform,
 )
+from hotbed.data.columns import Columns
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -253,3 +257,31 @@ def test_fitted_census_and_criteo_columns_are_used_alike_in_serving(shared_data:
     again = Schema.from_json(fitted.to_json())
     batch = next(source.read(batch_rows=100))[0]
     assert (Encoder(again)(batch, labels=False).dense["I5"] == values[:100]).all()
+
+
+@pytest.mark.parametrize(
+    ("learned", "others", "ids"),
+    [
+        ([True, False, True], [False, None, True], [2, None, 1]),
+        ([True, False, True], [0, 1, 7], [2, 1, 0]),
+        ([3_000_000_000, 7, -1], np.array([7, -1], np.int32), [2, 1]),
+        ([2**64 - 1, 7, 7], np.array([-1, 7], np.int64), [2, 1]),  # the same 64 bits
+        ([b"a", b"b", b"b"], ["b", "a", "c"], [1, 2, 0]),
+    ],
+)
+def test_map_learns_words_that_a_file_keeps_and_other_types_find(
+    learned: list[Any], others: Any, ids: list[int | None]
+) -> None:
+    schema = Schema([Id("x", transforms=[Map()])]).fit(Memory({"x": learned}))
+    loaded = Schema.from_json(json.dumps(schema.to_json()))
+    assert loaded == schema
+    (transform,) = loaded.ids[0].transforms
+    values = pa.array(others)
+    context = Columns(pa.record_batch({"x": values}))
+    assert transform.apply(values, context).to_pylist() == ids
+
+
+@pytest.mark.parametrize("values", [[1.5], [Decimal("1.5")], [date(2024, 1, 1)], [b"\xff"]])
+def test_map_refuses_words_that_no_file_keeps(values: list[Any]) -> None:
+    with pytest.raises(SchemaError, match=r"column 'x': map: expected .*, got"):
+        Schema([Id("x", transforms=[Map()])]).fit(Memory({"x": values}))

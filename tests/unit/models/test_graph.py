@@ -183,7 +183,7 @@ def built(description: Any, schema: hb.Schema = SCHEMA) -> Graph:
 
 LAYER = {"name": "deep", "inputs": ["x"]}
 MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
-    (("extra",), 1, "extra: unknown key, got 1. Use one of inputs"),
+    (("extra",), 1, 'extra: unknown key, got "extra". Use one of inputs'),
     (("layers",), GONE, 'layers: missing key, got ["inputs", "outputs"]'),
     (("layers",), [], "layers: not a list with entries, got []"),
     (("layers", 1), 3, "layers[1]: not an object, got 3"),
@@ -199,7 +199,7 @@ MISTAKES: list[tuple[tuple[Any, ...], Any, str]] = [
     (
         ("layers", 0, "hiden"),
         [8],
-        "layers[0].hiden: unknown key of mlp, got [8]. Did you mean 'hid",
+        'layers[0].hiden: unknown key of mlp, got "hiden". Did you mean \'hid',
     ),
     (
         ("layers", 0, "hidden"),

@@ -63,6 +63,7 @@ def test_a_rule_that_torch_does_not_have_is_refused(rule: Any) -> None:
         hb.Adam(lr=0.01, eps=0.03),
         hb.Ftrl(lr=0.1, beta=0.2, l1=0.05, l2=0.3),
         hb.Ftrl(lr=0.1, initial_accumulator=1e-7),
+        hb.Ftrl(lr=0.1, initial_accumulator=0.0, eps=1e-3),
         hb.Ftrl(lr=0.1, beta=0.2, l1=0.05, gradient_l1=0.3, gradient_l2=0.2),
         hb.Momentum(lr=0.1, l1=0.01, l2=0.02, lr_inside=True),
         hb.Nesterov(lr=0.1, lr_inside=True),
@@ -85,6 +86,16 @@ def test_dense_parameters_follow_the_reference_of_their_rule(rule: Any) -> None:
         optimizer = dense_optimizer(rule, [weight])  # as after a resumption
         assert optimizer is not None
         optimizer.load_state_dict(saved)
+
+
+def test_ftrl_takes_a_state_of_before_its_eps() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = dense_optimizer(hb.Ftrl(eps=1e-3), [weight])
+    assert optimizer is not None
+    saved = optimizer.state_dict()
+    del saved["param_groups"][0]["eps"]
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["eps"] == 0.0
 
 
 @pytest.mark.parametrize("make", [hb.Sgd, hb.Adam, hb.Adagrad])

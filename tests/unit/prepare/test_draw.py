@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items that a user does not know are drawn exactly as their weights say."""
+"""Items that a row may have are drawn exactly as their weights say."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.embedding.hashing import mix64
-from hotbed.prepare.sampling.draw import TOTAL, Known, Weights, draw
+from hotbed.prepare.sampling.draw import TOTAL, Candidates, Known, Weights, draw
 
 pytestmark = pytest.mark.core
 
 Pairs = list[tuple[int, int]]
+
+
+def all_but(weights: Weights, users: np.ndarray, items: np.ndarray) -> Candidates:
+    """Return for users 0, 1, ... all items but those of their pairs."""
+    num_users = int(users.max()) + 1
+    rows = np.arange(num_users)
+    known = Known.of(users, items, num_users)
+    last = np.full(num_users, len(weights.ends) - 1)
+    return Candidates(weights, known, rows, 0 * rows, last, rows >= 0)
 
 
 @settings(deadline=None, max_examples=200)
@@ -27,20 +36,19 @@ def test_each_place_of_the_unknown_weights_gives_the_item_there(
     pairs = [(user, item % len(counts)) for user, item in pairs]
     users, items = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     weights = Weights(np.concatenate([[0], np.cumsum(counts)]))
-    known = Known.of(users, items)
+    candidates = all_but(weights, users, items)
     for user in set(users.tolist()):
         line = []  # each unknown item as often as its weight
         for item, count in enumerate(counts):
             line += [] if (user, item) in pairs else [item] * count
-        places = np.arange(max(len(line), 1), dtype=np.uint64)
-        rows = np.full(1, user)
-        assert draw(weights, known, rows, places[None]).tolist() == [line or [-1]]
+        places = np.tile(np.arange(max(len(line), 1), dtype=np.uint64), (user + 1, 1))
+        assert draw([candidates], np.array([user]), places).tolist() == [line or [-1]]
 
 
-def test_users_who_are_not_there_know_nothing() -> None:
-    known = Known.of(np.array([2, 2]), np.array([1, 1]))
+def test_groups_that_are_not_there_know_nothing() -> None:
+    known = Known.of(np.array([2, 2]), np.array([1, 1]), 4)
     assert known.items.tolist() == [1]
-    assert known.starts.tolist() == [0, 0, 0, 1]
+    assert known.starts.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_popularity_weights_follow_the_power_of_the_counts() -> None:
@@ -64,9 +72,9 @@ def test_an_item_is_drawn_however_rare_it_is() -> None:
 @pytest.mark.parametrize("power", [0.0, 0.75])
 def test_frequencies_are_those_of_the_weights(power: float) -> None:
     counts = np.array([5, 0, 50, 500, 1, 20])
-    known = Known.of(np.array([0, 0]), np.array([3, 4]))
-    random = mix64(np.arange(400_000)).reshape(100_000, 4)
-    drawn = draw(Weights.of(counts, power), known, np.zeros(100_000, np.int64), random)
+    candidates = all_but(Weights.of(counts, power), np.array([0, 0]), np.array([3, 4]))
+    random = mix64(np.arange(400_000)).reshape(1, 400_000)
+    drawn = draw([candidates], np.array([0]), random)
     shares = np.bincount(drawn.ravel(), minlength=6) / drawn.size
     expected = np.where(np.isin(np.arange(6), [1, 3, 4]), 0, counts.astype(float) ** power)
     # five standard deviations of a share of 400,000 draws are at most 0.004

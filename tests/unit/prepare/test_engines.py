@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -261,6 +262,11 @@ def test_engines_and_workers_write_equal_files(
     # the files do not depend on the number of buckets either
     many["memory"] = "1MB"
     prepare(Preparation.from_json(many), engine)
+    found = files_of(tmp_path / "many")
     expected = files_of(tmp_path / "one")
-    expected["workflow.json"] = expected["workflow.json"].replace(b'"1GB"', b'"1MB"')
-    assert files_of(tmp_path / "many") == expected
+    workflows = [json.loads(files.pop("workflow.json")) for files in (found, expected)]
+    for workflow in workflows:
+        del workflow["digest"]  # output and memory differ
+        workflow["prepare"]["memory"] = ""
+    assert workflows[0] == workflows[1]
+    assert found == expected

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negatives: never an item that the user has, drawn as promised, whatever the chunks and buckets."""
+"""Negatives: only items that the rule of exposure allows, drawn as promised, for all buckets."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hotbed.prepare.sampling.negatives import (
     user_rows,
     with_label,
 )
+from hotbed.prepare.sampling.order import Order
 from hotbed.prepare.shuffle import Shuffle, Side
 
 pytestmark = pytest.mark.core
@@ -46,30 +47,38 @@ class Files:
 
     def run(self, chunks: list[pa.RecordBatch], valid: list[np.ndarray]) -> list[Row]:
         """Return all rows with their negatives; each chunk is a partition."""
-        catalogue = self._catalogue(chunks, valid)
-        side = self._draw(chunks, valid, catalogue)
+        time = "time" if "time" in chunks[0].schema.names else None
+        order = Order(time, "s")
+        catalogue = self._catalogue(chunks, order, valid)
+        side = self._draw(chunks, order, valid, catalogue)
         rows: list[Row] = []
         for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
             items = side.reader(number).read(0, chunk.num_rows).column("items").combine_chunks()
             labelled = with_label(chunk, LABEL)
-            expanded = expand(self.negatives, labelled, LABEL, catalogue, items)
+            expanded = expand(self.negatives, labelled, LABEL, order, catalogue, items)
             parts = is_valid[expanded.origins]
             extra = zip(expanded.copies.tolist(), parts.tolist(), strict=True)
             for row, (copy, part) in zip(expanded.rows.to_pylist(), extra, strict=True):
                 rows.append(row | {"copy": copy, "valid": part})
         return rows
 
-    def _catalogue(self, chunks: list[pa.RecordBatch], valid: list[np.ndarray]) -> Catalogue:
+    def _catalogue(
+        self, chunks: list[pa.RecordBatch], order: Order, valid: list[np.ndarray]
+    ) -> Catalogue:
         shuffle = Shuffle(self.folder / "items", self.buckets)
         for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
             with shuffle.writer(number) as writer:
-                writer.write(*item_rows(self.negatives.of_item, chunk, is_valid))
+                writer.write(*item_rows(self.negatives.of_item, chunk, order, is_valid))
         tables = [items_of(shuffle.read(bucket)) for bucket in shuffle.buckets()]
         Catalogue.write(self.folder / "catalogue", tables, self.negatives.exponent)
         return Catalogue.open(self.folder / "catalogue")
 
     def _draw(
-        self, chunks: list[pa.RecordBatch], valid: list[np.ndarray], catalogue: Catalogue
+        self,
+        chunks: list[pa.RecordBatch],
+        order: Order,
+        valid: list[np.ndarray],
+        catalogue: Catalogue,
     ) -> Side:
         shuffle = Shuffle(self.folder / "users", self.buckets)
         first = 0
@@ -77,8 +86,9 @@ class Files:
             hashes = hash_places(0, np.arange(first, first + chunk.num_rows), 0, Purpose.NEGATIVES)
             first += chunk.num_rows
             labelled = with_label(chunk, LABEL)
+            rows = user_rows(self.negatives, labelled, LABEL, order, is_valid, hashes)
             with shuffle.writer(number) as writer:
-                writer.write(*user_rows(self.negatives, labelled, LABEL, is_valid, hashes))
+                writer.write(*rows)
         side = Side(self.folder / "side", self.buckets)
         for number in shuffle.buckets():
             bucket = shuffle.read(number)
@@ -88,42 +98,78 @@ class Files:
         return side
 
 
-def batch(rows: list[tuple[int | None, str | None]]) -> pa.RecordBatch:
+Event = tuple[int | None, str | None, int]
+
+
+def batch(rows: list[Event]) -> pa.RecordBatch:
+    """Return events (user, item, time); each price of an item holds for a hundred seconds."""
     return pa.record_batch(
         {
-            "user": pa.array([user for user, _ in rows], pa.int64()),
-            "item": pa.array([item for _, item in rows], pa.string()),
-            "genre": pa.array([item and [item, "all"] for _, item in rows], pa.list_(pa.string())),
+            "user": pa.array([user for user, _, _ in rows], pa.int64()),
+            "item": pa.array([item for _, item, _ in rows], pa.string()),
+            "time": pa.array([time for _, _, time in rows], pa.int64()),
+            "genre": pa.array([item and [item, "all"] for _, item, _ in rows]),
+            "price": pa.array([item and f"{item}{time // 100}" for _, item, time in rows]),
             "place": pa.array(range(len(rows))),
         }
     )
 
 
-rows_of_users = st.lists(
-    st.tuples(st.integers(0, 4) | st.none(), st.sampled_from("abcdef") | st.none()),
+events_of_users = st.lists(
+    st.tuples(
+        st.integers(0, 4) | st.none(),
+        st.sampled_from("abcdef") | st.none(),
+        st.integers(0, 6).map(lambda number: number * 50),
+    ),
     min_size=1,
     max_size=40,
-).filter(lambda rows: any(item for _, item in rows))
+).filter(lambda rows: any(item for _, item, _ in rows))
 
 
-@settings(deadline=None, max_examples=60)
+def allowed(rows: list[Event], row: Event, seen: str, items: set[str]) -> set[str]:
+    """Return which of `items` may be negatives of `row`."""
+    own = [(item, time) for user, item, time in rows if user == row[0]]
+    if seen == "never":
+        return items - {item for item, _ in own}
+    at_that_time = {item for item, time in own if time == row[2]}
+    if seen == "any":
+        return items - at_that_time
+    earlier = {item for item, time in own if time < row[2]}
+    pool = items & earlier if row[1] in earlier else items - earlier
+    return pool - at_that_time
+
+
+def price_at(rows: list[Event], item: str, time: int, seen: str) -> str:
+    """Return the latest price of an item at or before a time, else its first one."""
+    times = [other for _, name, other in rows if name == item]
+    if seen == "never":
+        return f"{item}{times[0] // 100}"  # of the first row of the file
+    return f"{item}{max([t for t in times if t <= time], default=min(times)) // 100}"
+
+
+@settings(deadline=None, max_examples=40)
 @given(
-    rows=rows_of_users,
+    rows=events_of_users,
     cut=st.integers(0, 40),
     buckets=st.integers(1, 4),
     draw=st.sampled_from(["uniform", "popularity"]),
+    seen=st.sampled_from(["matched", "any", "never"]),
     seed=st.integers(0, 3),
 )
-def test_negatives_are_items_of_the_part_that_the_user_has_in_no_part(
+def test_negatives_are_items_of_the_part_that_the_rule_of_exposure_allows(
     tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[int | None, str | None]],
+    rows: list[Event],
     cut: int,
     buckets: int,
     draw: Any,
+    seen: Any,
     seed: int,
 ) -> None:
-    negatives = Negatives("user", "item", 3, draw, item_columns=["genre"])
+    columns = ["genre", "price"]
+    negatives = Negatives("user", "item", 3, draw, item_columns=columns, seen=seen)
     whole = batch(rows)
+    if seen == "never":  # the stages pass no order then
+        whole = whole.drop_columns(["time"])
     is_valid = np.random.default_rng(seed).random(len(rows)) < 0.3
     folder = tmp_path_factory.mktemp("negatives")
     in_one = Files(folder / "one", negatives)
@@ -132,32 +178,34 @@ def test_negatives_are_items_of_the_part_that_the_user_has_in_no_part(
     in_two = Files(folder / "two", negatives, buckets)
     assert in_two.run(chunks, [is_valid[:cut], is_valid[cut:]]) == expanded
 
-    known = defaultdict(set)
     items: dict[bool, set[str]] = {False: set(), True: set()}
-    for (user, item), part in zip(rows, is_valid.tolist(), strict=True):
-        known[user].add(item)
+    for (_, item, _), part in zip(rows, is_valid.tolist(), strict=True):
         items[part] |= {item} if item else set()
-    assert [(row["user"], row["item"]) for row in expanded if not row["copy"]] == rows
     counts: Counter[int] = Counter()
     for row in expanded:
         assert row["label"] == (not row["copy"])
-        user, original = rows[row["place"]]
+        user, original, time = rows[row["place"]]
         assert row["user"] == user
         assert row["valid"] == is_valid[row["place"]]
-        if row["item"]:
-            assert row["genre"] == [row["item"], "all"]
-        if row["copy"]:
-            counts[row["place"]] += 1
-            assert row["item"] in items[row["valid"]] - known[user]
-            assert original is not None
-    without = set()
-    for place, ((user, item), part) in enumerate(zip(rows, is_valid.tolist(), strict=True)):
-        has_some = None not in (user, item) and bool(items[part] - known[user])
+        if not row["copy"]:
+            assert row["item"] == original
+            continue
+        counts[row["place"]] += 1
+        assert row["item"] in allowed(rows, rows[row["place"]], seen, items[row["valid"]])
+        assert row["genre"] == [row["item"], "all"]
+        assert row["price"] == price_at(rows, row["item"], time, seen)
+    kept = []
+    num_without = 0
+    for place, (row, part) in enumerate(zip(rows, is_valid.tolist(), strict=True)):
+        is_whole = None not in row[:2]
+        has_some = is_whole and bool(allowed(rows, row, seen, items[part]))
         assert counts[place] == 3 * has_some
-        if None not in (user, item) and not has_some:
-            without.add((user, part))
+        num_without += is_whole and not has_some
+        if has_some or seen == "never":
+            kept.append(place)
+    assert [row["place"] for row in expanded if not row["copy"]] == kept
     assert in_one.drawn[0].num_items == counts.total()
-    assert sum(drawn.users_without for drawn in in_two.drawn) == len(without)
+    assert sum(drawn.num_without for drawn in in_two.drawn) == num_without
 
 
 @pytest.mark.parametrize("draw", ["uniform", "popularity"])
@@ -210,11 +258,11 @@ def test_the_raw_label_of_a_negative_is_encoded_as_zero(
     tmp_path: Path, label: Label, values: list[Any]
 ) -> None:
     chunk = pa.record_batch({"user": [1], "item": ["a"], "label": values})
-    Catalogue.write(
-        tmp_path, [pa.table({"key": [5], "train": [1], "valid": [0], "value item": ["b"]})], 0
-    )
+    item = {"key": [5], "time": [0], "train": [1], "valid": [0], "value item": ["b"]}
+    Catalogue.write(tmp_path, [pa.table(item)], 0)
     items = pa.FixedSizeListArray.from_arrays(pa.array([0, 0]), 2)
-    expanded = expand(Negatives("user", "item", 2), chunk, label, Catalogue.open(tmp_path), items)
+    catalogue = Catalogue.open(tmp_path)
+    expanded = expand(Negatives("user", "item", 2), chunk, label, Order(), catalogue, items)
     labels = Encoder(Schema([label]))(expanded.rows).labels["label"]
     assert labels.tolist() == [1, 0, 0]
     assert expanded.rows.column("item").to_pylist() == ["a", "b", "b"]
@@ -231,7 +279,7 @@ def test_negatives_need_one_plain_label() -> None:
     with pytest.raises(ConfigError, match="expected a schema with one label, got \\[\\]"):
         label_of(Schema([]))
     with pytest.raises(ConfigError, match="the source has no column 'label', got a label with"):
-        with_label(batch([(1, "a")]), Label("label", threshold=4))
+        with_label(batch([(1, "a", 0)]), Label("label", threshold=4))
 
 
 @pytest.mark.parametrize(
@@ -239,6 +287,7 @@ def test_negatives_need_one_plain_label() -> None:
     [
         ({"per_positive": 0}, r"negatives\.per_positive: must be an integer >= 1, got 0"),
         ({"power": -1}, r"negatives\.power: must be a finite number >= 0, got -1"),
+        ({"seen": "twice"}, r"negatives\.seen: unknown value, got 'twice'\. Give one of 'matched'"),
         ({"item": "user"}, r"negatives\.item: expected another column than that of users"),
     ],
 )
@@ -250,4 +299,4 @@ def test_wrong_negatives_are_an_error(keys: dict[str, Any], message: str) -> Non
 def test_a_source_without_items_is_an_error(tmp_path: Path) -> None:
     files = Files(tmp_path, Negatives("user", "item"))
     with pytest.raises(DataError, match="expected items to draw, got no row with an item"):
-        files.run([batch([(1, None)])], [np.zeros(1, bool)])
+        files.run([batch([(1, None, 0)])], [np.zeros(1, bool)])

@@ -38,7 +38,7 @@ from hotbed.data import (
     Weight,
 )
 from hotbed.errors import ConfigError, DataError, DecodeError, NotWritten, PersistError
-from hotbed.files import HeldFolder
+from hotbed.files import MARK_FILE, HeldFolder
 from hotbed.job.job import PreparedSchema
 from hotbed.prepare import ByFold, Local, Preparation, Previous, Stage, Workflow, prepare
 
@@ -118,7 +118,8 @@ def with_history(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with the column that `HISTORY` derives, by the definition."""
     histories: list[list[str]] = []
     for row in rows.iter_rows(named=True):
-        is_same = pl.col("city") == pl.lit(row["city"], pl.String)
+        city = row["city"] or None  # empty text is missing, as null is
+        is_same = pl.col("city") == pl.lit(city, pl.String)
         same = rows.filter(is_same & (pl.col("at") < row["at"]))
         histories.append(same.sort("at", "device")["device"].to_list()[-3:])
     return rows.with_columns(pl.Series("history", histories, pl.List(pl.String)))
@@ -194,8 +195,7 @@ def test_each_file_has_its_digest_in_the_workflow(job: Preparation) -> None:
     for name, digest in digests.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    beside = {"train/_metadata.json", "train/_file_list.txt"}
-    assert found - set(digests) == {"workflow.json", "report.html", *beside}
+    assert found - set(digests) == {"workflow.json"}
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -215,8 +215,10 @@ def test_nothing_is_left_of_a_preparation_that_fails(job: Preparation, tmp_path:
         with pytest.raises(DataError, match="hotbed prepare"):
             Schema.of_prepared(path)
     (tmp_path / "raw-9.parquet").unlink()
+    (partial / MARK_FILE).touch()
     (partial / "leftover").mkdir()
     prepare(job)
+    assert not (Path(job.output) / MARK_FILE).exists()
     assert not partial.exists()
     assert not (Path(job.output) / "leftover").exists()
 
@@ -310,6 +312,36 @@ def test_bad_row_is_named_by_file_line_and_column(
         (tmp_path / name).write_text("\n".join(blank) + "\n")
     with pytest.raises(DecodeError, match=rf"{file}, line {line}[:,].*{message}"):
         prepare(bad)
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_damaged_row_group_is_a_dead_letter_and_the_other_groups_are_read(
+    tmp_path: Path, group: int
+) -> None:
+    path = tmp_path / "raw.parquet"
+    rows = pl.DataFrame({"y": np.arange(2000) % 2, "user": np.arange(2000)})
+    rows.write_parquet(path, row_group_size=500, compression="uncompressed")
+    content = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(group).column(1)
+    first = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[first : first + 40] = b"\xff" * 40  # the head of the first page
+    path.write_bytes(content)
+    schema = Schema([Label("y"), Id("user")])
+    job = Preparation(
+        hb.sources.Parquet(str(path)), schema, on_error="skip", output=str(tmp_path / "out")
+    )
+    workflow = prepare(job)
+    assert workflow.counts["train"] == 1500
+    assert workflow.counts["skipped"] == {"file": 1}
+    letters = [
+        json.loads(line)
+        for file in (tmp_path / "out/dead_letters").iterdir()
+        for line in file.read_text().splitlines()
+    ]
+    first_row = 500 * group + 1
+    assert [letter["place"] for letter in letters] == [{"file": str(path), "row": first_row}]
+    place = f"the rest of the row group of rows {first_row:,} to {first_row + 499:,} is left out"
+    assert place in letters[0]["payload"]
 
 
 def test_skipped_rows_are_counted_and_written_to_dead_letters(bad: Preparation) -> None:
@@ -416,7 +448,9 @@ def test_stages_are_reported(job: Preparation) -> None:
     stages: list[Stage] = []
     prepare(job, report=stages.append)
     last = {stage.name: stage for stage in stages}
-    assert [name for name in last if "," not in name] == ["derive 1", "fit 1", "fit 2", "write"]
+    assert [name for name in last if "," not in name] == [
+        *("inputs", "derive 1", "fit 1", "fit 2", "write")
+    ]
     assert all(stage.done == stage.total for stage in last.values())
 
 

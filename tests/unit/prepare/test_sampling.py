@@ -123,25 +123,35 @@ IMPLICIT = columns("label watched", "time time", "id user", "id film", "id genre
 
 
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("seen", ["matched", "never"])
 def test_negatives_are_in_the_part_of_their_positive(
-    raw: Path, tmp_path: Path, events: pl.DataFrame, split: dict[str, Any]
+    raw: Path, tmp_path: Path, events: pl.DataFrame, split: dict[str, Any], seen: str
 ) -> None:
     negatives = {"user": "user", "item": "film", "per_positive": 3, "item_columns": ["genre"]}
+    negatives["seen"] = seen
     workflow, parts = prepared(raw, tmp_path / "out", IMPLICIT, negatives=negatives, split=split)
     _, plain = prepared(
         raw, tmp_path / "plain", columns("id film", "id row", "time time"), split=split
     )
-    own = pl.concat(parts.values()).filter(pl.col("watched") == 1)
-    known = set(own.select("user", "film").iter_rows())
-    genres = dict(own.select("film", "genre").iter_rows())
+    own = pl.concat(frame.select("film", "time", "row") for frame in plain.values())
+    users = pl.concat(parts.values()).select("row", "user").unique()
+    known = set(own.join(users, on="row").select("user", "film", "time").iter_rows())
+    genres = dict(pl.concat(parts.values()).select("film", "genre").iter_rows())
     num_negatives = 0
+    num_positives = 0
     for name, part in parts.items():
         positives = part.filter(pl.col("watched") == 1)
         drawn = part.filter(pl.col("watched") == 0)
         num_negatives += len(drawn)
-        assert positives.select("row", "film").equals(plain[name].select("row", "film"))
-        assert set(drawn["film"]) <= set(positives["film"])
-        assert not known & set(drawn.select("user", "film").iter_rows())
+        num_positives += len(positives)
+        of_part = plain[name].select("row", "film")
+        kept = of_part.filter(pl.col("row").is_in(positives["row"].implode()))
+        assert positives.select("row", "film").equals(kept)
+        assert set(drawn["film"]) <= set(of_part["film"])
+        assert not known & set(drawn.select("user", "film", "time").iter_rows())
+        if seen == "never":
+            pairs = {(user, film) for user, film, _ in known}
+            assert not pairs & set(drawn.select("user", "film").iter_rows())
         assert dict(drawn.select("film", "genre").iter_rows()).items() <= genres.items()
         copied = drawn.join(positives, on="row", suffix="_own")
         assert len(copied) == len(drawn)
@@ -149,7 +159,8 @@ def test_negatives_are_in_the_part_of_their_positive(
             assert copied[column].equals(copied[f"{column}_own"], null_equal=False)
         assert set(Counter(drawn["row"].to_list()).values()) == {3}
     assert workflow.counts["negatives"] == num_negatives
-    assert workflow.counts["users_without_unknown_items"] == 0
+    without = workflow.counts["positives_without_negatives"]
+    assert num_positives == 6000 - (without if seen == "matched" else 0)
 
 
 def test_target_encodings_of_users_do_not_tell_negatives_from_their_positive(
@@ -175,7 +186,8 @@ def test_nothing_depends_on_memory_and_workers(raw: Path, tmp_path: Path) -> Non
         workflow, _ = prepared(raw, tmp_path / memory, IMPLICIT, workers, memory=memory, **keys)
         files = sorted((tmp_path / memory).rglob("part-*"))
         outputs.append((workflow.counts, [file.read_bytes() for file in files]))
-    assert outputs[0][0]["negatives"] == 4 * 6000
+    without = outputs[0][0]["positives_without_negatives"]
+    assert outputs[0][0]["negatives"] == 4 * (6000 - without)
     assert outputs[0] == outputs[1]
 
 
@@ -194,7 +206,7 @@ def test_the_workflow_samples_the_training_rows_as_before(raw: Path, tmp_path: P
         assert pl.read_parquet(tmp_path / "again" / name / "*.parquet").equals(part)
     workflow.apply(source, str(tmp_path / "as served"))
     rows = pl.read_parquet(tmp_path / "as served/valid/*.parquet")
-    assert rows["row"].to_list() == list(range(6000))
+    assert rows["row"].to_list() == list(range(6000))  # none is left out where none is drawn
     assert rows["w"].unique().to_list() == [1.0]
 
 

@@ -147,6 +147,15 @@ def test_group_statistics_equal_those_of_a_dict(
         assert learned == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([0.1, 0.7, 1e9 + 0.1]))
+def test_equal_values_of_a_key_have_no_deviation(counts: list[int], value: float) -> None:
+    parts = [group_parts(np.full(count, 7), np.full(count, value)) for count in counts]
+    table = pa.Table.from_batches(parts)
+    assert group_statistic(table, "mean")[1].tolist() == [value]
+    if sum(counts) > 1:
+        assert group_statistic(table, "std")[1].tolist() == [0.0]
+
+
 @given(chunks)
 def test_statistics_have_the_same_bits_for_any_number_of_buckets(
     chunks_of_rows: list[list[Row]],

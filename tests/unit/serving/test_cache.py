@@ -6,6 +6,7 @@ in seconds.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,41 @@ def test_late_row_reads_as_unknown_is_counted_and_not_cached() -> None:
         assert look(lookup, 1, 2, 9, 2) == ([[1.0, 2.0], absent[0], absent[1], absent[0]], 2)
         assert look(lookup, 1) == ([[1.0, 2.0]], 0)  # what is there needs no store
         assert (cache.late, cache.num_rows) == (2, 1)
+
+
+def test_lookups_of_a_request_wait_for_one_deadline_together() -> None:
+    """That of the request, from when it was asked: also in a queue, and over several lookups."""
+    store = store_of(hb.Table("t", 2), hb.Table("u", 1))
+    version = store.publish({"t": {1: [1.0, 2.0]}, "u": {5: [5.0]}})
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=10.0)
+    lookups = [
+        cache.lookup(version, [("x", "t", "sum")]),
+        cache.lookup(version, [("x", "u", "sum")]),
+    ]
+    ids = {"x": hb.Ids(np.array([1, 5]))}
+    seconds = list[float]()
+
+    def silent(wanted: Any, allowed: float) -> Any:
+        seconds.append(allowed)
+        raise StoreError("nothing arrives")
+
+    object.__setattr__(version, "find", silent)
+    asked = time.monotonic() - 4.0
+    assert [lookup(ids, 2, asked).late for lookup in lookups] == [2, 2]
+    assert len(seconds) == 1  # the second lookup knows that the store is silent
+    assert 0.0 < seconds[0] <= 6.0
+
+
+def test_request_that_waited_for_the_deadline_waits_for_no_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(caching.threading, "Thread", AtOnce)
+    store = one_table({1: [1.0, 2.0]})
+    cache = hb.EmbeddingCache(store, "fake", deadline_seconds=0.1)
+    lookup = cache.lookup(store.versions[0], FEATURES)
+    ids = {"x": hb.Ids(np.array([1]))}
+    assert lookup(ids, 1, time.monotonic() - 1.0).late == 1
+    assert lookup(ids, 1).late == 0  # the row came for the requests after it
 
 
 class AtOnce(threading.Thread):

@@ -6,6 +6,7 @@ the score of training.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,14 @@ def running(exported: Path) -> Iterator[Running]:
     server.close()
 
 
+def without_nulls(row: Row) -> Row:
+    """Return a row with what stands for a missing value where there is no null."""
+    instead: Row = {"city": "", "price": math.nan, "history": []}
+    sent = {name: instead.get(name) if value is None else value for name, value in row.items()}
+    sent["words"] = [*(row["words"] or []), ""]
+    return sent
+
+
 def by_json(running: Running) -> Ask:
     """Nulls and empty lists as JSON writes them."""
 
@@ -196,8 +205,8 @@ def test_every_row_has_its_training_score_at_every_door(
     door: str, doors: dict[str, Ask], model: hb.RecModel
 ) -> None:
     asked = rows(80, 7)
-    if door.startswith("triton"):
-        asked = [row for row in asked if all(value is not None for value in row.values())]
+    if door.startswith("triton"):  # integers have no missing value there
+        asked = [row for row in asked if None not in (row["user"], row["timestamp"])]
     missing = dict.fromkeys(TYPES, None)
     empty = {
         **rows(1, 3)[0],
@@ -215,7 +224,9 @@ def test_every_row_has_its_training_score_at_every_door(
     scores = expected(model, asked)
     assert len(asked) > 20
     for row, score in zip(asked, scores, strict=True):
-        assert abs(doors[door](row) - score) < 1e-6, row
+        assert abs(doors[door](without_nulls(row)) - score) < 1e-6, row
+        if not door.startswith("triton"):
+            assert abs(doors[door](row) - score) < 1e-6, row
 
 
 @pytest.mark.parametrize("name", TYPES)

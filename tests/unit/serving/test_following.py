@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import DataError, FormatError, HotbedError, SchemaError
+from hotbed.errors import (
+    DataError,
+    FormatError,
+    HotbedError,
+    PersistError,
+    SchemaError,
+    ServingError,
+)
 from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
 from hotbed.serving.server.models import Models
@@ -259,3 +266,76 @@ def test_a_source_that_begins_anew_is_followed(trainer: Trainer) -> None:
     newest = trainer.publish(3, full=True)
     assert [one.manifest.version for one in follower.poll()] == [newest]
     assert follower.told == []
+
+
+def test_folder_that_disappears_is_a_reason_until_it_is_back(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    published = trainer.folder / "published"
+    version = trainer.publish(1, full=True)
+    running = Running(trainer.folder / "export", grpc_port=None)
+    running.models.follow("m", lambda: Follower(published), 0.02)
+    with hb.Client(f"http://{running.http}") as client:
+        wait_for(lambda: client.models()[0]["version"] == str(version), "it is served")
+        for _ in range(2):  # the same words are reported again
+            problems = running.models.named("m").problems
+            published.rename(trainer.folder / "elsewhere")
+            wait_for(lambda: "are gone" in client.models()[0]["reason"], "the reason is shown")
+            assert str(published) in client.models()[0]["reason"]
+            assert running.models.named("m").problems == problems + 1
+            assert caplog.text.count("are gone") == 2 * (problems + 1)  # the follower, the model
+            assert client.ask("m", trainer.asked).version == version
+            (trainer.folder / "elsewhere").rename(published)
+            wait_for(lambda: client.models()[0]["reason"] == "", "the reason is gone")
+    running.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_server_that_is_started_before_the_first_version_waits_for_it(
+    trainer: Trainer, workers: int
+) -> None:
+    published = trainer.folder / "published"
+    trainer.publisher.graph = trainer.model.graph()
+    server = Process(f"m={published}", "--watch", f"m={published}", "--set", f"workers={workers}")
+    with hb.Client(f"http://{server.http}") as client:
+        reason = "no version is published yet"
+        wait_for(lambda: reason in client.models()[0]["reason"], "the reason is shown")
+        with pytest.raises(ServingError):
+            client.predict("m", trainer.asked)
+        version = trainer.publish(1, full=True)
+        wait_for(lambda: client.models()[0]["version"] == str(version), "it is served")
+        scores = client.predict("m", trainer.asked)
+        assert np.abs(scores - trainer.scores[version]).max() < 1e-6
+        wait_for(lambda: client.models()[0]["reason"] == "", "the reason is gone")
+    assert server.stop() == 0
+
+
+def test_followed_source_that_is_torn_or_not_the_watched_one_is_an_error(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    models = Models(hb.ParameterServer())
+    with pytest.raises(FormatError, match="there is no checkpoint"):
+        models.add("m", tmp_path / "typo")
+    trainer.publish(1, full=True)
+    (trainer.folder / "published" / "CURRENT").unlink()
+    trainer.publish(2, full=True)
+    (trainer.folder / "published" / "CURRENT").write_bytes(b"torn")
+    with pytest.raises(FormatError, match="CURRENT"):
+        models.add("m", trainer.folder / "published", is_followed=True)
+    models.close()
+
+
+def test_load_of_a_followed_source_that_went_back_is_refused(trainer: Trainer) -> None:
+    published = trainer.folder / "published"
+    trainer.publisher.graph = trainer.model.graph()
+    trainer.publish(1, full=True)
+    earlier = (published / "CURRENT").read_bytes()
+    newest = trainer.publish(2, full=True)
+    models = Models(hb.ParameterServer())
+    models.add("m", published, is_followed=True)
+    (published / "CURRENT").write_bytes(earlier)
+    with pytest.raises(PersistError, match=f"versions only grow, .* after version {newest}"):
+        models.load("m")
+    assert models.named("m").current.version.version == newest
+    assert "versions only grow" in models.named("m").problem
+    models.close()

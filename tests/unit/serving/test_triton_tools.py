@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -22,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 import hotbed as hb
 from hotbed.errors import ServingError, Unauthorized
+from hotbed.serving.health import Health
 from hotbed.serving.server.grpc import MESSAGES, SERVICE
 
 from .conftest import Held, Running, draw, wait_for
@@ -346,3 +349,53 @@ def test_requests_that_intermediaries_read_in_other_ways_are_refused(
         connection.sendall(data.encode())
         with connection.makefile("rb") as answer:
             assert answer.readline().split()[1] == str(status).encode()
+
+
+def open_watch(channel: grpc.Channel) -> Any:
+    return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+
+
+def test_watches_without_a_token_take_no_calls_from_a_parameter_server(
+    exported: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text("one\n")
+    tokens = ("--token-file", tmp_path / "tokens", "--set", "calls=4")
+    held = Held(tmp_path / "rows", f"m={exported}", *tokens)
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{held.port}", own) as channel:
+        wait_for(lambda: health(channel) == health_pb2.HealthCheckResponse.SERVING, "it is ready")
+        watches = [open_watch(channel) for _ in range(100)]
+        states = {next(watch).status for watch in watches}
+        assert states == {health_pb2.HealthCheckResponse.SERVING}
+        store = hb.ParameterServer.connect(f"grpc://127.0.0.1:{held.port}", "one")
+        assert store.model("m").find({"user": np.arange(3)}, seconds=10)["user"].shape[0] == 3
+        for watch in watches:
+            watch.cancel()
+
+
+def test_watches_are_bounded_and_end_with_age() -> None:
+    """The oldest one ends when there are too many; a watch that is over is to be made again."""
+
+    class Stub:
+        """The context of a call."""
+
+        async def abort(self, code: grpc.StatusCode, reason: str) -> None:
+            raise ConnectionAbortedError(code, reason)
+
+    async def check() -> None:
+        request = health_pb2.HealthCheckRequest()
+        health = Health([SERVICE], lambda: True, most_watches=2)
+        watches = [health.Watch(request, Stub()) for _ in range(3)]
+        for watch in watches:
+            await anext(watch)
+        with pytest.raises(ConnectionAbortedError, match="Watch again"):
+            await anext(watches[0])
+        waiting = asyncio.ensure_future(anext(watches[1]))
+        health.close()
+        assert (await waiting).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        aged = Health([SERVICE], lambda: True, watch_seconds=0.0).Watch(request, Stub())
+        await anext(aged)
+        with pytest.raises(ConnectionAbortedError, match="because of its age"):
+            await anext(aged)
+
+    asyncio.run(check())

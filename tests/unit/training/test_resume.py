@@ -249,3 +249,33 @@ def test_allow_takes_a_list_of_names() -> None:
 def test_arguments_of_a_checkpoint_are_checked(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"Checkpoint.{name}: must be"):
         hb.callbacks.Checkpoint("x", **{name: value})
+
+
+def test_a_state_keeps_the_rules_of_missing_values_that_it_was_learned_with(tmp_path: Path) -> None:
+    """Before there were rules, an empty text was a text to `Hash`: it has a row there."""
+    rows = hb.sources.Memory({"y": [0, 1] * 20, "u": ["", "a"] * 20})
+    columns = [hb.Label("y"), hb.Id("u", transforms=[hb.transforms.Hash()])]
+
+    def trained(rules: int, folder: str, epochs: int) -> hb.RecModel:
+        torch.manual_seed(0)
+        schema = hb.Schema(columns, rules=rules)
+        model = hb.RecModel(hb.models.DNN(schema, hb.make_tables(schema, dim=2)), "bce")
+        checkpoint = hb.callbacks.Checkpoint(tmp_path / folder)
+        data = hb.Dataset(rows, schema, 10)
+        model.fit(data, epochs=epochs, callbacks=[checkpoint], progress=False)
+        return model
+
+    assert len(trained(2, "now", 1).tables["u"]) == 1
+    trained(1, "before", 1)
+    assert "rules" not in (open_checkpoint(tmp_path / "before").manifest.schema or {})
+    model = trained(2, "before", 2)  # the same script, run with a new release
+    assert len(model.tables["u"]) == 2
+    assert "rules" not in (open_checkpoint(tmp_path / "before").manifest.schema or {})
+    asked = hb.sources.Memory({"y": [0, 0], "u": ["", "a"]})
+    loaded = hb.load(tmp_path / "before")
+    expected = loaded.predict(hb.Dataset(asked, hb.Schema(columns, rules=1), 2))
+    scores = loaded.predict(hb.Dataset(asked, hb.Schema(columns), 2))
+    np.testing.assert_array_equal(scores, expected)
+    model.export(tmp_path / "exported")
+    served = hb.InferenceSession(tmp_path / "exported").predict({"u": ["", "a"]})
+    np.testing.assert_allclose(served, expected, atol=1e-6)

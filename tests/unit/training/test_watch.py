@@ -355,7 +355,7 @@ def test_a_scrape_sees_the_stream_as_it_is(dataset: Any, network: Any) -> None:
             pages.append(scrape(prometheus.address))
 
     data, windows = dataset(640), hb.callbacks.Windows(samples=128)
-    tower = network(admit=hb.MinCount(2), capacity=9)
+    tower = network(admit=hb.MinCount(2, admission_bytes=1 << 16), capacity=9)
     model = hb.RecModel(tower, "bce", hb.Adam(lr=0.01), ["auc"])
     stream(model, data, windows, prometheus, Scrape())
     assert [page["hotbed_samples_total"] for page in pages] == [64 * (i + 1) for i in range(10)]
@@ -364,6 +364,8 @@ def test_a_scrape_sees_the_stream_as_it_is(dataset: Any, network: Any) -> None:
     assert last['hotbed_table_rows{table="user"}'] == len(tables["user"])
     assert last['hotbed_table_capacity{table="user"}'] == 9
     assert last['hotbed_table_refused_total{table="item"}'] == tables["item"].stats["refused"] > 0
+    sketched = tables["item"].stats["sketched_partitions"]
+    assert last['hotbed_table_sketched_partitions{table="item"}'] == sketched
     assert last['hotbed_window_metric{metric="auc"}'] == windows.points[-1].values["auc"]
     assert last['hotbed_learning_rate{of="dense"}'] == 0.01
     assert last["hotbed_watermark_seconds"] == 639.0

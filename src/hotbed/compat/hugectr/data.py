@@ -7,16 +7,17 @@ import shutil
 from pathlib import Path
 
 from hotbed.compat.hugectr.clauses import DataSourceParams
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, MissingExtra
 
 __all__ = ["DataSource", "DataSourceParams"]
 
 
 class DataSource:
-    """Copies files of a file system that is mounted: `hugectr.data.DataSource` of v3.4 to v3.8.
+    """Copies files of another file system: `hugectr.data.DataSource` of v3.4 to v3.8.
 
-    Server and port of a name node are not asked. A remote path is one of this machine, where the
-    file system is mounted.
+    A remote path is an address that fsspec reads, such as s3://bucket/file or hdfs://host/file, or
+    a path of this machine, where the file system is mounted. Server and port of a name node are
+    not asked.
 
     Args:
         data_source_params: names the paths in v3.4.
@@ -37,8 +38,9 @@ class DataSource:
             hdfs_path: where from.
 
         Raises:
-            ConfigError: a path is missing, or is an address such as hdfs://….
-            DataError: there is nothing at `hdfs_path`.
+            ConfigError: a path is missing.
+            DataError: there is nothing at `hdfs_path`, or it cannot be read.
+            MissingExtra: a package for this file system is not installed.
         """
         copies = [(hdfs_path, local_path)]
         if not (local_path or hdfs_path):
@@ -54,10 +56,8 @@ class DataSource:
 
 def _copy(remote: str, local: Path) -> None:
     if "://" in remote:
-        raise ConfigError(
-            f"move_to_local.hdfs_path: a path where the file system is mounted is needed, got "
-            f"{remote!r}. Mount it, or copy the file by its own tool."
-        )
+        _fetch(remote, local)
+        return
     if not Path(remote).exists():
         raise DataError(f"{remote}: expected a file or a folder, got nothing. Correct hdfs_path.")
     local.parent.mkdir(parents=True, exist_ok=True)
@@ -65,3 +65,23 @@ def _copy(remote: str, local: Path) -> None:
         shutil.copytree(remote, local, dirs_exist_ok=True)
     else:
         shutil.copyfile(remote, local)
+
+
+def _fetch(remote: str, local: Path) -> None:
+    """Copy a file or a folder of a remote file system."""
+    try:
+        import fsspec
+
+        client, path = fsspec.core.url_to_fs(remote)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        client.get(path, str(local), recursive=client.isdir(path))
+    except ImportError as error:
+        raise MissingExtra(
+            f"{remote}: needs a package that is not installed, got: {error}. Install it: pip "
+            "install hotbed[object], and fsspec's package for this file system."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{remote}: cannot be copied, got {type(error).__name__}: {error}. Check the address "
+            "and the access rights."
+        ) from error

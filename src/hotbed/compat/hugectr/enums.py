@@ -18,6 +18,7 @@ __all__ = [
     "CompressionStrategy",
     "DataReaderSparse_t",
     "DataReaderType_t",
+    "DataSourceType_t",
     "DatabaseOverflowPolicy_t",
     "DatabaseType_t",
     "DeviceLayout",
@@ -83,6 +84,9 @@ class FileSystemType_t(Enum):
     S3 = "S3"
     GCS = "GCS"
     Other = "Other"
+
+
+DataSourceType_t = FileSystemType_t  # its name in v3.9 and v4.0
 
 
 class SourceType_t(Enum):

@@ -188,10 +188,9 @@ def generate_missing(
         is_evaluation = number == len(sources)
         num_samples = counts[is_evaluation]
         seed = number * num_files
-        folder = Path(f"train_{number}")
         if is_evaluation:
             seed = EVALUATION_SEED
-            folder = Path("val")
+        folder = Path(f"{Path(source).name}.files")
         per_file = FileCounts(folder, num_files, -(-num_samples // num_files))
         if layout.raw is not None:
             per_file = replace(per_file, samples=num_samples)

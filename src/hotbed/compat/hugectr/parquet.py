@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from hotbed.config import build
 from hotbed.connectors import Parquet, ReadPlan, read_file_list
@@ -112,12 +115,16 @@ class ParquetData:
     def names(self, role: str) -> tuple[str, ...]:
         """Return the columns of a role: "labels", "conts" or "cats".
 
-        The number of a column decides, as in HugeCTR, whose own files have no names.
+        The number of a column decides, as in HugeCTR, whose own files have other names than their
+        metadata. Where one name of the metadata is in the files, all of them have to be.
 
         Raises:
             DataError: The files have no such column, or its name is that of another one.
         """
         present = self._schema.names
+        metadata = self.metadata
+        entries = (*metadata.labels, *metadata.conts, *metadata.cats)
+        is_named = any(entry.col_name in present for entry in entries)
         names: list[str] = []
         for entry in getattr(self.metadata, role):
             if not 0 <= entry.index < len(present):
@@ -126,10 +133,11 @@ class ParquetData:
                     f"{entry.index}, got {len(present)} columns in the files. Correct it."
                 )
             name = present[entry.index]
-            if name != entry.col_name and entry.col_name in present:
+            if name != entry.col_name and is_named:
                 raise DataError(
                     f"{METADATA_FILE}: {role} has column {entry.col_name!r} with index "
-                    f"{entry.index}, got {name!r} there in the files. Correct the index."
+                    f"{entry.index}, got {name!r} there in the files. Correct the name or "
+                    "the index."
                 )
             names.append(name)
         return tuple(names)
@@ -158,6 +166,69 @@ class ParquetData:
                     "the files again, or correct the number."
                 )
 
+    def check_keys(self, names: Sequence[str]) -> None:
+        """Raise DataError if columns of keys hold something else than whole numbers.
+
+        Args:
+            names: of the columns.
+        """
+        for name in names:
+            kind = self._schema.field(name).type
+            item = kind.value_type if _has_items(kind) else kind
+            if not pa.types.is_integer(item):
+                raise DataError(
+                    f"{self.files.files()[0]}: column {name!r}: expected whole numbers or lists of "
+                    f"them as keys, got {kind}. Number the values, as by NVTabular's Categorify or "
+                    "hotbed prepare."
+                )
+        for file in self.files.files():
+            _check_nulls(file, names)
+
     @cached_property
     def _schema(self) -> pa.Schema:
         return self.files.schema()
+
+
+def _has_items(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _check_nulls(file: str, names: Sequence[str]) -> None:
+    """Raise DataError for a key that is null. Columns whose statistics exclude it are not read."""
+    parquet = pq.ParquetFile(file)
+    first_row = 0
+    for number in range(parquet.metadata.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        for name in names:
+            if _may_have_nulls(group, name):
+                column = parquet.read_row_group(number, [name]).column(0).combine_chunks()
+                row = _null_row(column)
+                if row is not None:
+                    raise DataError(
+                        f"{file}: row {first_row + row}: column {name!r}: expected a key, got "
+                        "null. Fill missing values with a key of their own."
+                    )
+        first_row += group.num_rows
+
+
+def _may_have_nulls(group: pq.RowGroupMetaData, name: str) -> bool:
+    """Return whether a row group may have nulls in a column; empty lists count as such."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}."):
+            statistics = column.statistics
+            return statistics is None or not statistics.has_null_count or statistics.null_count > 0
+    return False
+
+
+def _null_row(column: pa.Array) -> int | None:
+    """Return the first row whose key, or a key in its list, is null; a list may be null itself."""
+    is_null = column.is_null()
+    rows = np.arange(len(column))
+    if _has_items(column.type):
+        is_null = pc.list_flatten(column).is_null()
+        rows = pc.list_parent_indices(column).to_numpy()
+    nulls = rows[is_null.to_numpy(zero_copy_only=False)]
+    return int(nulls[0]) if len(nulls) else None

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
 from hotbed.compat.hugectr.parquet import ParquetData
-from hotbed.connectors import Concat, Norm, Raw, Source
+from hotbed.compat.hugectr.paths import check_local
+from hotbed.connectors import Concat, Norm, Raw, Source, read_file_list
 from hotbed.connectors.samples import KeyBits
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Dense, Schema
@@ -54,23 +55,29 @@ def columns_of(reader: DataReaderParams, input: Input) -> Columns:
         DataError: The metadata of Parquet files cannot be read.
     """
     named = named_columns(input)
-    sizes = _sizes(reader, named.slots)
-    offsets = named.offsets
-    if sizes:
-        offsets = tuple(itertools.accumulate(sizes[:-1], initial=0))
+    sized = _with_sizes(named, offset_sizes(reader, named.slots))
     if reader.data_reader_type is DataReaderType_t.Parquet:
+        check_sources(reader, _paths(reader.source))
         data = ParquetData(_paths(reader.source))
         return Columns(
             _first("labels", data, len(named.labels)),
             _parquet_dense(data, input.dense_dim),
             _first("cats", data, len(named.slots)),
-            offsets,
-            sizes,
+            sized.offsets,
+            sized.sizes,
         )
     dense = named.dense
     if _has_whole_dense(reader):
         dense = tuple(replace(column, transforms=[Log()]) for column in dense)
-    return replace(named, dense=dense, offsets=offsets, sizes=sizes)
+    return replace(sized, dense=dense)
+
+
+def _with_sizes(columns: Columns, sizes: tuple[int, ...]) -> Columns:
+    """Return columns whose slots have keys of their own, of these sizes; as they are without."""
+    if not sizes:
+        return columns
+    offsets = tuple(itertools.accumulate(sizes[:-1], initial=0))
+    return replace(columns, offsets=offsets, sizes=sizes)
 
 
 def named_columns(input: Input) -> Columns:
@@ -89,6 +96,19 @@ def named_columns(input: Input) -> Columns:
     if input.dense_dim:
         dense = (Dense(input.dense_name, width=input.dense_dim),)
     return Columns(tuple(labels), dense, tuple(slots), (0,) * len(slots))
+
+
+def known_columns(input: Input) -> Columns:
+    """Return the named columns of an input, with the slot sizes that its JSON file gives."""
+    named = named_columns(input)
+    return _with_sizes(named, known_sizes(input) or ())
+
+
+def known_sizes(input: Input) -> tuple[int, ...] | None:
+    """Return the `slot_size_array` of training, by a JSON file; None if it does not say it."""
+    if input.reader is not None:
+        return offset_sizes(input.reader, named_columns(input).slots)
+    return input.slot_size_array
 
 
 def training_data(
@@ -137,18 +157,14 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}_{number}" for number in range(count))
 
 
-def _sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
+def offset_sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
     """Return `slot_size_array`, whose prefix sums the readers of some formats add; else nothing.
 
     The multi-hot reader of v23.04 and later adds nothing: an embedding collection has a table of
     its own for each of its inputs.
     """
     sizes = reader.slot_size_array
-    is_async = reader.data_reader_type is DataReaderType_t.RawAsync
-    has_offsets = reader.data_reader_type is not DataReaderType_t.Norm
-    if is_async and reader.async_param.multi_hot_reader:
-        has_offsets = False
-    if not sizes or not has_offsets:
+    if not sizes or not adds_sizes(reader):
         return ()
     if len(sizes) != len(slots):
         raise ConfigError(
@@ -156,6 +172,13 @@ def _sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
             f"{len(sizes)} sizes. Give a size for each slot of the input, or none."
         )
     return sizes
+
+
+def adds_sizes(reader: DataReaderParams) -> bool:
+    """Return whether a reader of this format adds the prefix sums of `slot_size_array` to keys."""
+    if reader.data_reader_type is DataReaderType_t.RawAsync:
+        return not reader.async_param.multi_hot_reader
+    return reader.data_reader_type is not DataReaderType_t.Norm
 
 
 def _paths(source: str | Sequence[str]) -> tuple[str, ...]:
@@ -213,10 +236,12 @@ def _source(
     if not paths:
         raise ConfigError("reader: nothing to read, got no source. Name a file or a file list.")
     kind = reader.data_reader_type
+    check_sources(reader, paths)
     if kind is DataReaderType_t.Parquet:
         data = ParquetData(paths)
         data.check_rows()
         expected = columns_of(reader, input)
+        data.check_keys(expected.slots)
         for path in paths:
             columns = columns_of(replace(reader, source=path), input)
             if columns != expected:
@@ -235,6 +260,15 @@ def _source(
     if len(files) == 1:
         return files[0]
     return Concat(files)
+
+
+def check_sources(reader: DataReaderParams, paths: Sequence[str]) -> None:
+    """Raise ConfigError if a source, or a file in a file list, is in a remote file system."""
+    for path in paths:
+        check_local("reader.source", path)
+        if reader.data_reader_type not in _ONE_FILE and path.endswith(".txt"):
+            for line in read_file_list(path):
+                check_local(path, line)
 
 
 def _norm(reader: DataReaderParams, input: Input, solver: Solver, path: str) -> Norm:

@@ -78,6 +78,21 @@ class Rehearsal:
             eval_interval=min(fit.eval_interval, half),
         )
 
+    def left_out(self, fit: FitParams, *, repeats: bool) -> tuple[int, ...]:
+        """Return the iterations whose snapshots a rehearsal does not reach, at most the last ten.
+
+        A script that goes on from one of them finds the weights at the end of the rehearsal.
+
+        Args:
+            fit: the arguments of the script.
+            repeats: whether `max_iter` is the length, and not epochs.
+        """
+        if self.max_iter is None or not repeats or fit.snapshot < 1:
+            return ()
+        first = self.max_iter // fit.snapshot + 1
+        last = fit.max_iter // fit.snapshot
+        return tuple(fit.snapshot * number for number in range(max(first, last - 9), last + 1))
+
     def graph(self, graph: Graph) -> Graph:
         """Return a graph whose embeddings have the slot sizes of generated data."""
         embeddings: list[SparseEmbedding | EmbeddingCollectionConfig] = []
@@ -129,7 +144,8 @@ class Rehearsal:
         return max((self.max_iter or UNKNOWN_ITERATIONS) // 10, 1)
 
     def _placed(self, path: str) -> str:
-        if self.data_root is None or not path.startswith("/"):
+        is_placed = path.startswith(f"{self.data_root}/")
+        if self.data_root is None or not path.startswith("/") or is_placed:
             return path
         return f"{self.data_root}{path}"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hotbed.compat.hugectr.clauses import LearningRate, Solver
 from hotbed.compat.hugectr.json.layers import read_graph
@@ -28,6 +28,7 @@ class Session:
         temp_embedding_dir: not needed either.
 
     Attributes:
+        model_class: of the model.
         model: the `Model` that does the work.
 
     Example:
@@ -41,6 +42,8 @@ class Session:
         [('AUC', 0.78)]
     """
 
+    model_class: ClassVar[type[Model]] = Model
+
     def __init__(
         self,
         solver_config: Solver,
@@ -50,7 +53,8 @@ class Session:
     ) -> None:
         spec = _read(config_file)
         graph = read_graph(spec)
-        self.model = Model(solver_config, graph.input.reader, read_optimizer(spec["optimizer"]))
+        optimizer = read_optimizer(spec["optimizer"])
+        self.model = self.model_class(solver_config, graph.input.reader, optimizer)
         self.model.graph = graph
         self.model.compile()
 

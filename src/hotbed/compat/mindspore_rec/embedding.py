@@ -12,6 +12,7 @@ from torch import nn
 from hotbed import checks
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.rule import Rule
 
 
@@ -32,6 +33,7 @@ class HashEmbeddingLookup(nn.Module):
         name: of the table; None = its place in the network, given by `RecModel`.
         rule: how a step changes rows, such as `hb.Ftrl(lr=5e-2)`; None = as the optimizer of
             `RecModel` does.
+        admission_bytes: as of `MapParameter`.
 
     Attributes:
         embedding_table: the `MapParameter` of the rows.
@@ -58,6 +60,7 @@ class HashEmbeddingLookup(nn.Module):
         *,
         name: str | None = None,
         rule: Rule | None = None,
+        admission_bytes: int = ADMISSION_BYTES,
     ) -> None:
         super().__init__()
         checks.whole_number("HashEmbeddingLookup.embedding_size", embedding_size, 1)
@@ -79,6 +82,7 @@ class HashEmbeddingLookup(nn.Module):
             evict_filter_value=evict_filter_value,
             name=name,
             rule=rule,
+            admission_bytes=admission_bytes,
         )
         self.embedding_table.embedding.max_norm = max_norm
 

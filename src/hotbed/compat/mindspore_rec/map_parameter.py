@@ -23,7 +23,7 @@ from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.init import Constant, Init, Normal, Uniform, Zeros
 from hotbed.embedding.modules import Embedding
-from hotbed.embedding.policy import MinCount, Ttl
+from hotbed.embedding.policy import ADMISSION_BYTES, MinCount, Ttl
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
@@ -85,6 +85,8 @@ class MapParameter(nn.Module):
         requires_grad: False: the values are not trained.
         rule: how a step changes the values, such as `hb.Adam(lr=1e-3)`; None = as the optimizer of
             `RecModel` does.
+        admission_bytes: memory for the counts of keys that wait for `permit_filter_value`, see
+            "Memory for ids that wait" in docs/embedding.md.
 
     Raises:
         ConfigError: (a ValueError) an argument is wrong.
@@ -109,6 +111,7 @@ class MapParameter(nn.Module):
         requires_grad: bool = True,
         *,
         rule: Rule | None = None,
+        admission_bytes: int = ADMISSION_BYTES,
     ) -> None:
         super().__init__()
         _check_dtype("MapParameter.key_dtype", key_dtype, _KEY_DTYPES, "Give int32 or int64.")
@@ -129,7 +132,7 @@ class MapParameter(nn.Module):
             NAME if name is None else name,
             self.value_shape,
             default_value,
-            permit_filter_value,
+            _admission(permit_filter_value, evict_filter_value, admission_bytes),
             evict_filter_value,
             rule,
         )
@@ -409,25 +412,33 @@ def _statuses(statuses: Any, count: int) -> NDArray[np.int64]:
     return array
 
 
+def _admission(
+    permit_filter_value: int, evict_filter_value: int, admission_bytes: int
+) -> MinCount | None:
+    checks.whole_number("permit_filter_value", permit_filter_value, 0)
+    checks.whole_number("evict_filter_value", evict_filter_value, 0)
+    expires = evict_filter_value if evict_filter_value < sys.maxsize else None
+    admit = MinCount(
+        permit_filter_value,
+        expire_steps=expires,
+        once_a_batch=True,
+        admission_bytes=admission_bytes,
+    )
+    return admit if permit_filter_value > 1 else None
+
+
 def _table(
     name: str,
     value_shape: tuple[int, ...],
     default_value: Any,
-    permit_filter_value: int,
+    admit: MinCount | None,
     evict_filter_value: int,
     rule: Rule | None,
 ) -> Table:
-    checks.whole_number("permit_filter_value", permit_filter_value, 0)
-    checks.whole_number("evict_filter_value", evict_filter_value, 0)
     init = _init(default_value)
     evict = None
-    expires = None
     if evict_filter_value < sys.maxsize:
         evict = Ttl(steps=evict_filter_value)
-        expires = evict_filter_value
-    admit = None
-    if permit_filter_value > 1:
-        admit = MinCount(permit_filter_value, expire_steps=expires, once_a_batch=True)
     return Table(
         name,
         math.prod(value_shape),
@@ -447,6 +458,7 @@ def _copied(old: Table, config: Mapping[str, Any]) -> Table:
         names = [name for name in batch.schema.names if has_state or name != "state"]
         table.load([batch.select(names)])
     table.load_candidates(old.candidates())
+    table.load_sketch(old.sketch())
     table.load_scalars(old.scalars())
     table.requires_grad_(not old.frozen)
     return table

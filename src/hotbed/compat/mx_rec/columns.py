@@ -39,6 +39,10 @@ class Reader(ABC):
     rest: tuple[Column, ...] = ()
     is_training: bool
 
+    def column_of(self, spec: FeatureSpec) -> Column:
+        """Return the column of a feature."""
+        return Column(f"{spec.table}/{spec.key}", spec.table)
+
     @abstractmethod
     def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
         """Return the ids of each column with the times, and the shape of each column's ids.
@@ -49,14 +53,44 @@ class Reader(ABC):
 
 
 class SpecReader(Reader):
-    """Reads the features of an insert function: the values at their `index_key`."""
+    """Reads the features of an insert function: the values at their `index_key`.
+
+    Each feature has a column of its own, also where two have one key and table: Rec SDK looks up
+    and counts the ids of all features of a table.
+    """
 
     def __init__(self, specs: Sequence[FeatureSpec], *, is_training: bool) -> None:
-        columns = {column_of(spec): spec.key for spec in specs if not spec.is_timestamp}
-        self.columns = tuple(columns)
+        self._columns: list[tuple[FeatureSpec, Column]] = []
+        for spec in specs:
+            if not spec.is_timestamp:
+                self._columns.append((spec, self._new_column(spec)))
+        self.columns = tuple(column for _, column in self._columns)
         self.is_training = is_training
-        self._keys = list(columns.values())
+        self._keys = [spec.key for spec, _ in self._columns]
         self._clock = next((spec for spec in specs if spec.is_timestamp), None)
+
+    def column_of(self, spec: FeatureSpec) -> Column:
+        """Return the column of a feature; a feature of another insert function has the first of
+        its key and table.
+        """
+        alike = []
+        for own, column in self._columns:
+            if own is spec:
+                return column
+            if (own.table, own.key) == (spec.table, spec.key):
+                alike.append(column)
+        return alike[0] if alike else super().column_of(spec)
+
+    def _new_column(self, spec: FeatureSpec) -> Column:
+        """Return a column for the next feature, with a name of its own."""
+        names = {column.name for _, column in self._columns}
+        column = super().column_of(spec)
+        name = column.name
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{column.name} ({number})"
+        return Column(name, column.table)
 
     def read(self, raw: Any) -> tuple[Batch, dict[str, tuple[int, ...]]]:
         ids: dict[str, Ids] = {}
@@ -70,11 +104,6 @@ class SpecReader(Reader):
         elif self._clock is not None:
             time = seconds_as_times(_entry(raw, self._clock.key), len(next(iter(ids.values()))))
         return Batch(ids, time=time), shapes
-
-
-def column_of(spec: FeatureSpec) -> Column:
-    """Return the column of a feature; features of one key and table share it."""
-    return Column(f"{spec.table}/{spec.key}", spec.table)
 
 
 def _entry(values: Any, key: str | int) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hotbed.compat.mx_rec.columns import Column, Reader, column_of
+from hotbed.compat.mx_rec.columns import Column, Reader
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.compat.mx_rec.progress import Progress
@@ -228,8 +228,8 @@ class Pipeline:
             ConfigError: the feature is not mapped for this batch, or the batch is one of evaluation
                 and the lookup one of training.
         """
-        column = column_of(spec)
-        current = self._current_for(column, raw, training=training)
+        current = self._current_for(spec, raw, training=training)
+        column = current.reader.column_of(spec)
         if column not in current.reader.columns:
             names = ", ".join(own.name for own in current.reader.columns)
             raise ConfigError(
@@ -306,7 +306,7 @@ class Pipeline:
             return True
         return all(column.table in self.targets.sizes for column in columns)
 
-    def _current_for(self, column: Column, raw: Any, *, training: bool) -> Current:
+    def _current_for(self, spec: FeatureSpec, raw: Any, *, training: bool) -> Current:
         """Return what was read of a batch; one of evaluation is read anew if need be."""
         if raw is None and self.current is not None and not self.owner.options.use_dynamic:
             return self.current
@@ -320,7 +320,7 @@ class Pipeline:
             )
         readers = [insert.reader for insert in self.owner.inserts]
         readers.sort(key=lambda reader: reader.is_training)
-        reader = next((reader for reader in readers if column in reader.columns), readers[0])
+        reader = next((own for own in readers if own.column_of(spec) in own.columns), readers[0])
         self._latest[False] = self._read(raw, reader)
         return self._latest[False]
 

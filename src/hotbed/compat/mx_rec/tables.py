@@ -67,9 +67,15 @@ def agreed(thresholds: Iterable[tuple[str, str, Thresholds]]) -> dict[str, Thres
 def make_table(table: SparseTable, optimizer: HashOptimizer, thresholds: Thresholds) -> Table:
     """Return the table of the engine that a description stands for."""
     admit = None
-    if thresholds.admits:
-        admit = MinCount(thresholds.access_threshold, thresholds.faae_coefficient)
     evict = None
+    if thresholds.admits:
+        # an eviction also forgets ids that wait, as Rec SDK does
+        admit = MinCount(
+            thresholds.access_threshold,
+            thresholds.faae_coefficient,
+            expire_seconds=thresholds.eviction_threshold,
+            admission_bytes=table.admission_bytes,
+        )
     if thresholds.evicts:
         evict = Ttl(seconds=thresholds.eviction_threshold)
     return Table(

@@ -16,7 +16,12 @@ from hotbed.errors import ConfigError
 
 
 class Context(Protocol):
-    """The part of the encoder that a transform may use."""
+    """The part of the encoder that a transform may use.
+
+    `rules`: as `Schema.rules`.
+    """
+
+    rules: int
 
     def hash(self, values: pa.Array, seed: int) -> pa.Array:
         """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""
@@ -25,7 +30,10 @@ class Context(Protocol):
         """Return int64 [n]: integers as they are, text as its XXH64; 0 for null."""
 
     def column(self, name: str) -> pa.Array:
-        """Return a raw column of the same rows."""
+        """Return a raw column of the same rows; null for all that is missing."""
+
+    def with_nulls(self, values: pa.Array) -> pa.Array:
+        """Return values with null for all that is missing, such as empty text."""
 
 
 class Transform(ABC):

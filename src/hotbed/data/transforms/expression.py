@@ -12,6 +12,7 @@ from typing import ClassVar
 import polars as pl
 import pyarrow as pa
 
+from hotbed.data.arrays import series_of
 from hotbed.data.transforms.base import Context, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -23,6 +24,8 @@ _OF_MANY_ROWS = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NAMES = re.compile(r"'[^']*'|\"([^\"]*)\"")
+_COMMENT = re.compile(r"--|/\*")
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,10 @@ class Expression(Transform):
     """The value of a SQL expression of Polars over raw columns of the same row.
 
     It stands first in its column, and it needs no `column`. Functions and operators are those of
-    `polars.sql_expr`; names with other characters than letters, digits and `_` are put in double
-    quotes. Numbers are computed with 64 bits, whatever their columns have.
+    `polars.sql_expr`. Put a name in double quotes if it is a word of SQL (`"order"`, `"user"`), or
+    has other characters than letters, digits and `_`; a double quote inside it is written twice.
+    Integers are computed with 64 bits and wrap around, whatever their columns have; unsigned values
+    from 2^63 on are exact, and a result that fits neither int64 nor uint64 is an error.
 
     Args:
         sql: The expression. It must not aggregate: each row counts by itself.
@@ -46,6 +51,7 @@ class Expression(Transform):
     sql: str
 
     def __post_init__(self) -> None:
+        self._check_names()
         if not self.inputs():
             raise ConfigError(
                 f"expression.sql: it must read a raw column, got {self.sql!r}. Name at least one."
@@ -61,7 +67,7 @@ class Expression(Transform):
         return tuple(dict.fromkeys(self._parsed.meta.root_names()))
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        columns = [pl.Series(name, _wide(context.column(name))) for name in self.inputs()]
+        columns = [_wide(name, context.column(name)) for name in self.inputs()]
         try:
             result = pl.DataFrame(columns).select(self._parsed.alias("value"))
         except pl.exceptions.PolarsError as error:
@@ -74,7 +80,22 @@ class Expression(Transform):
                 f"expression {self.sql!r}: expected one value a row, got {result.height} for "
                 f"{len(values)} rows. Take functions of single values."
             )
-        return _plain(result["value"].to_arrow())
+        return context.with_nulls(_plain(result["value"], self.sql))
+
+    def _check_names(self) -> None:
+        """Raise ConfigError for text that Polars reads as something else than it looks like."""
+        for name in _NAMES.findall(self.sql):
+            if name == "*" or (name.startswith("^") and name.endswith("$")):
+                raise ConfigError(
+                    f"expression.sql: Polars reads the name {name!r} as a pattern, got "
+                    f"{self.sql!r}. Rename the column."
+                )
+        comment = _COMMENT.search(_QUOTED.sub("", self.sql))
+        if comment is not None:
+            raise ConfigError(
+                f"expression.sql: {comment[0]!r} begins a comment, got {self.sql!r}. Leave it out; "
+                "put a blank between two minus signs."
+            )
 
     @cached_property
     def _parsed(self) -> pl.Expr:
@@ -83,21 +104,41 @@ class Expression(Transform):
         except (pl.exceptions.PolarsError, TypeError) as error:
             raise ConfigError(
                 f"expression.sql: it cannot be read, got {self.sql!r}: {str(error)!r:.200}. Give "
-                "one SQL expression, such as 'price * quantity'."
+                "one SQL expression, such as 'price * quantity', with names that are words of SQL "
+                'in double quotes, such as "order".'
             ) from error
 
 
-def _wide(values: pa.Array) -> pa.Array:
-    """Return numbers with 64 bits: narrow ones overflow, and differ between files and requests."""
-    if pa.types.is_integer(values.type) and values.type.bit_width < 64:
-        return values.cast(pa.int64())
-    if pa.types.is_floating(values.type):
-        return values.cast(pa.float64())
-    return values
+def _wide(name: str, values: pa.Array) -> pl.Series:
+    """Return numbers with 64 bits: narrow ones overflow, and differ between files and requests.
+
+    Unsigned integers are signed ones, of 128 bits if that is needed: they differ between files and
+    requests, too.
+    """
+    kind = values.type
+    if pa.types.is_uint64(kind):
+        numbers = pl.Series(name, values)
+        is_large = bool((numbers >= 1 << 63).any())
+        return numbers.cast(pl.Int128 if is_large else pl.Int64)
+    if pa.types.is_integer(kind):
+        values = values.cast(pa.int64())
+    elif pa.types.is_floating(kind) or pa.types.is_decimal256(kind):
+        values = values.cast(pa.float64(), safe=False)
+    return series_of(name, values)
 
 
-def _plain(values: pa.Array) -> pa.Array:
-    """Return text of Polars in the type that other transforms take."""
+def _plain(result: pl.Series, sql: str) -> pa.Array:
+    """Return a result of Polars in a type that other transforms take."""
+    if result.dtype == pl.Int128:
+        for kind in (pl.Int64, pl.UInt64):
+            whole = result.cast(kind, strict=False)
+            if whole.null_count() == result.null_count():
+                return whole.to_arrow()
+        raise SchemaError(
+            f"expression {sql!r}: expected integers of 64 bits, got {result.min()!r} to "
+            f"{result.max()!r}. Compute smaller ones, or hash them."
+        )
+    values = result.to_arrow()
     if pa.types.is_string_view(values.type):
         return values.cast(pa.large_string())
     return values

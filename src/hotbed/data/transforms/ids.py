@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
@@ -13,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.data.arrays import as_numpy, nulls_of
+from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts
 from hotbed.data.transforms.base import Context, Transform, not_fitted
 from hotbed.errors import ConfigError, SchemaError
 
 _BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."
+_NUM_IDS = 1 << 64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -84,7 +86,10 @@ class Cross(Transform):
                     f"cross: expected columns of single values, got {other.type} for column "
                     f"{name!r}. Leave it out."
                 )
-            parts.append(context.hash(other, self.seed))
+            try:
+                parts.append(context.hash(other, self.seed))
+            except SchemaError as error:
+                raise SchemaError(f"cross with {name!r}: {error}") from error
         mixed = np.zeros(len(values), np.uint64)
         null = np.zeros(len(values), bool)
         for part in parts:
@@ -135,10 +140,11 @@ class Map(Transform):
     """Replace a value by 1 + its place in a vocabulary, and an unknown value by 0.
 
     Without one, `Schema.fit` and `hotbed prepare` learn the values that occur at least `min_count`
-    times, most frequent first, at most `max_size` of them.
+    times, most frequent first, at most `max_size` of them. Integers are compared as ids, whatever
+    their type is: unsigned ones keep their 64 bits. A float is the integer that it equals.
 
     Args:
-        vocabulary: The values, as a small vocabulary is kept.
+        vocabulary: The values, text or integers, as a small vocabulary is kept.
         min_count: How often a value must occur.
         max_size: The most values that are kept.
         joint: Maps of the same name learn one vocabulary, from the values of all their columns.
@@ -148,7 +154,7 @@ class Map(Transform):
     reads_text: ClassVar[bool] = True
     by_value: ClassVar[bool] = True
 
-    vocabulary: Sequence[str | int] | None = None
+    vocabulary: Sequence[str | int | bool] | None = None
     min_count: int = 1
     max_size: int | None = None
     joint: str | None = None
@@ -156,7 +162,7 @@ class Map(Transform):
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None:
-            object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
+            object.__setattr__(self, "vocabulary", _words(self.vocabulary))
         if self.vocabulary is not None and self.fitted is not None:
             raise ConfigError(
                 f"map: vocabulary and fitted exclude each other, got a vocabulary and "
@@ -171,11 +177,29 @@ class Map(Transform):
             raise not_fitted("map")
         if pa.types.is_null(values.type):
             return pa.nulls(len(values), pa.int64())
-        vocabulary = pa.array(self.vocabulary, type=values.type)
-        places = pc.index_in(values, value_set=vocabulary).cast(pa.int64())
+        keys = values
+        if pa.types.is_floating(values.type):
+            keys = _whole_numbers(values)
+        elif not is_bytes(values.type):
+            keys = pa.array(context.ids(values), mask=nulls_of(values))
+        if len(self._keys) and is_bytes(keys.type) != is_bytes(self._keys.type):
+            raise SchemaError(
+                f"map: the vocabulary holds {self._keys.type}, got a column of {values.type}. Give "
+                "values of that type."
+            )
+        places = pc.index_in(keys, value_set=self._keys.cast(keys.type)).cast(pa.int64())
         ids = pc.add(places, 1).fill_null(0)
         missing = pa.scalar(None, pa.int64())
         return pc.if_else(values.is_null(), missing, ids)
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        """The vocabulary as text, or as ids."""
+        words = self.vocabulary or ()
+        if words and isinstance(words[0], str):
+            return pa.array(words, pa.large_string())
+        keys = np.array([int(word) % _NUM_IDS for word in words], np.uint64)
+        return pa.array(keys.view(np.int64))
 
     def learner(self) -> Learner | None:
         if self.vocabulary is not None or self.fitted is not None:
@@ -185,9 +209,75 @@ class Map(Transform):
     def learned(self, value: pl.DataFrame | FittedMap) -> Map:
         if isinstance(value, FittedMap):
             return replace(self, fitted=value)
+        kind = value["value"].dtype
+        if kind.is_float() and _is_exact(value["value"]):
+            value = value.with_columns(pl.col("value").cast(pl.Int64))
+        elif not kind.is_integer() and kind not in (pl.String, pl.Binary):
+            raise SchemaError(
+                f"map: expected integers or text, got a column of {kind}. Declare it an integer or "
+                "string, or Bucketize it."
+            )
+        if kind == pl.Binary and not _is_text(value["value"]):
+            raise SchemaError(
+                "map: expected text in UTF-8, got other bytes. Hash the column instead."
+            )
         is_frequent = pl.col("count") >= self.min_count
         words = value.filter(is_frequent).slice(0, self.max_size)
         return replace(self, vocabulary=words["value"].to_list())
+
+
+def _words(vocabulary: Sequence[Any]) -> tuple[str | int, ...]:
+    """Return the values of a vocabulary; bytes as text, booleans as 0 and 1."""
+    words: list[Any] = []
+    for word in vocabulary:
+        if isinstance(word, bytes):
+            words.append(_text(word))
+        elif isinstance(word, (bool, np.bool_, np.integer)):
+            words.append(int(word))
+        else:
+            words.append(word)
+    are_texts = all(isinstance(word, str) for word in words)
+    are_ids = all(isinstance(word, int) and _is_id(word) for word in words)
+    if not are_texts and not are_ids:
+        raise ConfigError(
+            f"map.vocabulary: expected text, or integers of 64 bits, got {words[:8]!r}. Give "
+            "values of one type."
+        )
+    return tuple(words)
+
+
+def _is_text(words: pl.Series) -> bool:
+    """Return whether bytes are text in UTF-8."""
+    try:
+        words.cast(pl.String)
+    except pl.exceptions.PolarsError:
+        return False
+    return True
+
+
+def _is_exact(numbers: pl.Series) -> bool:
+    """Return whether floats are integers that float32 holds: requests may have that type."""
+    return bool((numbers.abs() <= 1 << 24).all() and (numbers == numbers.floor()).all())
+
+
+def _whole_numbers(values: pa.Array) -> pa.Array:
+    """Return floats as int64, null where they are not integers of 64 bits."""
+    numbers = as_numpy(values).astype(np.float64)
+    is_whole = (np.floor(numbers) == numbers) & (np.abs(numbers) < _NUM_IDS // 2)
+    return pa.array(np.where(is_whole, numbers, 0).astype(np.int64), mask=~is_whole)
+
+
+def _is_id(number: int) -> bool:
+    return -_NUM_IDS // 2 <= number < _NUM_IDS
+
+
+def _text(word: bytes) -> str:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"map.vocabulary: expected text in UTF-8, got {word[:40]!r}. Hash the column instead."
+        ) from None
 
 
 def _into_bins(hashed: pa.Array, bins: int | None) -> pa.Array:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of
+from hotbed.connectors.times import check_unit, to_microseconds
+from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of, require_text_form
 from hotbed.data.transforms.base import Context, Transform
-from hotbed.errors import SchemaError
+from hotbed.errors import ConfigError, SchemaError
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Split(Transform):
 class Extract(Transform):
     r"""The first group of the regular expression `pattern`; null where it does not match.
 
-    `number`: read the group as an integer.
+    `number`: read the group as an integer of 64 bits, signed or unsigned; others are null.
 
     Example: `Id("year", column="title", transforms=[Extract(r"\((\d{4})\)\s*$", number=True)])`
     """
@@ -63,12 +63,31 @@ class Extract(Transform):
     number: bool = False
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
+        require_text_form("extract", values.type)
         text = pl.Series(values.cast(pa.string()))
         groups = text.str.extract(self.pattern, 1)
         if self.number:
-            numbers = groups.cast(pl.Int64, strict=False)
-            return numbers.to_arrow().cast(pa.int64())
-        return groups.to_arrow().cast(pa.string())
+            return _whole_numbers(groups)
+        return context.with_nulls(groups.to_arrow().cast(pa.string()))
+
+
+def _whole_numbers(texts: pl.Series) -> pa.Array:
+    """Return texts as int64, or as uint64 where one of them needs it; null for others."""
+    signed = texts.cast(pl.Int64, strict=False)
+    if signed.null_count() == texts.null_count():
+        return signed.to_arrow()
+    unsigned = texts.cast(pl.UInt64, strict=False)
+    is_large = signed.is_null() & unsigned.is_not_null()
+    if not is_large.any():
+        return signed.to_arrow()
+    is_below = signed < 0
+    if is_below.any():
+        raise SchemaError(
+            f"extract: expected numbers that fit int64, or that fit uint64, got "
+            f"{texts.filter(is_below)[0]!r} and {texts.filter(is_large)[0]!r}. Extract them as "
+            "text."
+        )
+    return unsigned.to_arrow()
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class TimeOfDay(Transform):
     """An integer part of a time, UTC.
 
     `part`: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6, or "hour_of_week"
-    0..167. `unit`: as in `Time`.
+    0..167. `unit`: as in `Time`; where the schema has a `Time` of the same raw column, its unit.
 
     Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
     """
@@ -87,6 +106,20 @@ class TimeOfDay(Transform):
     def __post_init__(self) -> None:
         parts = ("hour", "minute", "weekday", "hour_of_week")
         checks.one_of("time_of_day.part", self.part, parts)
+        check_unit("time_of_day.unit", self.unit)
+
+    def in_unit(self, unit: str, place: str) -> TimeOfDay:
+        """Return this transform with the unit of the schema's time; `place`: for messages.
+
+        Raises:
+            ConfigError: It has another unit than the default one and this one.
+        """
+        if self.unit not in ("s", unit):
+            raise ConfigError(
+                f"time_of_day.unit: {place} has the unit {unit!r} in the schema's time, got "
+                f"{self.unit!r}. Leave it out."
+            )
+        return replace(self, unit=unit)
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         micros = to_microseconds(values, self.unit)

@@ -71,6 +71,7 @@ class TableModule(Carrier, ABC):
             (table, f.pooling) for table, f in zip(self._table_of, self.features, strict=True)
         ]
         self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
+        self._admitting = [table for table in self.tables if table.native_admits]
         self.dims = [self.tables[table].dim for table in self._table_of]
         self.pooled = [feature.pooling != "none" for feature in self.features]
         self.output_dim = sum(
@@ -169,6 +170,7 @@ class TableModule(Carrier, ABC):
         except ValueError:
             host.check_offsets(self.features)
             raise
+        self._watch_admission()
         return Plan(tuple(inputs), host, step, task)
 
     def map_and_pool(
@@ -204,7 +206,12 @@ class TableModule(Carrier, ABC):
         except ValueError:
             host.check_offsets(self.features)
             raise
+        self._watch_admission()
         return results.on(self._device.device), step
+
+    def _watch_admission(self) -> None:
+        for table in self._admitting:
+            table.watch_admission()
 
     def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if not self._timed:

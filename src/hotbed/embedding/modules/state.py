@@ -223,6 +223,7 @@ def table_state(table: Table) -> dict[str, Any]:
     return {
         "rows": _tensors(batch.drop_columns(["partition"]) for batch in table.export()),
         "candidates": _tensors(table.candidates()),
+        "sketch": _tensors(table.sketch()),
         "scalars": scalars,
         "rule": config.kind_of(type(table.rule)),
     }
@@ -263,6 +264,10 @@ def load_state(table: Table, state: Mapping[str, Any]) -> None:
     lists = {name: _lists(rows.pop(name)) for name in ("value", "state") if name in rows}
     table.load([pa.record_batch({**_columns(rows), **lists})])
     table.load_candidates(_by_partition(state["candidates"]))
+    sketch = dict(state.get("sketch", {}))  # absent in states of earlier versions
+    if sketch:
+        cells = _lists(sketch.pop("cells"))
+        table.load_sketch([pa.record_batch({**_columns(sketch), "cells": cells})])
     table.load_scalars(state["scalars"])
 
 

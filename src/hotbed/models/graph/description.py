@@ -71,7 +71,7 @@ class Node:
             place = self.place.key(key)
             if key not in hints:
                 advice = did_you_mean(key, hints)
-                raise place.error(f"unknown key of {self.kind}", value, advice)
+                raise place.error(f"unknown key of {self.kind}", key, advice)
             values[key] = _typed(value, hints[key], place)
         for key in required:
             if key not in values:
@@ -185,9 +185,9 @@ def _parsed(text: str, place: Place) -> dict[str, Any]:
 
 
 def _check_keys(plain: Mapping[str, Any], place: Place) -> None:
-    for key, value in plain.items():
+    for key in plain:
         if key not in _KEYS:
-            raise place.key(key).error("unknown key", value, did_you_mean(key, _KEYS))
+            raise place.key(key).error("unknown key", key, did_you_mean(key, _KEYS))
     for key in _KEYS:
         if key not in plain:
             raise place.key(key).error("missing key", list(plain), "Add it.")

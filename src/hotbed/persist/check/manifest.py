@@ -44,8 +44,8 @@ def unsealed(data: bytes, place: str) -> Manifest:
     hashed = data[:start] + ZEROS.encode() + data[start + 64 :]
     if hashlib.sha256(hashed).hexdigest().encode() != digest:
         raise FormatError(
-            f"{place}: torn or changed since it was written, got {digest[:64]!r} as its digest. "
-            f"{ADVICE}"
+            f"{place}: torn or changed since it was written, got "
+            f"{digest.decode(errors='replace')!r} as its digest. {ADVICE}"
         )
     try:
         plain = json.loads(data)
@@ -53,7 +53,8 @@ def unsealed(data: bytes, place: str) -> Manifest:
         raise FormatError(f"{place}: not JSON, got {error}. {ADVICE}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise FormatError(
-            f"{place}: not the manifest of a Hotbed checkpoint, got {data[:40]!r}. "
+            f"{place}: not the manifest of a Hotbed checkpoint, got "
+            f"{data[:40].decode(errors='replace')!r}. "
             "Give another path."
         )
     version = plain.get("format_version")
@@ -235,6 +236,8 @@ def _check_files(manifest: Manifest, place: str) -> None:
         names += [part.file for part in entry.all_parts]
         if entry.candidates is not None:
             names.append(entry.candidates.file)
+        if entry.sketch is not None:
+            names.append(entry.sketch.file)
     for member in (manifest.dense, manifest.progress):
         if member is not None and member.file is not None:
             names.append(member.file)

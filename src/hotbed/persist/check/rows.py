@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hotbed import config
 from hotbed.embedding.hashing import partition
-from hotbed.embedding.policy import evictions, kept_columns
+from hotbed.embedding.policy import Admission, evictions, kept_columns, sketch_layout
 from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
@@ -27,6 +27,12 @@ _COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
 _NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
 _ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
+_SKETCH_TYPES = {
+    "partition": pa.uint8(),
+    "generation": pa.uint8(),
+    "bits": pa.uint8(),
+    "newest": pa.int64(),
+}
 _CANDIDATE_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
 
 
@@ -168,9 +174,7 @@ def checked_candidates(
     batches: Iterator[pa.RecordBatch], entry: TableEntry, place: str
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of the ids that wait for admission, or of a sketch, each checked."""
-    hint = config.parameters(Table)["admit"].annotation
-    admit = config.build(entry.config.get("admit"), hint)
-    width = getattr(admit, "sketch_width", 0)
+    width = getattr(_admission_of(entry), "sketch_width", 0)
     rows = 0
     waiting = [np.empty(0, np.int64)]
     for batch in batches:
@@ -192,6 +196,40 @@ def checked_candidates(
         raise format_error(place, "an id waits twice", len(all_ids))
     assert entry.candidates is not None
     _check_number(rows, entry.candidates.rows, place)
+
+
+def checked_sketch(
+    batches: Iterator[pa.RecordBatch], entry: TableEntry, place: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the sketches that count ids that wait for admission, each checked."""
+    layout = sketch_layout(_admission_of(entry))
+    if layout is None:
+        raise format_error(place, "its table's admission begins no sketch", entry.name)
+    types = {**_SKETCH_TYPES, "cells": pa.list_(pa.uint8(), layout.part_bytes)}
+    places: list[tuple[int, int]] = []
+    for batch in batches:
+        _check_columns(batch, types, place)
+        numbers = {name: batch.column(name).to_pylist() for name in _SKETCH_TYPES}
+        for bits in numbers["bits"]:
+            if bits != layout.bits:
+                raise format_error(place, f"a cell must have {layout.bits} bits", bits)
+        for generation in numbers["generation"]:
+            if generation >= layout.num_generations:
+                problem = f"a sketch has {layout.num_generations} generations"
+                raise format_error(place, problem, generation)
+        places += zip(numbers["partition"], numbers["generation"], strict=True)
+        yield batch
+    if len(set(places)) != len(places):
+        raise format_error(place, "a generation comes twice", len(places))
+    assert entry.sketch is not None
+    _check_number(len(places), entry.sketch.rows, place)
+
+
+def _admission_of(entry: TableEntry) -> Admission | None:
+    """Return the admission of a table in a manifest."""
+    hint = config.parameters(Table)["admit"].annotation
+    admit: Admission | None = config.build(entry.config.get("admit"), hint)
+    return admit
 
 
 def _check_partitions(partitions: NDArray[np.uint8], ids: NDArray[np.int64], place: str) -> None:

@@ -39,6 +39,11 @@ class Follower:
     recovers. Versions only grow: if the source goes back to an earlier one, that is logged and kept
     in `told` too, and the earlier version is not yielded. `Replica.apply` takes the versions.
 
+    Attributes:
+        away: Why the source could not be read at the last poll: an object store that does not
+            answer, or a folder that is gone. None = it was read.
+        told: The newest errors.
+
     Args:
         source: The directory or URL of a `PublishDirectory`, or a `TopicFeed`.
         poll_seconds: Seconds between two looks at the source.
@@ -52,10 +57,12 @@ class Follower:
         if isinstance(source, VersionFeed):
             self._feed = source
         else:
-            self._feed = _DirectoryFeed(open_store(source))
+            self._feed = _DirectoryFeed(source)
         self._poll_seconds = poll_seconds
         self._lineage = Lineage()
         self._newest: Reader | None = None  # the version yielded last
+        self._problem = ""  # of the last poll
+        self.away: StoreAway | None = None
         self.told: list[PersistError] = []
 
     def __iter__(self) -> Iterator[Reader]:
@@ -65,31 +72,36 @@ class Follower:
 
     def poll(self) -> Iterator[Reader]:
         """Yield the versions that are new now, without waiting for more."""
+        problem_before = self._problem
+        self._problem = ""
+        self.away = None
         try:
             for folder in self._feed.arrivals():
                 try:
                     reader = open_folder(self._feed.store, folder)
                 except FormatError as error:  # it, or a part of its chain, is missing or damaged
-                    self._log(DeltaGap(f"{folder}: it cannot be read with its chain, got: {error}"))
+                    gap = DeltaGap(f"{folder}: it cannot be read with its chain, got: {error}")
+                    self._log(gap, problem_before)
                     return
-                yield from self._advance(reader)
+                yield from self._advance(reader, problem_before)
         except StoreAway as error:  # the next poll asks again
-            self._log(error)
+            self.away = error
+            self._log(error, problem_before)
 
     def close(self) -> None:
         """Close connections."""
         self._feed.close()
 
-    def _advance(self, reader: Reader) -> Iterator[Reader]:
+    def _advance(self, reader: Reader, problem_before: str) -> Iterator[Reader]:
         if self._is_earlier(reader):
-            self._log(self._rolled_back(reader))
+            self._log(self._rolled_back(reader), problem_before)
             return
         for number, link in enumerate(reader.links, 1):
             try:
                 if not self._lineage.accepts(link.manifest):
                     continue
             except (DeltaGap, ForkedLineage) as error:
-                self._log(error)
+                self._log(error, problem_before)
                 self._lineage.took(reader.manifest)  # it is whole: later versions rest on it
                 self._newest = reader
                 yield reader
@@ -121,8 +133,10 @@ class Follower:
             "again to return to it."
         )
 
-    def _log(self, error: PersistError) -> None:
-        if self.told and str(self.told[-1]) == str(error):  # the same as at the poll before
+    def _log(self, error: PersistError, problem_before: str) -> None:
+        """Log and keep an error, once while it repeats at each poll."""
+        self._problem = str(error)
+        if self._problem == problem_before:
             return
         log.warning("%s", error)
         self.told = [*self.told, error][-_REMEMBERED_ERRORS:]
@@ -133,12 +147,18 @@ def _number(reader: Reader) -> int:
 
 
 class _DirectoryFeed(VersionFeed):
-    def __init__(self, store: CheckpointStore) -> None:
-        self.store = store
+    def __init__(self, source: Where) -> None:
+        self.store = open_store(source)
+        self._source = source
         self._last: NewestState | None = None
 
     def arrivals(self) -> Iterator[str]:
         newest = self.store.newest_state()
+        if newest is None and self._last is not None:
+            raise StoreAway(
+                f"{self._source}: the versions that are followed are gone, got a missing or empty "
+                "folder. Mount it again, or publish there; the version that is served stays."
+            )
         if newest is not None and newest != self._last:
             yield newest.folder
             self._last = newest  # not reached if it could not be read: it is tried again

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from hotbed.connectors.kafka import Kafka
 from hotbed.connectors.kafka_client import kafka_library
 from hotbed.errors import FormatError, PersistError
-from hotbed.files import local_path
+from hotbed.files import claim_folder, local_path, remove_all
 from hotbed.persist.check.manifest import unsealed
 from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_link
 from hotbed.persist.publish.follow import VersionFeed
@@ -28,6 +29,7 @@ _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 300.0
 _QUEUE_SECONDS = 0.1
 _QUEUE_KBYTES = 1 << 16
+_UNFINISHED = re.compile(r"\.[0-9a-f]{1,32}\.partial")
 log = logging.getLogger("hotbed.persist")
 
 
@@ -151,6 +153,9 @@ class TopicFeed(VersionFeed):
         cache: The local folder. Versions that an earlier feed left there are removed.
         options: As for `hb.sources.Kafka`.
 
+    Raises:
+        ConfigError: `cache` is a link, or holds what no feed wrote.
+
     Example: `Follower(TopicFeed("localhost:9092", "clicks-model", cache="/var/cache/clicks"))`
     """
 
@@ -159,15 +164,14 @@ class TopicFeed(VersionFeed):
     ) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._cache = local_path(cache, "TopicFeed.cache")
-        self._cache.mkdir(parents=True, exist_ok=True)
         self.store = LocalStore(self._cache)
         if self.store.exists(CURRENT_FILE):
             raise PersistError(
                 f"TopicFeed.cache: holds states, got {self._cache}. "
                 "Give a folder that nothing else uses."
             )
-        for path in [*self._cache.glob("checkpoint-*"), *self._cache.glob(".*.partial")]:
-            shutil.rmtree(path)
+        claim_folder(self._cache, "TopicFeed.cache", _is_version)
+        remove_all(path for path in self._cache.iterdir() if _is_version(path))
         self._offset: int | None = None
         self._consumer: Any = None
         self._replaced: list[Path] = []
@@ -234,10 +238,18 @@ class TopicFeed(VersionFeed):
         os.rename(partial, final)
         if link.manifest.kind == "full":
             # it needs no version before it; they can be read until the next call
-            self._replaced = [path for path in self._cache.glob("checkpoint-*") if path != final]
-        for path in self._cache.glob(".*.partial"):
-            shutil.rmtree(path)
+            versions = [path for path in self._cache.glob("checkpoint-*") if _is_version(path)]
+            self._replaced = [path for path in versions if path != final]
+        remove_all(path for path in self._cache.iterdir() if _UNFINISHED.fullmatch(path.name))
         return final.name
+
+
+def _is_version(path: Path) -> bool:
+    """Return whether a feed wrote a folder of its cache: a version, or an unfinished one."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    is_whole = path.name in LocalStore(path.parent).folders() and (path / MANIFEST_FILE).is_file()
+    return is_whole or _UNFINISHED.fullmatch(path.name) is not None
 
 
 # --- messages -----------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def _write_tables(
             entry = _write_values(writer, number, reader.newest_link, name)
         else:
             entry = write_merged(writer, number, reader, name, VALUE_COLUMNS)
-        tables.append(replace(entry, candidates=None))
+        tables.append(replace(entry, candidates=None, sketch=None))
     return tuple(tables)
 
 

@@ -263,8 +263,8 @@ def rows_with_key(
     """
     first = derivations[0]
     context = Columns(rows)
-    by = _plain(context.column(first.by), first.by)
-    time = _plain(context.column(first.time), first.time)
+    by = single_values(context.column(first.by), first.by)
+    time = single_values(context.column(first.time), first.time)
     times = to_microseconds(time, unit)
     numbers = np.flatnonzero(~(nulls_of(by) | nulls_of(times)))
     places = pa.array(numbers)
@@ -272,12 +272,12 @@ def rows_with_key(
     columns = {"key": keys, "time": times.take(places), "row": numbers.astype(np.uint32)}
     for derivation in derivations:
         for name in derivation.columns():
-            values = _plain(context.column(name), name)
+            values = single_values(context.column(name), name)
             columns[RAW + name] = values.take(places)
     return keys, pa.RecordBatch.from_pydict(columns)
 
 
-def _plain(values: pa.Array, name: str) -> pa.Array:
+def single_values(values: pa.Array, name: str) -> pa.Array:
     """Return single values without a dictionary, text with wide offsets."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

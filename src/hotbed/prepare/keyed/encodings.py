@@ -55,6 +55,7 @@ class OutOfFold(Encoding):
         means: by key, a value for each fold.
         prior: for missing keys.
         seed: of the preparation.
+        rules: as `Schema.rules`.
     """
 
     column: str
@@ -63,12 +64,13 @@ class OutOfFold(Encoding):
     means: FittedMap
     prior: float
     seed: int
+    rules: int
 
     def values(self, partition: Partition) -> Values:
         return self._of_chunk
 
     def _of_chunk(self, chunk: Chunk) -> pa.Array:
-        context = Columns(chunk.rows)
+        context = Columns(chunk.rows, self.rules)
         keys = transformed(self.before.source, self.before.transforms, context)
         slots = self.means.slots(context.ids(keys))
         slots[nulls_of(keys)] = -1

@@ -220,6 +220,7 @@ class FoldMeans(KeyedFit):
     transform: TargetEncode
     label: Label
     seed: int
+    rules: int
 
     def labels(self, context: Columns) -> pa.Array:
         return _labels(self.label, context)
@@ -253,6 +254,7 @@ class FoldMeans(KeyedFit):
             folds,
             prior,
             self.seed,
+            self.rules,
         )
         return Learned((prior, means), encoding)
 
@@ -332,7 +334,7 @@ def keyed_fit(task: Task, schema: Schema, places: Places, num_buckets: int, seed
     label = schema[transform.label]
     assert isinstance(label, Label)
     if transform.ordered_by is None:
-        return FoldMeans(task, places, transform, label, seed)
+        return FoldMeans(task, places, transform, label, seed, schema.rules)
     time = schema.time
     unit = None
     if time is not None and time.source == transform.ordered_by:
@@ -359,8 +361,8 @@ def _ordered(values: pa.Array, unit: str | None) -> pa.Array:
     """Return numbers in the order of a column of times or numbers; `unit`: of times."""
     if unit is not None:
         return to_microseconds(values, unit)
-    if pa.types.is_temporal(values.type):
-        return values.cast(pa.timestamp("us")).cast(pa.int64())
+    if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
+        return to_microseconds(values, "us")
     if pa.types.is_integer(values.type):
         return values.cast(pa.int64())
     if is_bytes(values.type):

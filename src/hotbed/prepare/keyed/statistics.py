@@ -235,7 +235,10 @@ def group_statistic(parts: pa.Table, statistic: str) -> tuple[Keys, Floats]:
     sums = groups.sums(part_sums)
     if statistic == "sum":
         return groups.keys, sums
-    means = sums / counts
+    least = groups.least(parts.column("least").to_numpy())
+    most = -groups.least(-parts.column("most").to_numpy())
+    is_constant = least == most  # no rounding of sums gets into its mean
+    means = np.where(is_constant, least, sums / counts)
     if statistic == "mean":
         return groups.keys, means
     distances = part_sums / part_counts - means[groups.numbers]
@@ -243,4 +246,5 @@ def group_statistic(parts: pa.Table, statistic: str) -> tuple[Keys, Floats]:
     squares = groups.sums(parts.column("squares").to_numpy()) + between
     with np.errstate(divide="ignore", invalid="ignore"):
         variances = squares / (counts - 1)
+    variances[is_constant & (counts > 1)] = 0.0
     return groups.keys, np.sqrt(variances)

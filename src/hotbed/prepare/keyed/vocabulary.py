@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
+from hotbed.data.arrays import as_numpy, is_bytes, nulls_of, series_of
 from hotbed.data.columns import ids_of
 from hotbed.errors import SchemaError
 from hotbed.prepare.shuffle import BatchReader
@@ -53,7 +53,7 @@ def count_values(values: pa.Array, name: str) -> pa.RecordBatch:
 def _counts_of(values: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
     """Return the different values, without null, and how often each occurs."""
     kind = values.type
-    counts = pl.Series("value", values.drop_null()).value_counts(name="count")
+    counts = series_of("value", values.drop_null()).value_counts(name="count")
     different = counts["value"].to_arrow().cast(kind)
     return different, counts["count"].to_numpy().astype(np.int64)
 

@@ -15,16 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hotbed.connectors.file_list import write_file_list
-from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data.schema import Schema
-from hotbed.files import new_file, sync_folder
+from hotbed.files import MARK_FILE, digest_of, new_file, sync_folder
 from hotbed.prepare.output.layout import sizes_of
 from hotbed.prepare.partitions import PARTS
 
 METADATA_FILE = "_metadata.json"
 FILE_LIST = "_file_list.txt"
 LETTERS_FOLDER = "dead_letters"
-_FITTED_FOLDERS = ("maps", "vocabularies")
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ def write_workflow(
     job: Mapping[str, Any],
     prepared: Schema,
     raw: Schema,
+    source: Mapping[str, Any],
     files: Iterable[Mapping[str, WrittenFile]],
     counts: Mapping[str, Any],
 ) -> None:
@@ -108,6 +108,7 @@ def write_workflow(
         job: the preparation, as plain values.
         prepared: the schema of the prepared files.
         raw: the fitted schema over raw rows, whose maps are in `folder`.
+        source: the digest of the source and of its files.
         files: of each partition, by part.
         counts: of rows that were added or left out.
     """
@@ -124,16 +125,16 @@ def write_workflow(
             _write_metadata(folder / part, written, prepared, sizes)
     paths = {fitted.digest: fitted.path.relative_to(folder) for fitted in raw.maps}
     workflow = {
-        "format": WORKFLOW_FORMAT,
         "prepare": job,
+        "source": source,
         "schema": prepared.to_json(),
         "raw": raw.with_maps(paths).to_json(),
         "sizes": sizes,
         "parts": parts,
-        "files": _fitted_files(folder),
+        "files": _other_files(folder, parts),
         "counts": {part: facts["rows"] for part, facts in parts.items()} | dict(counts),
     }
-    _write_json(folder / WORKFLOW_FILE, workflow)
+    _write_json(folder / WORKFLOW_FILE, sealed(workflow))
 
 
 def _write_metadata(
@@ -170,19 +171,18 @@ def _path(folder: Path, file: WrittenFile) -> Path:
     return folder / Path(file.file).name
 
 
-def _fitted_files(folder: Path) -> dict[str, Any]:
-    """Return bytes and SHA-256 of the maps and vocabularies, by their names in the output."""
+def _other_files(folder: Path, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bytes and SHA-256 of all files but those of the parts, by their names in the output."""
+    of_parts = {entry["file"] for facts in parts.values() for entry in facts["files"]}
     files: dict[str, Any] = {}
-    for name in _FITTED_FOLDERS:
-        if not (folder / name).exists():
-            continue
-        for path in sorted((folder / name).iterdir()):
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            sync_folder(path)
+        elif name not in of_parts and name != MARK_FILE:
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
-            key = path.relative_to(folder).as_posix()
-            files[key] = {"bytes": path.stat().st_size, "sha256": digest}
-        sync_folder(folder / name)
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest_of(path)}
     return files
 
 

@@ -34,7 +34,7 @@ class Layout:
     @staticmethod
     def of(raw: Schema, rows: pa.RecordBatch) -> Layout:
         """Return the layout for raw rows of these types; `rows` may be empty."""
-        context = Columns(rows)
+        context = Columns(rows, raw.rules)
         bags: set[str] = set()
         for column in raw.ids:
             values = transformed(column.source, column.transforms, context)

@@ -14,9 +14,10 @@ import pyarrow as pa
 from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.plan import BadRow, Skips
 from hotbed.connectors.position import PLACE
+from hotbed.data import numbers
 from hotbed.data.bad_rows import dead_letters
 from hotbed.data.batch import Batch
-from hotbed.data.columns import Shape, Type, joined, joined_shape, shape_of, type_of
+from hotbed.data.columns import Columns, Shape, Type, joined, joined_shape, shape_of, type_of
 from hotbed.data.encode import Encoder
 from hotbed.data.schema import Schema
 from hotbed.errors import DecodeError
@@ -24,6 +25,7 @@ from hotbed.prepare.keyed.encodings import training_schema
 from hotbed.prepare.output.files import LETTERS_FOLDER, PartWriter, WrittenFile
 from hotbed.prepare.output.layout import Layout
 from hotbed.prepare.partitions import PARTS, TRAIN, VALID, Chunk, Partition
+from hotbed.prepare.places import Purpose
 from hotbed.prepare.report import Profile
 from hotbed.prepare.view import View
 
@@ -114,7 +116,18 @@ class _Writer:
             self._files[part] = PartWriter(self._task.folder, name, layout.arrow())
         self._files[part].write(layout.table(batch))
         own = [name for name in chunk.rows.schema.names if not name.startswith("\0")]
-        self._written.profile.add(PARTS[part], chunk.rows.select(own), batch)
+        rows = chunk.rows.select(own)
+        self._written.profile.add(PARTS[part], rows, batch)
+        self._written.profile.sample.add(
+            rows, self._labels(chunk), chunk.hashes(self._task.view.seed, Purpose.SAMPLE)
+        )
+
+    def _labels(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        context = Columns(chunk.rows)
+        labels: dict[str, np.ndarray] = {}
+        for label in self._task.layout.raw.labels:
+            labels[label.name] = numbers.label(label, context.column(label.source))
+        return labels
 
     def _encoder(self, schema: Schema) -> Encoder:
         encoder = Encoder(schema)

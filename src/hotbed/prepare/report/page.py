@@ -19,6 +19,7 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Transform
+from hotbed.prepare.report.alone import MOST_AUC, Finding
 from hotbed.prepare.report.distinct import ERROR, FEW
 from hotbed.prepare.report.profile import ColumnProfile, PartProfile, Profile
 from hotbed.prepare.report.timeline import Timeline
@@ -48,6 +49,7 @@ def write_report(
     title: str = "Preparation report",
     facts: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
+    findings: Sequence[Finding] = (),
 ) -> None:
     """Write the page of a preparation.
 
@@ -58,8 +60,10 @@ def write_report(
         title: text of the head.
         facts: more numbers for the cards on top.
         about: more about the preparation by name, as text: its source, its parts.
+        findings: what tells a label by itself.
     """
     sections = [
+        _alone(findings),
         _labels(profile),
         _missing(profile),
         _distinct(profile),
@@ -72,6 +76,21 @@ def write_report(
     cards = {**_cards(profile, raw), **(facts or {})}
     present = [part for part in sections if part]
     write_page(path, title, f"hotbed {version('hotbed')}", cards, present)
+
+
+def _alone(findings: Sequence[Finding]) -> str:
+    """Return the warning of what tells a label by itself."""
+    if not findings:
+        return ""
+    rows = [
+        [found.what, found.label, f"{found.auc:.3f}", f"{found.num_rows:,}"] for found in findings
+    ]
+    text = (
+        f"Alone, each of these tells a label with an AUC above {MOST_AUC:g} on a sample of the "
+        "rows. Check that it is known before the label, and is made alike for both labels."
+    )
+    table = grid(["what", "label", "AUC", "rows"], rows, text=True)
+    return f"<h2>Warning: columns that tell the label</h2><p>{text}</p>{table}"
 
 
 def _cards(profile: Profile, raw: Schema) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hotbed.data.columns import Columns
 from hotbed.data.learners import Moments, Quantiles
 from hotbed.data.schema import Schema
 from hotbed.data.transforms import Map
+from hotbed.prepare.report.alone import LabelSample
 from hotbed.prepare.report.distinct import Distinct
 from hotbed.prepare.report.timeline import Timeline
 
@@ -58,7 +59,7 @@ class ColumnProfile:
         """The mean of the numbers; NaN without numbers."""
         if not self._moments.count:
             return math.nan
-        return self._moments.mean
+        return self._moments.learned()[0]
 
     def add(self, values: pa.Array, context: Columns) -> None:
         """Add the next rows of the column."""
@@ -138,6 +139,7 @@ class Profile:
         parts: by name of the part.
         dense: by dense feature, the distribution of its values as the model gets them.
         amounts: the labels that have other values than 0 and 1.
+        sample: rows with their labels.
     """
 
     def __init__(self, raw: Schema) -> None:
@@ -145,6 +147,7 @@ class Profile:
         self.parts: dict[str, PartProfile] = {}
         self.dense: dict[str, Quantiles] = {}
         self.amounts: dict[str, None] = {}
+        self.sample = LabelSample()
         self._labels = [label.name for label in raw.labels]
         self._mapped = [
             column.name
@@ -177,6 +180,7 @@ class Profile:
             else:
                 self.parts[name] = part
         self.amounts.update(later.amounts)
+        self.sample.merge(later.sample)
         for name, quantiles in later.dense.items():
             self._quantiles(name).merge(quantiles)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
@@ -15,55 +16,75 @@ from numpy.typing import NDArray
 from hotbed.data.columns import Columns, ids_of
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DataError
-from hotbed.prepare.sampling.draw import Weights
+from hotbed.prepare.sampling.draw import Weights, count_up_to, running_sum
+from hotbed.prepare.sampling.order import Order
 from hotbed.prepare.shuffle import Bucket, hash_keys
 
 Int64Array = NDArray[np.int64]
 
 _COUNTS = ("train", "valid")
 _KEY = "key"
+_TIME = "time"
 _VALUE = "value "
 """The prefix of raw columns: their names cannot clash with those of the others."""
 
 
 def item_rows(
-    names: Sequence[str], rows: pa.RecordBatch, is_valid: NDArray[np.bool_]
+    names: Sequence[str], rows: pa.RecordBatch, order: Order, is_valid: NDArray[np.bool_]
 ) -> tuple[Int64Array, pa.RecordBatch]:
-    """Return the keys and the rows of a shuffle by item: one row for each item of the chunk.
+    """Return the keys and the rows of a shuffle by item: one for each version of a chunk's items.
+
+    A version is a run of an item's rows, in the order of their times, with the same values.
 
     Args:
         names: the raw columns of an item, itself first.
-        rows: the raw rows of a chunk; those without an item are left out.
+        rows: the raw rows of a chunk; those without an item or a time are left out.
+        order: the times of the rows.
         is_valid: which rows are for validation, [n].
     """
-    columns = Columns(rows)
-    items = columns.column(names[0])
-    places = np.flatnonzero(~np.asarray(items.is_null()))
-    keys = ids_of(items, names[0])[places]
-    keys, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-    arrays: dict[str, pa.Array] = {_KEY: pa.array(keys)}
+    context = Columns(rows)
+    items = context.column(names[0])
+    times, without_time = order.times(rows)
+    places = np.flatnonzero(~(np.asarray(items.is_null()) | without_time))
+    arrays: dict[str, pa.Array] = {
+        _KEY: pa.array(ids_of(items, names[0])[places]),
+        _TIME: pa.array(times[places]),
+    }
     for name, part in zip(_COUNTS, (~is_valid, is_valid), strict=True):
-        counts = np.bincount(numbers[part[places]], minlength=len(keys))
-        arrays[name] = pa.array(counts.astype(np.int64))
+        arrays[name] = pa.array(part[places].astype(np.int64))
     for name in names:
-        values = columns.column(name)
+        values = context.column(name)
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        arrays[_VALUE + name] = values.take(pa.array(places[first]))
-    return keys, pa.RecordBatch.from_pydict(arrays)
+        arrays[_VALUE + name] = values.take(pa.array(places))
+    versions = _versions(pa.table(arrays))
+    columns = {name: versions.column(name).combine_chunks() for name in versions.column_names}
+    return versions.column(_KEY).to_numpy(), pa.RecordBatch.from_pydict(columns)
 
 
 def items_of(bucket: Bucket) -> pa.Table:
-    """Return the items of a bucket in the order of their hashes, with the values of first rows."""
-    keys = bucket.rows.column(_KEY).to_numpy()
-    _, first, numbers = np.unique(hash_keys(keys), return_index=True, return_inverse=True)
-    items = bucket.rows.take(pa.array(first))
+    """Return the versions of a bucket's items in the order of (hash of the item, time)."""
+    return _versions(bucket.rows)
+
+
+def _versions(rows: pa.Table) -> pa.Table:
+    """Return the first row of each version, with the counts of its rows."""
+    keys = hash_keys(rows.column(_KEY).to_numpy())
+    times = rows.column(_TIME).to_numpy()
+    order = np.lexsort((times, keys))
+    rows = rows.take(pa.array(order))
+    values = [name for name in rows.column_names if name.startswith(_VALUE)]
+    is_first = np.zeros(len(order), bool)
+    for name in [_KEY, *values]:
+        runs = pl.Series(pl.from_arrow(rows.column(name))).to_frame().select(pl.all().rle_id())
+        is_first |= np.diff(runs.to_series().to_numpy(), prepend=-1) != 0
+    first = np.flatnonzero(is_first)
+    versions = rows.take(pa.array(first))
     for name in _COUNTS:
-        counts = np.zeros(len(first), np.int64)
-        np.add.at(counts, numbers, bucket.rows.column(name).to_numpy())
-        place = items.schema.get_field_index(name)
-        items = items.set_column(place, name, pa.array(counts))
-    return items
+        counts = np.add.reduceat(rows.column(name).to_numpy(), first) if len(first) else first
+        place = versions.schema.get_field_index(name)
+        versions = versions.set_column(place, name, pa.array(counts))
+    return versions
 
 
 @dataclass(frozen=True)
@@ -71,12 +92,15 @@ class Catalogue:
     """All items of the source, in the order of the hashes of their keys.
 
     `hashes`: of the items' keys, uint64 [n]. `train`, `valid`: weights of the items in each part.
-    `values`: the raw columns of the items.
+    `starts`: where the versions of each item begin, int64 [n + 1]. `times`: of the versions,
+    ascending for each item. `values`: the raw columns of the versions.
     """
 
     hashes: Uint64Array
     train: Weights
     valid: Weights
+    starts: Int64Array
+    times: Int64Array
     values: pa.Table
 
     @staticmethod
@@ -92,27 +116,35 @@ class Catalogue:
             DataError: no row has an item.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        keys: list[Int64Array] = []
+        hashes: list[Uint64Array] = []
+        num_versions: list[Int64Array] = []
         counts: dict[str, list[Int64Array]] = {name: [] for name in _COUNTS}
         writer = None
-        try:
-            for items in buckets:
-                keys.append(items.column(_KEY).to_numpy())
+        with open(folder / "times", "wb") as times:
+            for versions in buckets:
+                own, first = np.unique(
+                    hash_keys(versions.column(_KEY).to_numpy()), return_index=True
+                )
+                hashes.append(own)
+                num_versions.append(np.diff(first, append=versions.num_rows))
                 for name in _COUNTS:
-                    counts[name].append(items.column(name).to_numpy())
-                values = items.drop_columns([_KEY, *_COUNTS])
+                    of_versions = running_sum(versions.column(name).to_numpy())
+                    ends = np.append(first[1:], versions.num_rows)
+                    counts[name].append(of_versions[ends] - of_versions[first])
+                times.write(versions.column(_TIME).to_numpy().tobytes())
+                values = versions.drop_columns([_KEY, _TIME, *_COUNTS])
                 if writer is None:
                     writer = pa.ipc.new_file(str(folder / "values.arrow"), values.schema)
                 writer.write_table(values.combine_chunks())
-        finally:
-            if writer is not None:
-                writer.close()
-        if not sum(map(len, keys)):
+        if writer is not None:
+            writer.close()
+        if not sum(map(len, hashes)):
             raise DataError(
                 "negatives: expected items to draw, got no row with an item. Check the source, "
                 "and the name of the column."
             )
-        np.save(folder / "hashes.npy", hash_keys(np.concatenate(keys)))
+        np.save(folder / "hashes.npy", np.concatenate(hashes))
+        np.save(folder / "starts.npy", running_sum(np.concatenate(num_versions)))
         for name in _COUNTS:
             weights = Weights.of(np.concatenate(counts[name]), power)
             np.save(folder / f"{name}.npy", weights.ends)
@@ -121,20 +153,34 @@ class Catalogue:
     def open(folder: Path) -> Catalogue:
         """Return the catalogue that `write` wrote, mapped into memory."""
         ends = [open_memmap(folder / f"{name}.npy", mode="r") for name in _COUNTS]
-        hashes = open_memmap(folder / "hashes.npy", mode="r")
         file = pa.ipc.open_file(pa.memory_map(str(folder / "values.arrow")))
-        return Catalogue(hashes, Weights(ends[0]), Weights(ends[1]), file.read_all())
+        return Catalogue(
+            open_memmap(folder / "hashes.npy", mode="r"),
+            Weights(ends[0]),
+            Weights(ends[1]),
+            open_memmap(folder / "starts.npy", mode="r"),
+            np.memmap(folder / "times", np.int64, mode="r"),
+            file.read_all(),
+        )
 
     def places(self, keys: Int64Array) -> Int64Array:
         """Return the places of items, [n], by their keys."""
         return np.searchsorted(self.hashes, hash_keys(keys))
 
-    def take(self, names: Sequence[str], places: pa.Array) -> Mapping[str, pa.Array]:
-        """Return the raw columns `names` of the items at `places`."""
+    def take(
+        self, names: Sequence[str], places: Int64Array, times: Int64Array | None = None
+    ) -> Mapping[str, pa.Array]:
+        """Return the raw columns `names` of the items at `places`, as they were at `times`.
+
+        Before the first row of an item, and without times, it is as in its first row.
+        """
+        versions = self.starts[places]
+        if times is not None:
+            ends = count_up_to(self.times, versions, self.starts[places + 1], times)
+            versions = np.maximum(ends - 1, versions)
         taken: dict[str, pa.Array] = {}
         for name in names:
-            values = self.values.column(_VALUE + name)
-            taken[name] = _take(values, places.to_numpy(zero_copy_only=False))
+            taken[name] = _take(self.values.column(_VALUE + name), versions)
         return taken
 
 

@@ -20,7 +20,9 @@ from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import ConfigError
 from hotbed.prepare.places import hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
-from hotbed.prepare.sampling.draw import Known, draw
+from hotbed.prepare.sampling.draw import draw
+from hotbed.prepare.sampling.exposure import Seen, Visits
+from hotbed.prepare.sampling.order import Order
 from hotbed.prepare.shuffle import Bucket
 
 BoolArray = NDArray[np.bool_]
@@ -31,12 +33,16 @@ Int64Array = NDArray[np.int64]
 class Negatives:
     """Add rows with label 0 after each positive row of the source.
 
-    A negative is a copy of its positive with another item, one that the user has no row of, in any
-    part. Negatives of training rows are items of the training rows, those of validation rows items
-    of the validation rows. They are drawn independently of each other, so that an item may repeat.
+    A negative is a copy of its positive with another item. Items that the user has a row of at the
+    time of the positive are not drawn. Negatives of training rows are items of the training rows,
+    those of validation rows items of the validation rows. They are drawn independently of each
+    other, so that an item may repeat.
 
     The schema has one label. If the source has its column, rows with a label above 0 are the
     positives. Else all rows are, and the column is added.
+
+    A positive for which there is nothing to draw is left out, and counted: without negatives, its
+    user and its history would tell its label. `seen="never"` keeps it.
 
     Args:
         user: the column of users.
@@ -45,8 +51,14 @@ class Negatives:
         draw: "uniform": each item is as likely as any other; "popularity": an item is as likely as
             its number of rows in the part to the power of `power`.
         power: of "popularity"; 0.75 as in word2vec.
-        item_columns: columns that follow the item, as in its first row; other columns are those of
-            the positive.
+        item_columns: columns that follow the item. A negative has them from the latest row of its
+            item at or before its time, else from the first one; other columns are those of the
+            positive.
+        seen: which items that the user has seen are drawn. "matched": if the user has an earlier
+            row of the positive's item, other items of the user's earlier rows; else items without
+            an earlier row of the user. "any": all. "never": only items of which the user has no row
+            at any time, with `item_columns` as in its first row; beside a history of the user, "the
+            item is in the history" is then the label.
 
     Example: `Negatives("user", "film", per_positive=4, item_columns=["genres"])`
     """
@@ -57,8 +69,10 @@ class Negatives:
     draw: Literal["uniform", "popularity"] = "uniform"
     power: float = 0.75
     item_columns: Sequence[str] = ()
+    seen: Seen = "matched"
 
     def __post_init__(self) -> None:
+        checks.one_of("negatives.seen", self.seen, ("matched", "any", "never"))
         object.__setattr__(self, "item_columns", tuple(self.item_columns))
         checks.whole_number("negatives.per_positive", self.per_positive, 1)
         checks.finite_number("negatives.power", self.power, least=0)
@@ -118,17 +132,19 @@ def user_rows(
     negatives: Negatives,
     rows: pa.RecordBatch,
     label: Label,
+    order: Order,
     is_valid: BoolArray,
     hashes: Uint64Array,
 ) -> tuple[Int64Array, pa.RecordBatch]:
     """Return the keys and the rows of a shuffle by user.
 
-    Rows without a user or an item are left out: nothing is known of them.
+    Rows without a user, an item or a time are left out: nothing is known of them.
 
     Args:
         negatives: the columns.
         rows: the raw rows of a chunk, with the label's column.
         label: which rows are positive.
+        order: the times of the rows.
         is_valid: which rows are for validation, [n].
         hashes: hashes of the rows' places for `Purpose.NEGATIVES`, [n].
     """
@@ -136,7 +152,8 @@ def user_rows(
     users = columns.column(negatives.user)
     items = columns.column(negatives.item)
     is_positive = numbers.label(label, columns.column(label.source)) > 0
-    missing = np.asarray(users.is_null()) | np.asarray(items.is_null())
+    times, without_time = order.times(rows)
+    missing = np.asarray(users.is_null()) | np.asarray(items.is_null()) | without_time
     places = np.flatnonzero(~missing)
     keys = ids_of(users, negatives.user)[places]
     batch = pa.record_batch(
@@ -144,6 +161,7 @@ def user_rows(
             "row": places,
             "user": keys,
             "item": ids_of(items, negatives.item)[places],
+            "time": times[places],
             "is_positive": is_positive[places],
             "is_valid": is_valid[places],
             "hash": hashes[places],
@@ -157,33 +175,31 @@ class Drawn:
     """The negatives of a bucket's rows.
 
     `items`: places in the catalogue, list of int64 for each row; null for rows without negatives.
-    `num_items`: all of them. `users_without`: users with positives who know all items of a part.
+    `num_items`: all of them. `num_without`: positives for which there is nothing to draw.
     """
 
     items: pa.FixedSizeListArray
     num_items: int
-    users_without: int
+    num_without: int
 
 
 def draw_bucket(negatives: Negatives, catalogue: Catalogue, bucket: Bucket) -> Drawn:
     """Draw the negatives of all users of a bucket, whose rows are those of `user_rows`."""
     columns = {name: bucket.rows.column(name).to_numpy() for name in bucket.rows.column_names}
-    _, users = np.unique(columns["user"], return_inverse=True)
-    known = Known.of(users, catalogue.places(columns["item"]))
+    items = catalogue.places(columns["item"])
+    visits = Visits.of(columns["user"], columns["time"], items)
     width = negatives.per_positive
-    copies = np.arange(1, width + 1)
-    items = np.full((len(users), width), -1, np.int64)
-    users_without = 0
+    random = hash_copies(columns["hash"][:, None], np.arange(1, width + 1))
+    drawn = np.full((len(items), width), -1, np.int64)
     for is_valid, weights in ((False, catalogue.train), (True, catalogue.valid)):
         rows = np.flatnonzero(columns["is_positive"] & (columns["is_valid"] == is_valid))
-        random = hash_copies(columns["hash"][rows, None], copies)
-        drawn = draw(weights, known, users[rows], random)
-        items[rows] = drawn
-        users_without += len(np.unique(users[rows[drawn[:, 0] < 0]]))
+        drawn[rows] = draw(visits.candidates(negatives.seen, weights), rows, random)
+    is_without = drawn[:, 0] < 0
     lists = pa.FixedSizeListArray.from_arrays(
-        pa.array(items.ravel()), width, mask=pa.array(items[:, 0] < 0)
+        pa.array(drawn.ravel()), width, mask=pa.array(is_without)
     )
-    return Drawn(lists, int((items >= 0).sum()), users_without)
+    num_without = int((is_without & columns["is_positive"]).sum())
+    return Drawn(lists, int((drawn >= 0).sum()), num_without)
 
 
 @dataclass(frozen=True)
@@ -200,27 +216,40 @@ class Expanded:
 
 
 def expand(
-    negatives: Negatives, rows: pa.RecordBatch, label: Label, catalogue: Catalogue, items: pa.Array
+    negatives: Negatives,
+    rows: pa.RecordBatch,
+    label: Label,
+    order: Order,
+    catalogue: Catalogue,
+    items: pa.Array,
 ) -> Expanded:
-    """Return `rows` with their negatives.
+    """Return `rows` with their negatives; positives without any are left out.
 
     Args:
         negatives: the columns.
         rows: raw and derived columns of a chunk, with the label's column.
         label: gets a value that is encoded as 0.
+        order: the times of the rows.
         catalogue: of all items.
         items: what was drawn for each row, as in `Drawn.items`.
     """
-    num_negatives = np.where(np.asarray(items.is_null()), 0, negatives.per_positive)
-    origins = np.repeat(np.arange(rows.num_rows), num_negatives + 1)
-    first = np.cumsum(num_negatives + 1) - (num_negatives + 1)
+    is_without = np.asarray(items.is_null())
+    num_copies = np.where(is_without, 1, 1 + negatives.per_positive)
+    if negatives.seen != "never":
+        is_positive = numbers.label(label, Columns(rows).column(label.source)) > 0
+        num_copies[is_without & is_positive] = 0
+    origins = np.repeat(np.arange(rows.num_rows), num_copies)
+    first = np.cumsum(num_copies) - num_copies
     copies = np.arange(len(origins)) - first[origins]
     is_copy = copies > 0
     # the values of the negatives stand behind those of the rows
     places = origins.copy()
     places[is_copy] = rows.num_rows + np.arange(int(is_copy.sum()))
-    drawn = items.drop_null().flatten()
-    replaced = catalogue.take(negatives.of_item, drawn)
+    times = None
+    if order.column is not None:
+        times = order.times(rows)[0][origins[is_copy]]
+    drawn = items.drop_null().flatten().to_numpy(zero_copy_only=False)
+    replaced = catalogue.take(negatives.of_item, drawn, times)
     columns: dict[str, pa.Array] = {}
     for name in rows.schema.names:
         values = _plain(rows.column(name))

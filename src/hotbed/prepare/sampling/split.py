@@ -145,7 +145,8 @@ class ByFold(Holdout):
 class ByGroup(Holdout):
     """All rows of a share `valid` of the values of `column` are for validation.
 
-    `column` holds integers or text. Rows without a value are not a group: each is for itself.
+    `column` holds integers or text. Rows without a value, or with an empty text, are not a
+    group: each is for itself.
 
     Example: `ByGroup("user")` validates on users that training does not know.
     """

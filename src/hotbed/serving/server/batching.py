@@ -253,11 +253,12 @@ class Batcher:
         processor_started = time.thread_time()
         try:
             session = self._session()
+            waited = started - min(request.queued for request in batch)
             if len(batch) == 1:
                 request = batch[0]
-                scores = [session.ask(request.columns, request.context)]
+                scores = [session.ask(request.columns, request.context, waited)]
             else:
-                scores = _split(session.ask(_join_requests(batch)), batch)
+                scores = _split(session.ask(_join_requests(batch), waited=waited), batch)
         except Exception as error:
             if len(batch) > 1:  # scored one by one, only the request at fault fails
                 return [result for request in batch for result in self._score([request])]

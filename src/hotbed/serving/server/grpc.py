@@ -59,7 +59,7 @@ _OPEN = (
     f"/{HEALTH_SERVICE}/Check",
     f"/{HEALTH_SERVICE}/Watch",
 )
-_STREAMS = 256  # calls of one connection at the same time
+STREAMS = 256  # calls of one connection at the same time
 _CALL_BYTES = 64 << 10  # of a request other than for predictions
 # the longest message, unless an option or a loaded model allows longer ones
 _INFER_BYTES = 16 << 20
@@ -417,7 +417,7 @@ async def start_inference(
         "grpc.max_receive_message_length": longest,
         "grpc.so_reuseport": int(shares_port),
         "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
-        "grpc.max_concurrent_streams": _STREAMS,
+        "grpc.max_concurrent_streams": STREAMS,
     }
     handlers = InferenceService(models).handlers()
     service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready)
@@ -454,7 +454,6 @@ async def start_grpc(
     tokens: Tokens | None,
     tls: tuple[bytes, bytes] | None,
     options: Mapping[str, int],
-    calls: int | None = None,
 ) -> GrpcServer:
     """Start a gRPC server of any service.
 
@@ -464,15 +463,12 @@ async def start_grpc(
         tokens: The tokens of which calls need one; None = no token is needed.
         tls: Key and certificate; None = no TLS.
         options: Options of the gRPC channel.
-        calls: Calls that are answered at the same time; None = any number.
 
     Raises:
         ConfigError: It cannot listen.
     """
     gates = [] if tokens is None else [Gate(tokens)]
-    server = grpc.aio.server(
-        interceptors=gates, options=list(options.items()), maximum_concurrent_rpcs=calls
-    )
+    server = grpc.aio.server(interceptors=gates, options=list(options.items()))
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
     health = add_health_and_reflection(server, service.name, pool, service.ready)

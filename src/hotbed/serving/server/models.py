@@ -10,12 +10,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten
+from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten, PersistError
 from hotbed.files import Where
-from hotbed.persist.format import Reader
+from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
 from hotbed.persist.publish import Follower
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
@@ -27,7 +28,7 @@ from hotbed.serving.server.meters import Meters, model_status
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
-from hotbed.serving.stores.following import Following
+from hotbed.serving.stores.following import Following, nothing_yet
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
@@ -154,6 +155,11 @@ class Model:
         return self.served is not None
 
     @property
+    def reason(self) -> str:
+        """Why the newest version is not served, as the process knows that loads it; "" = it is."""
+        return self.outside_problem or self.problem
+
+    @property
     def waiting_rows(self) -> int:
         """Number of candidates in the queue."""
         if self._batcher is None:
@@ -204,6 +210,12 @@ class Model:
             consequence = f"version {self.served.version.version} stays"
         log.warning("model %s: %s; %s", self.name, error, consequence)
 
+    def recovered(self, error: Exception) -> None:
+        """Forget a problem that is over; the served version stays."""
+        if self.problem == str(error):
+            self.problem = ""
+        log.info("model %s: what it follows can be read again", self.name)
+
     def close(self) -> None:
         """Answer the requests that wait, then stop serving."""
         batcher = self._batcher
@@ -214,7 +226,7 @@ class Model:
 
     def _not_loaded(self) -> NotServed:
         return NotServed(
-            f"model {self.name!r}: not loaded, got {self.problem or 'an unload'}. Load it."
+            f"model {self.name!r}: not loaded, got {self.reason or 'an unload'}. Load it."
         )
 
     def _scored(self, batch: Sequence[QueuedRequest], started: float, ended: float) -> None:
@@ -269,7 +281,10 @@ class Models:
         # loads and unloads that clients request run here
         self.aside = DaemonThreads(_LOADS, "hotbed-load")
         self.readers = Readers()
-        self._following = Following(lambda name, error: self.named(name).failed(error))
+        self._following = Following(
+            lambda name, error: self.named(name).failed(error),
+            lambda name, error: self.named(name).recovered(error),
+        )
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -285,10 +300,11 @@ class Models:
         """Whether all models are loaded, and the server does not stop."""
         return not self.stopping and all(model.ready for model in self)
 
-    def add(self, name: str, source: Where) -> None:
+    def add(self, name: str, source: Where, *, is_followed: bool = False) -> None:
         """Add a model, and load it.
 
-        If its rows cannot be written, serve the version that the folder of rows holds.
+        If its rows cannot be written, serve the version that the folder of rows holds. A source
+        that is followed may be empty: the model is not ready until its first version is there.
 
         Raises:
             ConfigError: The name does not fit into a URL, or is reserved.
@@ -306,16 +322,35 @@ class Models:
         if is_remote(source):
             self._add_remote(name, str(source))
         else:
-            self._models[name] = Model(
-                name, lambda: self._server.load(name, source, InferenceSession), self.limits
-            )
+            model = Model(name, partial(self._find, name, source, is_followed), self.limits)
+            self._models[name] = model
+            if is_followed and holds_nothing(source):
+                model.failed(nothing_yet(source))
+                return
             try:
                 self.load(name)
             except NotWritten:
                 version = self._server.find(name)
                 if version is None:
                     raise
-                self._models[name].serve(version, self._models[name].problem)
+                model.serve(version, model.problem)
+
+    def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
+        """Load the newest version at a source.
+
+        Raises:
+            PersistError: The source is followed, and went back to an earlier version.
+        """
+        served = self.named(name).served
+        if is_followed and served is not None:
+            newest = open_checkpoint(source).manifest
+            if newest.version < served.version.version:
+                raise PersistError(
+                    f"{source}: versions only grow, got version {newest.version} after version "
+                    f"{served.version.version}, which stays. Publish the earlier state again to "
+                    "return to it."
+                )
+        return self._server.load(name, source, InferenceSession)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Add a model that another process loads, and serve the version that `find` returns.
@@ -404,7 +439,7 @@ class Models:
             except NotServed:
                 entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
             if model.ready or not ready:
-                entries.append({**entry, "reason": model.problem})
+                entries.append({**entry, "reason": model.reason})
         return entries
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:

@@ -26,6 +26,7 @@ from hotbed.serving.process import Stoppable, address
 from hotbed.serving.rows import ServedTable
 from hotbed.serving.server.access import load_tls
 from hotbed.serving.server.grpc import (
+    STREAMS,
     GrpcService,
     UnaryHandler,
     abort_with,
@@ -39,6 +40,7 @@ from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_
 
 log = logging.getLogger("hotbed.serving")
 _INLINE_IDS = 2048  # the most that are looked up on the loop
+_IDLE_SECONDS = 600  # connections without a call are closed after this time
 _ANSWER_BYTES = MESSAGE_BYTES // 2  # the most rows that a call returns
 
 NamedBytes: TypeAlias = tuple[str, memoryview]
@@ -47,10 +49,19 @@ StreamHandler: TypeAlias = Callable[[bytes, Any], AsyncIterator[Any]]
 
 
 class RowsService:
-    """The calls; each takes and returns messages of `hotbed.serving.stores.messages`."""
+    """The calls; each takes and returns messages of `hotbed.serving.stores.messages`.
 
-    def __init__(self, server: ParameterServer, names: Sequence[str]) -> None:
+    Args:
+        server: Has the versions.
+        names: Of the models that are served.
+        most_calls: Calls that are answered at the same time; health and reflection are not among
+            them.
+    """
+
+    def __init__(self, server: ParameterServer, names: Sequence[str], most_calls: int) -> None:
         self._server = server
+        self._most_calls = most_calls
+        self._num_calls = 0
         self._names = names
         self.meters = CallMeters(self._newest)
         self.stopping = False
@@ -73,17 +84,34 @@ class RowsService:
     def _timed(self, name: str, handler: UnaryHandler) -> UnaryHandler:
         async def answer(data: bytes, context: Any) -> Any:
             with self.meters.timed(name, context):
-                return await handler(data, context)
+                async with self._counted(context):
+                    return await handler(data, context)
 
         return answer
 
     def _timed_stream(self, name: str, handler: StreamHandler) -> StreamHandler:
         async def answer(data: bytes, context: Any) -> AsyncIterator[Any]:
             with self.meters.timed(name, context):
-                async for part in handler(data, context):
-                    yield part
+                async with self._counted(context):
+                    async for part in handler(data, context):
+                        yield part
 
         return answer
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, context: Any) -> AsyncIterator[None]:
+        """Count a call; end it at once if too many are being answered."""
+        if self._num_calls >= self._most_calls:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"too many calls: {self._num_calls} are being answered, the most that this server "
+                "takes. Try again later, or raise its setting calls.",
+            )
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
 
     def _newest(self) -> dict[str, ModelVersion]:
         """Return the newest version of each model that has one."""
@@ -232,7 +260,7 @@ class RowsServer(Stoppable):
     def __init__(self, server: ParameterServer, names: Sequence[str], options: RowsOptions) -> None:
         super().__init__()
         self._server = server
-        self._service = RowsService(server, names)
+        self._service = RowsService(server, names, options.calls)
         self._options = options
         self._tokens = options.tokens()
         self._tls = load_tls(options.tls_cert, options.tls_key)[0]
@@ -267,6 +295,8 @@ class RowsServer(Stoppable):
             "grpc.max_receive_message_length": MESSAGE_BYTES,
             "grpc.max_send_message_length": MESSAGE_BYTES,
             "grpc.so_reuseport": 0,
+            "grpc.max_connection_idle_ms": _IDLE_SECONDS * 1000,
+            "grpc.max_concurrent_streams": STREAMS,
         }
         service = self._service
         server = await start_grpc(
@@ -275,7 +305,6 @@ class RowsServer(Stoppable):
             self._tokens,
             self._tls,
             channel_options,
-            options.calls,
         )
         self.port = server.port
         log.info("parameter server on port %d, metrics %s", self.port, self.metrics_port or "off")

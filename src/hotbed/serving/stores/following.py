@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, NotServed
+from hotbed.files import Where
 from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower, TopicFeed
 from hotbed.serving.stores.backoff import Backoff
@@ -28,10 +30,17 @@ class Following:
     Args:
         failed: Called with the model and the error when a version cannot be read or taken; once
             for an error that repeats.
+        returned: Called with the model and the error of a source that could not be read, once it
+            can be read again.
     """
 
-    def __init__(self, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        failed: Callable[[str, Exception], None],
+        returned: Callable[[str, Exception], None] = lambda name, error: None,
+    ) -> None:
         self._failed = failed
+        self._returned = returned
         self._stop = threading.Event()
         self._threads = list[threading.Thread]()
         self._subscriptions = dict[str, _Subscription]()
@@ -54,7 +63,9 @@ class Following:
             take: Takes a version, for example loads it.
             poll_seconds: Time between polls.
         """
-        subscription = _Subscription(make, take, lambda error: self._failed(name, error))
+        subscription = _Subscription(
+            make, take, partial(self._failed, name), partial(self._returned, name)
+        )
         self._subscriptions[name] = subscription
         self._start(self._follow, subscription, poll_seconds)
 
@@ -129,11 +140,14 @@ class _Subscription:
         make: Callable[[], Follower],
         take: Callable[[Reader], None],
         report: Callable[[Exception], None],
+        returned: Callable[[Exception], None],
     ) -> None:
         self.again = threading.Event()
         self._make = make
         self._take = take
         self._report = report
+        self._returned = returned
+        self._away: Exception | None = None
         self._poll_errors = _RepeatFilter(report)
         self._take_errors = _RepeatFilter(report)
         self._follower: Follower | None = None
@@ -183,14 +197,18 @@ class _Subscription:
                 readers.append(reader)
         except Exception as error:
             failure = error
-        if (
-            self._follower is not None
-            and self._follower.told
-            and self._follower.told[-1] is not self._reported
-        ):
-            self._reported = self._follower.told[-1]
-            self._report(self._reported)
+        if self._follower is not None:
+            self._report_problems(self._follower)
         return failure
+
+    def _report_problems(self, follower: Follower) -> None:
+        """Report what the follower could not read, and a source that it can read again."""
+        if follower.told and follower.told[-1] is not self._reported:
+            self._reported = follower.told[-1]
+            self._report(self._reported)
+        if self._away is not None and follower.away is None:
+            self._returned(self._away)
+        self._away = follower.away
 
     def _deliver(self, readers: list[Reader]) -> None:
         """Take the newest version that can be taken.
@@ -210,6 +228,14 @@ class _Subscription:
         else:
             self._backoff.failed(self._num_polls)
             self._take_errors.report(failure)
+
+
+def nothing_yet(source: Where) -> NotServed:
+    """Return why a model is not served whose source has no version yet."""
+    return NotServed(
+        f"{source}: no version is published yet, got an empty or missing folder. It is served "
+        "once its trainer publishes the first."
+    )
 
 
 def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:

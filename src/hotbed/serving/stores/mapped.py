@@ -34,6 +34,11 @@ _FILE = re.compile(r"[0-9a-f]{32}[.-][^/\\\0]+")  # a file of the folder itself,
 _ATTEMPTS = 5
 
 
+def names_a_file(name: str) -> bool:
+    """Return whether a file of a version could have this name."""
+    return _FILE.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, eq=False)
 class MappedVersion(ModelVersion):
     """A version in mapped files.
@@ -268,7 +273,7 @@ def map_file_of(digest: str) -> str:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    if not _FILE.fullmatch(name):
+    if not names_a_file(name):
         raise FormatError(f"{folder}: a file lies outside of the folder, got {name!r}. {_ADVICE}")
     return folder / name
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
-from hotbed.files import new_file, writing
+from hotbed.files import is_partial, new_file, writing
 from hotbed.frozen import RowDtype
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.publish.version import request_schema
@@ -29,6 +29,7 @@ from hotbed.serving.stores.mapped import (
     ModelFolder,
     file_of,
     map_file_of,
+    names_a_file,
 )
 from hotbed.serving.stores.table_files import TableFiles, write_small
 
@@ -117,7 +118,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
     """Remove the files of all other versions; processes that have one mapped keep it.
 
-    Files that cannot be removed are kept and logged.
+    Files of other names are not those of versions, and stay. Files that cannot be removed are kept and logged.
     """
     needed = {POINTER_FILE}.union(*(version.files() for version in versions))
     try:
@@ -125,7 +126,8 @@ def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
     except FileNotFoundError:
         return
     for path in paths:
-        if path.name in needed:
+        is_own = names_a_file(path.name) or is_partial(path.name)
+        if path.name in needed or not is_own:
             continue
         try:
             path.unlink(missing_ok=True)

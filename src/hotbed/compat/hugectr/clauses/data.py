@@ -237,6 +237,8 @@ class Input:
         label_dims: number of columns of each label.
         label_weights: of the losses; empty if not given.
         reader: what to read, which v3.0 and JSON files give here, else None.
+        slot_size_array: that of the reader of training, in graphs that this package writes; None
+            in those of HugeCTR, which do not say it.
     """
 
     label_dims: tuple[int, ...] = required()
@@ -246,6 +248,7 @@ class Input:
     dense_name: str = required()
     data_reader_sparse_param_array: tuple[DataReaderSparseParam, ...] = required()
     reader: DataReaderParams | None = None
+    slot_size_array: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.label_dims) != len(self.label_names):

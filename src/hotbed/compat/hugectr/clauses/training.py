@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from hotbed.compat.hugectr.enums import (
     Update_t,
 )
 from hotbed.errors import ConfigError
+
+NEWEST_RELEASE = "v25.03"
 
 
 @clause("learning_rate")
@@ -81,6 +84,8 @@ class Solver:
     Attributes:
         fit: arguments of `fit` that a solver of v2.3 to v3.0.1 or a JSON file holds, else None.
         files: files of weights that such a solver holds, else None.
+        release: of HugeCTR, whose arithmetic the model has where releases differ: Ftrl adds
+            FLT_EPSILON under each root from v23.04 on. It is an argument of Hotbed's.
     """
 
     model_name: str = ""
@@ -120,9 +125,11 @@ class Solver:
     training_callbacks: tuple[Any, ...] = ()
     fit: FitParams | None = None
     files: ParamFiles | None = None
+    release: str = NEWEST_RELEASE
 
     def __post_init__(self) -> None:
         check_rate("solver", self)
+        release_number(self.release)
         if self.metrics_spec is None:
             object.__setattr__(self, "metrics_spec", {MetricsType.AUC: 1.0})
         if self.use_mixed_precision and self.enable_tf32_compute:
@@ -130,6 +137,7 @@ class Solver:
                 "solver.enable_tf32_compute: cannot be combined with use_mixed_precision, got "
                 "True. Remove one of the two."
             )
+        checks.whole_number("solver.max_eval_batches", self.max_eval_batches, 0)
         for key in ("batchsize", "batchsize_eval"):
             if getattr(self, key) < 1:
                 raise ConfigError(
@@ -147,6 +155,22 @@ class Solver:
             self.decay_power,
             self.end_lr,
         )
+
+
+def release_number(release: str) -> tuple[int, int]:
+    """Return the first two numbers of a release of HugeCTR, such as (23, 4) of "v23.04.00".
+
+    Raises:
+        ConfigError: it is not a release from v2.0 to v25.03.
+    """
+    parts = re.fullmatch(r"v?(\d+)\.(\d+)([._]\w+)*", release)
+    number = (int(parts[1]), int(parts[2])) if parts else (0, 0)
+    if not (2, 0) <= number <= (25, 3):
+        raise ConfigError(
+            f"solver.release: not a release of HugeCTR, got {release!r:.80}. Give one from v2.0 to "
+            f"{NEWEST_RELEASE}, such as v4.3.1."
+        )
+    return number
 
 
 @clause("optimizer")

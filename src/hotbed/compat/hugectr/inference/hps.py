@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.inference.params import InferenceParams, ParameterServerConfig
 from hotbed.compat.hugectr.json.inference import read_ps_config
-from hotbed.compat.hugectr.weights import SparseFile, load_sparse
+from hotbed.compat.hugectr.weights import SparseFile, load_served
 from hotbed.config import did_you_mean
 from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Constant
@@ -123,6 +123,6 @@ def _tables(params: InferenceParams, dims: tuple[int, ...]) -> list[Table]:
     for number, (file, dim) in enumerate(zip(files, dims, strict=True)):
         default = values[number] if number < len(values) else 0.0
         table = Table(f"{number}", dim, rule=Sgd(), init=Constant(default))
-        load_sparse(file, table, SparseFile(i64=params.i64_input_key))
+        load_served(file, table, SparseFile(i64=params.i64_input_key))
         tables.append(table)
     return tables

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from hotbed import checks
 from hotbed.compat.hugectr.clause import clause, required
 from hotbed.compat.hugectr.enums import (
     DatabaseOverflowPolicy_t,
@@ -25,6 +26,24 @@ __all__ = [
 ]
 
 _FILTERS = ("^hps_.+$",)
+
+
+def check_share(where: str, value: float) -> None:
+    """Raise ConfigError unless a percentage or a rate is a number from 0 to 1."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ConfigError(
+            f"{where}: not from 0 to 1, got {value!r:.80}. Give a share, such as 0.5."
+        )
+
+
+def check_names(where: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if two models have one name."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise ConfigError(
+                f"{where}: expected a name of its own for each model, got {name!r} of models "
+                f"{names.index(name)} and {place}. Rename one of them."
+            )
 
 
 @clause("volatile_db")
@@ -54,6 +73,10 @@ class VolatileDatabaseParams:
     initial_cache_rate: float = 1.0
     cache_missed_embeddings: bool = False
     update_filters: tuple[str, ...] = _FILTERS
+
+    def __post_init__(self) -> None:
+        for key in ("overflow_resolution_target", "initial_cache_rate"):
+            check_share(f"volatile_db.{key}", getattr(self, key))
 
 
 @clause("persistent_db")
@@ -134,11 +157,14 @@ class InferenceParams:
                 f"inference_params.max_batchsize: below 1, got {self.max_batchsize}. Give a number "
                 "of samples."
             )
-        if not 0 <= self.cache_size_percentage <= 1:
-            raise ConfigError(
-                "inference_params.cache_size_percentage: not from 0 to 1, got "
-                f"{self.cache_size_percentage}. Give the share of rows to keep in the cache."
-            )
+        for key in (
+            "cache_size_percentage",
+            "hit_rate_threshold",
+            "cache_refresh_percentage_per_iteration",
+        ):
+            check_share(f"inference_params.{key}", getattr(self, key))
+        for number, value in enumerate(self.default_value_for_each_table):
+            checks.finite_number(f"inference_params.default_value_for_each_table[{number}]", value)
 
 
 @clause("ps_config")
@@ -159,3 +185,7 @@ class ParameterServerConfig:
     volatile_db: VolatileDatabaseParams = VolatileDatabaseParams()
     persistent_db: PersistentDatabaseParams = PersistentDatabaseParams()
     update_source: UpdateSourceParams = UpdateSourceParams()
+
+    def __post_init__(self) -> None:
+        names = [params.model_name for params in self.inference_params_array]
+        check_names("ps_config.inference_params_array", names)

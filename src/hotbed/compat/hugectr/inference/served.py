@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, OptParams, SparseEmbedding
 from hotbed.compat.hugectr.enums import Embedding_t, Layer_t
 from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.reader import known_sizes
 from hotbed.compat.hugectr.translate import Translation, translate
-from hotbed.compat.hugectr.weights import SparseFile, load_dense, load_sparse
+from hotbed.compat.hugectr.weights import SparseFile, load_dense, load_served
 from hotbed.data.arrays import offsets_of
 from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.init import Constant
@@ -81,46 +83,35 @@ class ServedModel:
         Args:
             translation: of the graph, for the columns of some reader.
         """
-        from hotbed.models.graph import Graph as Network
-        from hotbed.models.losses import MSE
-        from hotbed.training.model import RecModel
+        return learner_of(self.graph, self.params, translation, tables_of(self.params, translation))
 
-        tables = self._tables(translation)
-        network = Network(translation.schema, tables, translation.description)
-        if translation.dense_weights or self.params.dense_model_file:
-            load_dense(
-                self.params.dense_model_file,
-                network,
-                translation,
-                self.params.non_trainable_params_file,
-            )
-        last = self.graph.layers[-1]
-        loss: Any = translation.loss
-        if isinstance(last, DenseLayer) and last.layer_type not in _LOSSES:
-            labels = [label.name for label in translation.schema.labels]
-            loss = MSE() if len(labels) == 1 else {label: MSE() for label in labels}
-        return RecModel(network, loss, "sgd")
+    def slot_sizes(self) -> tuple[int, ...]:
+        """Return the `slot_size_array` of training; () if it had none.
 
-    def _tables(self, translation: Translation) -> dict[str, Table]:
-        """Return the tables of the embeddings, with the rows of their files."""
-        files = self.params.sparse_model_files
-        if len(files) != len(translation.embeddings):
+        Raises:
+            ConfigError: the JSON file does not say it, and slots share a table.
+        """
+        inputs = self.graph.input
+        sizes = known_sizes(inputs)
+        if sizes is not None:
+            return sizes
+        params = inputs.data_reader_sparse_param_array
+        by_bottom: dict[str, tuple[int, ...]] = {}
+        for embedding in self.graph.embeddings:
+            if isinstance(embedding, SparseEmbedding) and embedding.slot_size_array:
+                by_bottom[embedding.bottom_name] = embedding.slot_size_array
+        of_params = [by_bottom.get(param.top_name, ()) for param in params]
+        if all(
+            len(sizes) == param.slot_num for sizes, param in zip(of_params, params, strict=True)
+        ):
+            return tuple(itertools.chain.from_iterable(of_params))
+        if len(self._slots) > 1:
             raise ConfigError(
-                f"model {self.params.model_name!r}: expected one sparse file for each of "
-                f"{len(translation.embeddings)} embeddings, got {list(files)}. Name them in the "
-                "order of the embeddings."
+                "predict.slot_size_array: missing argument, got a graph that does not say the "
+                f"sizes of its {len(self._slots)} slots. Give that of training, or [] if it had "
+                "none."
             )
-        defaults = self.params.default_value_for_each_table
-        tables = {}
-        for number, (embedding, file) in enumerate(zip(translation.embeddings, files, strict=True)):
-            name = embedding.table
-            default = defaults[number] if number < len(defaults) else 0.0
-            table = Table(name, translation.tables[name].dim, rule=Sgd(), init=Constant(default))
-            clause = embedding.clause
-            localized = isinstance(clause, SparseEmbedding) and clause.embedding_type in _LOCALIZED
-            load_sparse(file, table, SparseFile(localized=localized, i64=self.params.i64_input_key))
-            tables[name] = table
-        return tables
+        return ()
 
     def ask(
         self,
@@ -159,7 +150,7 @@ class ServedModel:
             offsets = _joined(pointers, slot_nums, num_samples)
         width = self.graph.input.dense_dim
         self._check(num_samples, len(dense), len(keys))
-        matrix = np.asarray(dense, np.float32).reshape(num_samples, width) if width else None
+        matrix = _numbers(dense).reshape(num_samples, width) if width else None
         slots = iter(Ids(as_ids(keys, "embeddingcolumns"), offsets).unstack(num_slots))
         ids = {}
         for names in self._slots:
@@ -196,6 +187,64 @@ class ServedModel:
                 f"embeddingcolumns: expected at most {most} keys for each of {num_samples} "
                 f"samples, got {num_keys} keys. Give fewer, or raise max_feature_num_per_sample."
             )
+
+
+def learner_of(
+    graph: Graph, params: InferenceParams, translation: Translation, tables: dict[str, Table]
+) -> RecModel:
+    """Return a model with the dense weights of its file.
+
+    Args:
+        graph: of HugeCTR.
+        params: names the file.
+        translation: of the graph.
+        tables: with their rows.
+    """
+    from hotbed.models.graph import Graph as Network
+    from hotbed.models.losses import MSE
+    from hotbed.training.model import RecModel
+
+    network = Network(translation.schema, tables, translation.description)
+    if translation.dense_weights or params.dense_model_file:
+        load_dense(params.dense_model_file, network, translation, params.non_trainable_params_file)
+    last = graph.layers[-1]
+    loss: Any = translation.loss
+    if isinstance(last, DenseLayer) and last.layer_type not in _LOSSES:
+        labels = [label.name for label in translation.schema.labels]
+        loss = MSE() if len(labels) == 1 else {label: MSE() for label in labels}
+    return RecModel(network, loss, "sgd")
+
+
+def tables_of(params: InferenceParams, translation: Translation) -> dict[str, Table]:
+    """Return the tables of the embeddings, with the rows of their files."""
+    files = params.sparse_model_files
+    if len(files) != len(translation.embeddings):
+        raise ConfigError(
+            f"model {params.model_name!r}: expected one sparse file for each of "
+            f"{len(translation.embeddings)} embeddings, got {list(files)}. Name them in the order "
+            "of the embeddings."
+        )
+    defaults = params.default_value_for_each_table
+    tables = {}
+    for number, (embedding, file) in enumerate(zip(translation.embeddings, files, strict=True)):
+        name = embedding.table
+        default = defaults[number] if number < len(defaults) else 0.0
+        table = Table(name, translation.tables[name].dim, rule=Sgd(), init=Constant(default))
+        clause = embedding.clause
+        localized = isinstance(clause, SparseEmbedding) and clause.embedding_type in _LOCALIZED
+        form = SparseFile(localized=localized, i64=params.i64_input_key, keys=embedding.keys)
+        load_served(file, table, form)
+        tables[name] = table
+    return tables
+
+
+def _numbers(dense: Sequence[float]) -> NDArray[np.float32]:
+    try:
+        return np.asarray(dense, np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"dense_feature: expected numbers, one after another, got {dense!r:.80}. Give floats."
+        ) from error
 
 
 def _most_keys(param: Any) -> int:

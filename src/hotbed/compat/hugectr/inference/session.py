@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed import checks
 from hotbed.compat.hugectr.clause import by_order
 from hotbed.compat.hugectr.clauses import DataReaderParams, OptParams, Solver
-from hotbed.compat.hugectr.inference.params import InferenceParams
+from hotbed.compat.hugectr.inference.params import InferenceParams, check_names, check_share
 from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.knobs import log_no_effect
 from hotbed.compat.hugectr.model.tensors import Tensors
-from hotbed.compat.hugectr.reader import columns_of, evaluation_data
+from hotbed.compat.hugectr.reader import adds_sizes, columns_of, evaluation_data
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
@@ -43,6 +44,7 @@ _FILES = [
     "num_samples",
     "data_source_params",
 ]
+_NEEDED = (*_REQUEST[:3], *_FILES[:4])
 
 
 class ServedModels:
@@ -63,6 +65,12 @@ class ServedModels:
 
     def add(self, config: dict[str, Any], params: InferenceParams) -> ServedModel:
         """Load the model of a JSON file and of its weight files."""
+        name = params.model_name
+        if name in self._models:
+            raise ConfigError(
+                f"model {name!r}: the parameter server has a model of this name, got another. "
+                "Rename one of them."
+            )
         model = ServedModel(self.server, read_graph(config), params)
         self._models[params.model_name] = model
         return model
@@ -79,9 +87,16 @@ def CreateParameterServer(
         i64_input_key: whether keys have 64 bits; `input_key_type` of a file must agree.
 
     Raises:
-        ConfigError: a file is wrong, or is still one of training.
+        ConfigError: a file is wrong, or is still one of training, or two models have one name.
         PersistError, FormatError: a weight file is missing or has the wrong size.
     """
+    for argument, value in (("model_config_path", model_config_path), ("model_name", model_name)):
+        if isinstance(value, str):
+            raise ConfigError(
+                f"CreateParameterServer.{argument}: expected a list, got {value!r:.80}. Write "
+                f"[{value!r:.80}]."
+            )
+    check_names("CreateParameterServer.model_name", model_name)
     if len(model_config_path) != len(model_name):
         raise ConfigError(
             f"CreateParameterServer.model_name: expected one for each of {len(model_config_path)} "
@@ -137,10 +152,27 @@ def CreateEmbeddingCache(
         use_gpu_embedding_cache: whether rows are kept in a cache; without, they are read from the
             files of the server.
         cache_size_percentage: share of the rows that the cache holds, 0 to 1.
-        model_config_path: its JSON file.
+        model_config_path: its JSON file, as the parameter server has read it.
         model_name: its name.
-        i64_input_key: whether keys have 64 bits.
+        i64_input_key: whether keys have 64 bits, as for the parameter server.
+
+    Raises:
+        ConfigError: an argument is not that of the model, or the share is not from 0 to 1.
+        PersistError: the JSON file cannot be read.
     """
+    if not isinstance(parameter_server, ServedModels):
+        raise ConfigError(
+            "CreateEmbeddingCache.parameter_server: expected what CreateParameterServer returns, "
+            f"got {parameter_server!r:.80}. Give it first."
+        )
+    check_share("CreateEmbeddingCache.cache_size_percentage", cache_size_percentage)
+    model = parameter_server[model_name]
+    _check_file("CreateEmbeddingCache.model_config_path", model_config_path, model)
+    if i64_input_key != model.params.i64_input_key:
+        raise ConfigError(
+            f"CreateEmbeddingCache.i64_input_key: expected {model.params.i64_input_key}, that of "
+            f"the parameter server, got {i64_input_key!r}. Let both say the same."
+        )
     log_no_effect("inference_params.device_id")
     log_no_effect("inference_params.use_gpu_embedding_cache")
     return ServedCache(
@@ -148,13 +180,38 @@ def CreateEmbeddingCache(
     )
 
 
+def _check_file(where: str, path: str | Path, model: ServedModel) -> None:
+    """Raise ConfigError unless a JSON file describes the model that is served."""
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"{where}: expected the path of a JSON file, got {path!r:.80}. Give it.")
+    config = read_json(path)
+    params = dataclasses.replace(read_inference(config, path), model_name=model.params.model_name)
+    differing = [
+        field.name
+        for field in dataclasses.fields(params)
+        if getattr(params, field.name) != getattr(model.params, field.name)
+    ]
+    if read_graph(config) != model.graph:
+        differing.append("layers")
+    if differing:
+        raise ConfigError(
+            f"{where}: expected the file of model {model.params.model_name!r} as the parameter "
+            f"server has read it, got {str(path)!r} with another {', '.join(differing)}. Give that "
+            "file, or create the parameter server anew."
+        )
+
+
 class InferenceSession:
     """Score requests with one model.
 
     Args:
-        config_file: the JSON file of the model.
+        config_file: the JSON file of the model, as the parameter server has read it.
         device_id: without effect: scores are computed on the CPU.
         embedding_cache: of `CreateEmbeddingCache`.
+
+    Raises:
+        ConfigError: the file describes another model than that of the cache.
+        PersistError: the file cannot be read.
 
     Example:
         >>> server = CreateParameterServer(["dcn.json"], ["dcn"], False)
@@ -163,9 +220,19 @@ class InferenceSession:
     """
 
     def __init__(self, config_file: str, device_id: int, embedding_cache: ServedCache) -> None:
-        self._model = embedding_cache.model
-        version = embedding_cache.server.model(self._model.params.model_name)
-        self._session = EngineSession(version, embedding_cache.rows)
+        if not isinstance(embedding_cache, ServedCache):
+            raise ConfigError(
+                "InferenceSession.embedding_cache: expected what CreateEmbeddingCache returns, got "
+                f"{embedding_cache!r:.80}. Write InferenceSession(config_file, device_id, cache)."
+            )
+        _check_file("InferenceSession.config_file", config_file, embedding_cache.model)
+        self._open(embedding_cache)
+
+    def _open(self, cache: ServedCache) -> None:
+        """Serve the model of a cache."""
+        self._model = cache.model
+        version = cache.server.model(self._model.params.model_name)
+        self._session = EngineSession(version, cache.rows)
         self._last: tuple[Translation, Batch] | None = None
 
     def predict(self, *args: Any, **keywords: Any) -> Any:
@@ -179,12 +246,14 @@ class InferenceSession:
         `predict(num_batches, source, data_reader_type, check_type, slot_size_array=[],
         num_samples=0, data_source_params=...)` returns an array of `num_batches * max_batchsize`
         predictions [n], or [n, labels] for several. Reading starts anew at the end of the data.
+        Without `slot_size_array`, that of training is taken where the JSON file says it.
 
         Raises:
             DataError, RowShapeError: the request does not fit the model.
+            ConfigError: `slot_size_array` is neither given nor in the JSON file.
         """
         if _is_request(args, keywords):
-            values = by_order("predict", _REQUEST, args, keywords)
+            values = _values("predict", _REQUEST, args, keywords)
             scores = self._model.ask(
                 self._session,
                 values["dense_feature"],
@@ -192,7 +261,7 @@ class InferenceSession:
                 values["row_ptrs"],
             )
             return scores.reshape(-1).tolist()
-        predictions = self._predict_files(by_order("predict", _FILES, args, keywords))
+        predictions = self._predict_files(_values("predict", _FILES, args, keywords))
         if predictions.shape[1] == 1:
             return predictions[:, 0]
         return predictions
@@ -202,7 +271,7 @@ class InferenceSession:
 
         The arguments are those of `predict` over files.
         """
-        values = by_order("evaluate", _FILES, args, keywords)
+        values = _values("evaluate", _FILES, args, keywords)
         metrics = {label: AUC() for label in self._model.labels}
         for batch, scores in self._batches(values):
             for place, (label, metric) in enumerate(metrics.items()):
@@ -219,7 +288,7 @@ class InferenceSession:
 
     def _batches(self, values: dict[str, Any]) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
         """Yield batches of files with their predictions, until there are enough samples."""
-        reader = _reader(values)
+        reader = self._reader(values)
         translation, dataset = self._dataset(reader)
         missing = values["num_batches"] * self._model.params.max_batchsize
         while missing > 0:
@@ -238,6 +307,26 @@ class InferenceSession:
                     f"{reader.source}: no samples, got an empty source. Check the path."
                 )
 
+    def _reader(self, values: dict[str, Any]) -> DataReaderParams:
+        """Return the reader of files that `predict` and `evaluate` name."""
+        checks.whole_number("predict.num_batches", values["num_batches"], 1)
+        optional = {}
+        if "data_source_params" in values:
+            optional["data_source_params"] = values["data_source_params"]
+        reader = DataReaderParams(
+            data_reader_type=values["data_reader_type"],
+            source=values["source"],
+            eval_source=values["source"],
+            check_type=values["check_type"],
+            num_samples=values.get("num_samples", 0),
+            eval_num_samples=values.get("num_samples", 0),
+            slot_size_array=values.get("slot_size_array", ()),
+            **optional,
+        )
+        if "slot_size_array" in values or not adds_sizes(reader):
+            return reader
+        return dataclasses.replace(reader, slot_size_array=self._model.slot_sizes())
+
     def _dataset(self, reader: DataReaderParams) -> tuple[Translation, Dataset]:
         """Return the samples of files, and the translation of the graph for their columns."""
         graph = self._model.graph
@@ -252,30 +341,33 @@ class InferenceSession:
         return translation, evaluation_data(reader, graph.input, solver, translation.schema)
 
 
+def _values(
+    call: str, order: list[str], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name.
+
+    Raises:
+        ConfigError: one is unknown, or one of those without a default is missing.
+    """
+    values = by_order(call, order, args, keywords)
+    for key in values:
+        if key not in order:
+            raise ConfigError(
+                f"{call}.{key}: unknown argument, got {values[key]!r:.80}. "
+                f"{did_you_mean(key, order)}"
+            )
+    for key in _NEEDED:
+        if key in order and key not in values:
+            got = ", ".join(values) or "no arguments"
+            raise ConfigError(f"{call}.{key}: missing argument, got {got}. Add it.")
+    return values
+
+
 def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Return whether the arguments of `predict` are a request, not files."""
     if args:
         return not isinstance(args[0], (int, np.integer))
     return "num_batches" not in keywords
-
-
-def _reader(values: dict[str, Any]) -> DataReaderParams:
-    """Return the reader of files that `predict` and `evaluate` name."""
-    for key in _FILES[:4]:
-        if key not in values:
-            raise ConfigError(f"predict.{key}: missing argument, got {', '.join(values)}. Add it.")
-    optional = {
-        key: values[key] for key in ("slot_size_array", "data_source_params") if key in values
-    }
-    return DataReaderParams(
-        data_reader_type=values["data_reader_type"],
-        source=values["source"],
-        eval_source=values["source"],
-        check_type=values["check_type"],
-        num_samples=values.get("num_samples", 0),
-        eval_num_samples=values.get("num_samples", 0),
-        **optional,
-    )
 
 
 def CreateInferenceSession(
@@ -298,8 +390,9 @@ def CreateInferenceSession(
     share = None
     if inference_params.use_gpu_embedding_cache:
         share = inference_params.cache_size_percentage
-    cache = ServedCache(models, name, share)
-    return InferenceSession(str(model_config_path), inference_params.device_id, cache)
+    session = InferenceSession.__new__(InferenceSession)
+    session._open(ServedCache(models, name, share))
+    return session
 
 
 def _graph(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -335,7 +428,7 @@ class InferenceModel(InferenceSession):
 
         The arguments are those of `InferenceSession.predict` over files.
         """
-        return self._predict_files(by_order("predict", _FILES, args, keywords))
+        return self._predict_files(_values("predict", _FILES, args, keywords))
 
     def check_out_tensor(self, tensor_name: str) -> NDArray[np.float32]:
         """Return a tensor of the network for the last batch that was scored.

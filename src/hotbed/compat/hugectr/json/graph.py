@@ -2,8 +2,8 @@
 """Write the graph of a model as a JSON file, as `Model.graph_to_json` does.
 
 HugeCTR leaves some parameters out. Here they are written too, so that a graph is the same once it
-is read again: `projection_dim` of MultiCross, `shape` of Reshape, Select, weights of labels, and
-embedding collections.
+is read again: `projection_dim` of MultiCross, `shape` of Reshape, Select, weights of labels,
+embedding collections, and `slot_size_array` of the reader.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def _data(data: Input) -> dict[str, Any]:
             }
         )
     dense = {"top": data.dense_name, "dense_dim": data.dense_dim}
-    return {"type": "Data", "label": label, "dense": dense, "sparse": sparse}
+    clause: dict[str, Any] = {"type": "Data", "label": label, "dense": dense, "sparse": sparse}
+    if data.slot_size_array is not None:
+        clause["slot_size_array"] = list(data.slot_size_array)
+    return clause
 
 
 # --- embeddings -----------------------------------------------------------------------------------

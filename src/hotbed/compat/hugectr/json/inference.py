@@ -21,6 +21,7 @@ from hotbed.compat.hugectr.inference.params import (
     PersistentDatabaseParams,
     UpdateSourceParams,
     VolatileDatabaseParams,
+    check_names,
 )
 from hotbed.compat.hugectr.json.keys import needed, read_clause
 from hotbed.compat.hugectr.knobs import log_no_effect
@@ -168,7 +169,7 @@ def read_inference(config: Mapping[str, Any], where: str | Path) -> InferencePar
     return InferenceParams(
         model_name=Path(where).stem,
         max_batchsize=values.get("max_batchsize", 1024),
-        hit_rate_threshold=0.5,
+        hit_rate_threshold=values.get("hit_rate_threshold", 0.5),
         dense_model_file=values["dense_model_file"],
         sparse_model_files=(sparse,) if isinstance(sparse, str) else tuple(sparse),
         use_gpu_embedding_cache=False,
@@ -221,6 +222,7 @@ def read_ps_config(path: str | Path) -> ParameterServerConfig:
         where = f"{path}: models[{number}]"
         params = _model(spec, where, bool(config["supportlonglong"]))
         models.append(InferenceParams(**params, **databases))
+    check_names(f"{path}: models", [model.model_name for model in models])
     names = {model.model_name: model for model in models}
     return ParameterServerConfig(
         {name: model.embedding_table_names for name, model in names.items()},

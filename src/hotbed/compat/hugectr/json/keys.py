@@ -37,7 +37,9 @@ def read_clause(spec: Any, where: str, keys: Iterable[str]) -> dict[str, Any]:
             log_no_effect(knob)
         else:
             advice = did_you_mean(key, known)
-            raise ConfigError(f"{knob}: unknown key, got {value!r:.80}. {advice}")
+            raise ConfigError(
+                f"{knob}: unknown key, got {key!r} with the value {value!r:.80}. {advice}"
+            )
     return values
 
 

@@ -117,6 +117,7 @@ def _read_data(layer: Any) -> Input:
         dense_name=dense["top"],
         data_reader_sparse_param_array=tuple(sparse),
         reader=_read_reader(values, where),
+        slot_size_array=values.get("slot_size_array"),
     )
 
 

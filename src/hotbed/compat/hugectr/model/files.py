@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.clauses import (
     SparseEmbedding,
 )
 from hotbed.compat.hugectr.model.console import say
+from hotbed.compat.hugectr.paths import check_local
 from hotbed.compat.hugectr.translate import EmbeddingOf, Translation
 from hotbed.compat.hugectr.weights import (
     SlotsOfKeys,
@@ -33,6 +34,7 @@ from hotbed.compat.hugectr.weights import (
 from hotbed.config import did_you_mean
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.files import writing
 from hotbed.training.model import RecModel
 
 
@@ -97,7 +99,17 @@ class ModelFiles:
             self.load_sparse_states(files.sparse_opt_states_files)
 
     def save(self, prefix: str, iteration: int) -> None:
-        """Save dense parameters, tables and their optimizer states."""
+        """Save dense parameters, tables and their optimizer states.
+
+        Raises:
+            ConfigError: the prefix is an address of a remote file system.
+            NotWritten: a file cannot be written.
+        """
+        check_local("save_params_to_files.prefix", prefix)
+        with writing(prefix):
+            self._save(prefix, iteration)
+
+    def _save(self, prefix: str, iteration: int) -> None:
         rates = self._learner.table_learning_rates
         for number, (name, embedding) in enumerate(self._embeddings.items()):
             table = self._translation.tables[embedding.table]
@@ -160,8 +172,10 @@ class ModelFiles:
 
     def save_collections(self, path: str, names: Sequence[str]) -> None:
         """Save tables of embedding collections; without names, all."""
+        check_local("embedding_dump.path", path)
         for number, tables in self._collections(names):
-            save_collection(path, tables, number, i64=self._solver.i64_input_key)
+            with writing(path):
+                save_collection(path, tables, number, i64=self._solver.i64_input_key)
 
     def load_collections(self, path: str, names: Sequence[str]) -> None:
         """Load tables of embedding collections; without names, all."""
@@ -207,6 +221,7 @@ class ModelFiles:
             i64=self._solver.i64_input_key,
             offsets=embedding.offsets,
             seen=self.seen.get(name),
+            keys=embedding.keys,
         )
 
     def _collections(self, names: Sequence[str]) -> Iterator[tuple[int, dict[int, Table]]]:

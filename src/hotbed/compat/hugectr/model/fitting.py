@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class Iterations:
     Attributes:
         position: in the data after the last iteration.
         steps: number of iterations.
+        loss: of the last of them.
         ended_early: whether a callback or the AUC ended training.
     """
 
@@ -63,6 +65,8 @@ class Iterations:
         self._shown = 0.0
         self.position: Any = None
         self.steps = 0
+        self.loss = math.nan
+        self._last: Any = None  # the loss on its device
         self.ended_early = False
 
     def on_fit_begin(self, run: Run) -> None:
@@ -78,6 +82,7 @@ class Iterations:
         return _is_due(step, self._params.eval_interval) or self._is_saved(step)
 
     def on_step_end(self, run: Run) -> None:
+        self._last = run.loss
         if _is_due(run.step, self._params.display):
             self._show(run)
         if _is_due(run.step, self._params.eval_interval) and self._model.can_evaluate:
@@ -88,6 +93,8 @@ class Iterations:
     def on_fit_end(self, run: Run) -> None:
         self.position = run.position
         self.steps = run.step
+        if self._last is not None:
+            self.loss = float(self._last.item())
         self._perf("run_stop", "success" if self.ended_early else "aborted")
         self._perf("train_samples", run.samples)
 

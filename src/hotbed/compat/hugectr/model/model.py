@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from hotbed.compat.hugectr.clauses import (
 )
 from hotbed.compat.hugectr.enums import Tensor_t
 from hotbed.compat.hugectr.json.graph import write_graph
+from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.model.batches import DataReader
 from hotbed.compat.hugectr.model.callback import tell_end
@@ -43,17 +45,29 @@ from hotbed.compat.hugectr.model.predictions import append_predictions
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
-from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
+from hotbed.compat.hugectr.paths import check_local
+from hotbed.compat.hugectr.reader import (
+    Columns,
+    columns_of,
+    evaluation_data,
+    named_columns,
+    offset_sizes,
+    training_data,
+)
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.translate.losses import LOSSES
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
+from hotbed.files import writing
 from hotbed.models.graph import Graph as Network
 from hotbed.optim.sparse import dense_parameters
 from hotbed.training.model import Evaluation, RecModel
 from hotbed.training.watching.history import History
+
+_LOG = logging.getLogger("hotbed.compat.hugectr")
 
 
 class Model:
@@ -109,6 +123,8 @@ class Model:
         self._is_compiled = False
         self._loss = 0.0
         self._evaluated: Batch | None = None
+        self._evaluation: Evaluation | None = None  # of the batches since the last results
+        self._results: Results | None = None
 
     # --- the graph --------------------------------------------------------------------------------
 
@@ -173,6 +189,7 @@ class Model:
         torch.manual_seed(seed)
         columns = columns_of(self.reader, graph.input)
         self.translation = self._translated(columns, seed, weights)
+        self._say_release()
         self.network = _network(self.translation)
         self.learner = RecModel(
             self.network,
@@ -186,7 +203,6 @@ class Model:
             self.learner, self.translation, graph, self.solver, self.etc_params
         )
         self._open_readers()
-        self._evaluation = Evaluation(self.learner)
         self._is_compiled = True
         self.set_learning_rate(self._rate.lr)
         self._apply_frozen()
@@ -238,7 +254,13 @@ class Model:
                 f"fit.{name}: not above 0 with repeat_dataset={mode}, got {epochs}. Give a "
                 "number from 1."
             )
+        return self._fit(params, epochs, params.max_iter if repeats else None)
+
+    def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
+        """Train for epochs, of which `max_steps` iterations are the most."""
+        repeats = self.solver.repeat_dataset
         self._say_fit(params, epochs)
+        self._log_missing_evaluation(params.eval_interval)
         callbacks = self.solver.training_callbacks if repeats else ()
         for callback in callbacks:
             callback.on_training_start()
@@ -252,9 +274,10 @@ class Model:
             epochs=epochs,
             callbacks=[iterations, Rates(self)],
             progress=False,
-            max_steps=params.max_iter if repeats else None,
+            max_steps=max_steps,
         )
         self._train_reader.arrive(iterations.position if repeats else None)
+        self._loss = iterations.loss
         if not iterations.ended_early:
             tell_end(callbacks, iterations.steps - 1)
             seconds = time.perf_counter() - began
@@ -290,23 +313,30 @@ class Model:
         batch = self._eval_reader.next()
         if batch is None:
             return False
+        if self._evaluation is None:
+            self._evaluation = Evaluation(self.learner)
         self._evaluation.add(batch)
         self._evaluated = batch
         return True
 
     def get_current_loss(self) -> float:
-        """Return the loss of the batch that `train` learned last, before its update."""
+        """Return the loss of the batch that `train` or `fit` learned last, before its update."""
         return self._loss
 
     def get_eval_metrics(self) -> list[tuple[str, float]]:
         """Return name and value of each metric of the solver, of the batches since the last call.
 
-        A metric that is not defined, as of no batch, is nan.
+        Without such batches they are those of the last call, or of the last evaluation of `fit`. A
+        metric that is not defined, as before any evaluation, is nan.
         """
         self._require_compiled("get_eval_metrics")
-        results = Results(self._metrics, measured(self._evaluation.results))
-        self._evaluation = Evaluation(self.learner)
-        return list(results.by_name.items())
+        if self._evaluation is not None or self._results is None:
+            evaluation = self._evaluation or Evaluation(self.learner)
+            self._results = Results(self._metrics, measured(evaluation.results))
+            if self._evaluation is None:
+                _LOG.warning("get_eval_metrics: nothing was evaluated yet, so that all are nan")
+            self._evaluation = None
+        return list(self._results.by_name.items())
 
     def check_overflow(self) -> None:
         """Do nothing: tables grow, and no row is dropped."""
@@ -417,12 +447,13 @@ class Model:
                 "export_predictions: nothing was evaluated yet, got "
                 f"{output_prediction_file_name!r}. Evaluate first."
             )
-        append_predictions(
-            self.learner,
-            self._evaluated,
-            Path(output_prediction_file_name),
-            Path(output_label_file_name),
-        )
+        with writing(output_prediction_file_name):
+            append_predictions(
+                self.learner,
+                self._evaluated,
+                Path(output_prediction_file_name),
+                Path(output_label_file_name),
+            )
 
     def get_incremental_model(self) -> list[tuple[Any, Any]]:
         """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
@@ -507,8 +538,15 @@ class Model:
         Args:
             graph_config_file: its path.
         """
-        text = json.dumps(write_graph(self.graph, self.optimizer), indent=2)
-        Path(graph_config_file).write_text(text + "\n", encoding="utf-8")
+        graph = self.graph
+        if self.reader is not None:
+            sizes = offset_sizes(self.reader, named_columns(graph.input).slots)
+            inputs = dataclasses.replace(graph.input, slot_size_array=sizes)
+            graph = dataclasses.replace(graph, input=inputs)
+        text = json.dumps(write_graph(graph, self.optimizer), indent=2)
+        check_local("graph_to_json.graph_config_file", graph_config_file)
+        with writing(graph_config_file):
+            Path(graph_config_file).write_text(text + "\n", encoding="utf-8")
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
         """Take the graph of a JSON file.
@@ -522,7 +560,7 @@ class Model:
                 "construct_from_json: the model is compiled, got "
                 f"{graph_config_file!r}. Construct it before."
             )
-        graph = read_graph(json.loads(Path(graph_config_file).read_text()))
+        graph = read_graph(read_json(graph_config_file))
         if not include_dense_network:
             graph = dataclasses.replace(graph, layers=())
         self.graph = graph
@@ -542,14 +580,18 @@ class Model:
         """
         batches = self._remembered(self._eval_reader.take(self.solver.max_eval_batches))
         if not prefix:
-            return Results(self._metrics, measured(partial(self.learner.evaluate, batches)))
+            results = Results(self._metrics, measured(partial(self.learner.evaluate, batches)))
+            self._results = results
+            return results
         evaluation = Evaluation(self.learner)
         for batch in batches:
             evaluation.add(batch)
             self.export_predictions(
                 f"{prefix}_prediction_{iteration}", f"{prefix}_label_{iteration}"
             )
-        return Results(self._metrics, measured(evaluation.results))
+        results = Results(self._metrics, measured(evaluation.results))
+        self._results = results
+        return results
 
     def dense_parameters(self) -> list[torch.nn.Parameter]:
         """Return the dense parameters of the network."""
@@ -573,6 +615,7 @@ class Model:
             batchsize=self.solver.batchsize,
             seed=seed,
             loss_weights=loss_weights,
+            release=self.solver.release,
         )
 
     def _remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -619,7 +662,7 @@ class Model:
         assert reader is not None
 
         def train(source: Any) -> Dataset:
-            changed = dataclasses.replace(reader, source=source)
+            changed = self._ready(dataclasses.replace(reader, source=source))
             schema = self.translation.schema
             data = training_data(changed, self.graph.input, self.solver, schema)
             for slots in self._files.seen.values():
@@ -627,7 +670,7 @@ class Model:
             return data
 
         def evaluate(source: Any) -> Dataset:
-            changed = dataclasses.replace(reader, eval_source=source)
+            changed = self._ready(dataclasses.replace(reader, eval_source=source))
             schema = self.translation.schema
             return evaluation_data(changed, self.graph.input, self.solver, schema)
 
@@ -635,6 +678,10 @@ class Model:
         repeats = self.solver.repeat_dataset
         self._train_reader = DataReader(train, reader.source, limits, repeats=repeats)
         self._eval_reader = DataReader(evaluate, reader.eval_source, limits, repeats=repeats)
+
+    def _ready(self, reader: DataReaderParams) -> DataReaderParams:
+        """Return a reader whose data are to be read now; a rehearsal generates them first."""
+        return reader
 
     def _embeddings_named(self, name: str) -> set[str]:
         """Return an embedding as a set; without a name, all of them."""
@@ -656,6 +703,23 @@ class Model:
             parameter.requires_grad_(not self._dense_is_frozen)
         for name, table in self._files.tables.items():
             table.requires_grad_(name not in self._frozen)
+
+    def _say_release(self) -> None:
+        """Print which release's Ftrl the model has, if it has one."""
+        rules = [self.translation.rule, *(t.rule for t in self.translation.tables.values())]
+        eps = [rule.eps for rule in rules if isinstance(rule, Ftrl)]
+        if eps:
+            added = "FLT_EPSILON" if eps[0] else "nothing"
+            release = self.solver.release
+            say(f"Ftrl is that of HugeCTR {release}: {added} is added under each root")
+
+    def _log_missing_evaluation(self, interval: int) -> None:
+        """Log why `fit` does not evaluate though it has an interval."""
+        if interval > 0 and not self.can_evaluate:
+            reason = "the reader has no eval_source"
+            if self._eval_reader.source:
+                reason = "the solver has max_eval_batches=0"
+            _LOG.warning("fit: eval_interval=%d, but nothing is evaluated: %s", interval, reason)
 
     def _say_fit(self, params: FitParams, epochs: int) -> None:
         """Print the settings of a fit."""

@@ -6,18 +6,20 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotbed.compat.hugectr.clauses import DenseLayer, Graph, GroupDenseLayer, OptParams
+from hotbed.compat.hugectr.clauses.training import NEWEST_RELEASE
 from hotbed.compat.hugectr.enums import Layer_t
-from hotbed.compat.hugectr.reader import Columns, named_columns
+from hotbed.compat.hugectr.reader import Columns, known_columns
 from hotbed.compat.hugectr.translate.inputs import Inputs
 from hotbed.compat.hugectr.translate.layers import add_layer
 from hotbed.compat.hugectr.translate.losses import LOSSES, Losses
 from hotbed.compat.hugectr.translate.network import Network
-from hotbed.compat.hugectr.translate.rules import dense_rule
+from hotbed.compat.hugectr.translate.rules import dense_rule, table_rule
 from hotbed.compat.hugectr.translate.translation import DenseWeight, Translation
 from hotbed.data.schema import Schema
 from hotbed.models import graph as models
@@ -37,6 +39,7 @@ def translate(
     batchsize: int = 1,
     seed: int = 0,
     loss_weights: Mapping[str, float] | None = None,
+    release: str = NEWEST_RELEASE,
 ) -> Translation:
     """Return a graph of HugeCTR as values of the engine.
 
@@ -46,19 +49,22 @@ def translate(
     Args:
         graph: of HugeCTR.
         optimizer: of the model.
-        columns: raw columns of the reader; None names them as the tensors of the input.
+        columns: raw columns of the reader; None names them as the tensors of the input, with
+            the slot sizes that its JSON file gives.
         lr: learning rate of the optimizers.
         batchsize: samples of a step, which divide the factor of a regularizer.
         seed: of the initial rows.
         loss_weights: by label; 1 where missing. None takes those of the input.
+        release: of HugeCTR, whose Ftrl it is.
 
     Raises:
         ConfigError: the graph is wrong; the message names the layer and the argument.
     """
     network = Network()
     if columns is None:
-        columns = named_columns(graph.input)
-    inputs = Inputs(network, graph, columns, optimizer, lr, seed)
+        columns = known_columns(graph.input)
+    rule_of = partial(table_rule, lr=lr, release=release)
+    inputs = Inputs(network, graph, columns, optimizer, rule_of, seed)
     losses = _add_layers(network, graph, loss_weights)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
     with_losses = [label for label in labels if label.name in losses.outputs]
@@ -71,7 +77,7 @@ def translate(
         tables=inputs.tables,
         description=description,
         loss=losses.loss,
-        rule=dense_rule(optimizer, lr, losses.l1 / batchsize, losses.l2 / batchsize),
+        rule=dense_rule(optimizer, lr, losses.l1 / batchsize, losses.l2 / batchsize, release),
         tensors={name: place for name, place in network.tensors.items() if place in made},
         dense_weights=_with_shapes(network.weights, shapes),
         statistics=_with_shapes(network.statistics, shapes),

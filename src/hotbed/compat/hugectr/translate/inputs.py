@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hotbed.compat.hugectr.clauses import (
@@ -15,15 +16,16 @@ from hotbed.compat.hugectr.clauses import (
     OptParams,
     SparseEmbedding,
 )
+from hotbed.compat.hugectr.enums import Update_t
 from hotbed.compat.hugectr.reader import Columns, numbered
 from hotbed.compat.hugectr.translate.network import Network
-from hotbed.compat.hugectr.translate.rules import table_rule
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
 from hotbed.data.bad_rows import IdLimits
 from hotbed.data.schema import Dense, Id, Label
 from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform
+from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
@@ -47,6 +49,13 @@ class Sparse(NamedTuple):
     sizes: tuple[int, ...]
     hotness: tuple[int, ...]
 
+    @property
+    def keys(self) -> range | None:
+        """The keys of all slots together; None if a size is not given."""
+        if not all(self.sizes):
+            return None
+        return range(self.offsets[0], self.offsets[-1] + self.sizes[-1])
+
 
 class Inputs:
     """The columns and tables of a graph.
@@ -56,7 +65,7 @@ class Inputs:
         graph: of HugeCTR.
         columns: raw columns of the reader.
         optimizer: of the tables that have none of their own.
-        lr: its learning rate.
+        rule_of: returns the rule of an optimizer.
         seed: of the initial rows.
 
     Attributes:
@@ -74,7 +83,7 @@ class Inputs:
         graph: Graph,
         columns: Columns,
         optimizer: OptParams,
-        lr: float,
+        rule_of: Callable[[OptParams], Rule],
         seed: int,
     ) -> None:
         self.labels: dict[str, tuple[Label, ...]] = {}
@@ -87,7 +96,7 @@ class Inputs:
         self._input = graph.input
         self._columns = columns
         self._optimizer = optimizer
-        self._lr = lr
+        self._rule_of = rule_of
         self._seed = seed
         self._slots = _slots(graph.input, columns)
         self._add_labels()
@@ -132,7 +141,7 @@ class Inputs:
             mean_size = sum(embedding.slot_size_array) / len(embedding.slot_size_array)
             init = Uniform(mean_size**-0.5)
         self._add_table(name, embedding.embedding_vec_size, embedding.optimizer, init)
-        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets))
+        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets, sparse.keys))
         shape = (len(slots), embedding.embedding_vec_size)
         self._network.add_input("fields", name, {"columns": list(slots)}, shape)
 
@@ -146,7 +155,10 @@ class Inputs:
         offsets: dict[str, tuple[int, ...]] = {}
         tables = {lookup.table.name: lookup.table for lookup in collection.lookups}
         for table in tables.values():
-            self._add_table(table.name, table.ev_size, table.opt_params_or_empty, _rows(table))
+            optimizer = table.opt_params_or_empty or self._optimizer
+            # its kernels update the rows of a batch alone, whatever the update type
+            local = replace(optimizer, update_type=Update_t.Local)
+            self._add_table(table.name, table.ev_size, local, _rows(table))
         together: dict[str, list[str]] = {}
         for lookup in collection.lookups:
             sparse = self._sparse(lookup.bottom_name)
@@ -237,11 +249,7 @@ class Inputs:
                 "Rename one of them."
             )
         self.tables[name] = Table(
-            name,
-            dim,
-            rule=table_rule(optimizer or self._optimizer, self._lr),
-            init=init,
-            seed=self._seed,
+            name, dim, rule=self._rule_of(optimizer or self._optimizer), init=init, seed=self._seed
         )
 
 

@@ -44,12 +44,14 @@ class EmbeddingOf:
         table: name of the table.
         slots: names of its Id columns in the schema.
         offsets: what the reader adds to the ids of each slot.
+        keys: the keys that `slot_size_array` gives its slots; None without it.
     """
 
     clause: SparseEmbedding | EmbeddingTableConfig
     table: str
     slots: tuple[str, ...]
     offsets: tuple[int, ...]
+    keys: range | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.weights.dense import (
 from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.compat.hugectr.weights.sparse import (
     SparseFile,
+    load_served,
     load_sparse,
     load_sparse_states,
     save_sparse,
@@ -27,6 +28,7 @@ __all__ = [
     "load_collection",
     "load_dense",
     "load_dense_states",
+    "load_served",
     "load_sparse",
     "load_sparse_states",
     "save_collection",

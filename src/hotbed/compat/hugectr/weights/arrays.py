@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotbed.compat.hugectr.paths import check_local
 from hotbed.errors import FormatError, PersistError
 
 FLOAT = np.dtype("<f4")
@@ -41,6 +42,7 @@ def read_array(path: Path, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
 
 def file_size(path: Path) -> int:
     """Return the bytes of a file; raise PersistError if it does not exist."""
+    check_local("weights", path)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "nothing"
         raise PersistError(f"{path}: expected a file, got {kind}. Give a file that HugeCTR wrote.")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, file_size
-from hotbed.compat.hugectr.weights.rows import batches, check_keys, rows_of
+from hotbed.compat.hugectr.weights.rows import batches, check_keys, check_read, rows_of
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
 from hotbed.files import new_file
@@ -148,6 +148,7 @@ def load_collection(path: str | Path, tables: Mapping[int, Table], number: int =
         num_keys = meta.num_keys[place]
         keys = _array(folder / f"key{place}", _KEY_TYPES[meta.key_type], (num_keys,))
         vectors = _array(folder / f"weight{place}", FLOAT, (num_keys, table.dim))
+        check_read(folder / f"key{place}", keys)
         parts[one] = (keys, vectors)
     for one, (keys, vectors) in parts.items():
         tables[one].load(batches(keys, vectors))

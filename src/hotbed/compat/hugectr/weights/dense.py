@@ -7,6 +7,8 @@ matrix is [inputs, outputs], which is the transposed one of torch.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import logging
 import math
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
+from hotbed.compat.hugectr.weights.rows import check_squares
 from hotbed.embedding.rule import momentum_of, velocity
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import new_file
@@ -33,11 +36,14 @@ _STATES: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.Adagrad: ("sum",),
+    torch.optim.RMSprop: ("square_avg",),
     FtrlOptimizer: ("n", "z"),
     MomentumOptimizer: (_MOMENTUM,),
 }
 """The states of a parameter in torch, in the order of HugeCTR's file."""
-_COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_SQUARES = ("exp_avg_sq", "sum", "square_avg", "n")
+"""States that sum squares."""
+_COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop)
 """Optimizers that count the steps of a parameter."""
 
 
@@ -134,6 +140,10 @@ def load_dense_states(
     arrays = _read(Path(path), weights, len(names))
     blocks = [arrays[block : block + len(weights)] for block in range(0, len(arrays), len(weights))]
     for name, block in zip(names, blocks, strict=True):
+        if name in _SQUARES:
+            for array in block:
+                check_squares(Path(path), array)
+    for name, block in zip(names, blocks, strict=True):
         states = _states(optimizer, network, name, new=True)
         for weight, array in zip(weights, block, strict=True):
             stored = array
@@ -189,12 +199,27 @@ def _read(
     num_floats = sum(sizes) * num_blocks
     check_size(path, num_floats * FLOAT.itemsize, f"{num_floats} numbers of the dense layers")
     flat = read_array(path, FLOAT, "numbers")
+    _check_finite(path, flat, weights)
     arrays = []
     first = 0
     for weight, size in zip([*weights] * num_blocks, sizes * num_blocks, strict=True):
         arrays.append(flat[first : first + size].reshape(weight.shape))
         first += size
     return arrays
+
+
+def _check_finite(path: Path, flat: np.ndarray[Any, Any], weights: Sequence[DenseWeight]) -> None:
+    """Raise FormatError with the layer of a number that is NaN or infinite."""
+    is_wrong = ~np.isfinite(flat)
+    if not is_wrong.any():
+        return
+    place = int(np.argmax(is_wrong))
+    ends = list(itertools.accumulate(math.prod(weight.shape) for weight in weights))
+    layer = weights[bisect.bisect(ends, place % ends[-1])].layer  # states are blocks of all weights
+    raise FormatError(
+        f"{path}: expected finite numbers, got {flat[place]} at number {place}, of layer {layer!r}."
+        " Give the file of a training that did not diverge."
+    )
 
 
 def _statistics_path(path: str | Path) -> Path:
@@ -241,7 +266,9 @@ def _read_statistics(
                     f"{weight.layer!r}, got {len(numbers)} of {kind}. Give the file of this very "
                     "model."
                 )
-            arrays.append((weight, np.array(numbers, FLOAT).reshape(weight.shape)))
+            array = np.array(numbers, FLOAT)
+            _check_finite(path, array, [weight])
+            arrays.append((weight, array.reshape(weight.shape)))
     return arrays
 
 

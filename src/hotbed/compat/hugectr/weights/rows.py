@@ -62,6 +62,46 @@ def _list_column(matrix: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
 
 
+def check_read(path: Path, keys: NDArray[Any], known: range | None = None) -> None:
+    """Raise FormatError if a key comes twice, or is not one that the slots have.
+
+    Args:
+        path: of the rows, in messages.
+        keys: [n].
+        known: the keys by `slot_size_array`; None = any.
+    """
+    if known is not None and len(keys):
+        for key in (int(keys.min()), int(keys.max())):
+            if key not in known:
+                row = int(np.argmax(keys == key))
+                raise FormatError(
+                    f"{path}: row {row}: expected a key from {known.start} to {known.stop - 1}, as "
+                    f"slot_size_array says, got {key}. Correct slot_size_array, or give the file "
+                    "of this very model."
+                )
+    if len(np.unique(keys)) == len(keys):
+        return
+    order = np.argsort(keys, kind="stable")
+    place = int(np.argmax(keys[order[1:]] == keys[order[:-1]]))
+    first = order[place]
+    second = order[place + 1]
+    raise FormatError(
+        f"{path}: row {second}: expected each key once, got {keys[first]} of row {first} again. "
+        "Check the type of keys and the vector size, or write the file anew."
+    )
+
+
+def check_squares(path: Path, sums: NDArray[Any]) -> None:
+    """Raise FormatError if a state that sums squares has a negative number."""
+    if not (sums < 0).any():
+        return
+    place = int(np.argmax(sums < 0))
+    raise FormatError(
+        f"{path}: expected sums of squares, got {sums.flat[place]} at number {place} of them. Give "
+        "the state of this optimizer: that of another one may have the same size."
+    )
+
+
 def check_keys(path: Path, ids: NDArray[np.int64], *, i64: bool) -> None:
     """Raise FormatError if a file with keys of 32 bits cannot hold an id."""
     if i64 or not len(ids):

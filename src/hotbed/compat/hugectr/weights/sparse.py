@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
-from hotbed.compat.hugectr.weights.rows import batches, check_keys, lists_of, rows_of
+from hotbed.compat.hugectr.weights.rows import (
+    batches,
+    check_keys,
+    check_read,
+    check_squares,
+    lists_of,
+    rows_of,
+)
 from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.embedding import rule as rules
 from hotbed.embedding.table import Table
@@ -30,6 +37,11 @@ log = logging.getLogger("hotbed.compat.hugectr")
 UINT64 = np.dtype("<u8")
 _MOST_SLOTS = 1 << 16
 """No embedding has as many slots."""
+_TINY = 1e-18
+_HUGE = 1e18
+"""A weight that is not 0 lies between them."""
+_SAMPLE = 65_536
+"""Rows that show how a file is to be read."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class SparseFile:
         offsets: the first id of each slot, from which the slot of a row follows; empty if slots
             share ids.
         seen: the slots of such ids; without it they are of slot 0.
+        keys: the keys that `slot_size_array` gives the table; None = any.
     """
 
     form: Literal["folder", "file"] = "folder"
@@ -50,6 +63,7 @@ class SparseFile:
     i64: bool = True
     offsets: Sequence[int] = ()
     seen: SlotsOfKeys | None = None
+    keys: range | None = None
 
     def record(self, dim: int) -> np.dtype[Any]:
         """Return the record of a file with vectors of `dim`."""
@@ -106,13 +120,29 @@ def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
 
     Raises:
         PersistError: there is no such file.
-        FormatError: a file does not have the size of its rows. Nothing has changed.
+        FormatError: a file does not have the size of its rows, its keys or slots have another
+            width or kind, a key comes twice or is outside of `format.keys`. Nothing has changed.
     """
     keys, vectors = _read(Path(path), table.dim, format)
+    if not len(keys):
+        log.warning("%s: no rows, so that the ids of table %r have none", path, table.name)
     table.load(batches(keys, vectors))
     if format.localized and format.seen is not None:
         format.seen.keep(keys, _slots(Path(path), table.dim, format))
     return len(keys)
+
+
+def load_served(path: str | Path, table: Table, format: SparseFile) -> None:
+    """Read the rows of a table that is served.
+
+    Raises:
+        PersistError, FormatError: as of `load_sparse`, or there are no rows.
+    """
+    if not load_sparse(path, table, format):
+        raise FormatError(
+            f"{path}: expected the rows of a table, got none: every key would read the default "
+            "value. Give the file of a trained model, written to its end."
+        )
 
 
 def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) -> None:
@@ -182,6 +212,9 @@ def load_sparse_states(
     states: Any = None
     if num_places:
         states = np.memmap(path, FLOAT, "r", shape=(num_states, num_places, dim))
+        if not _has_momentum(table):  # of Adam v, of Ftrl n, the only one of the others
+            place = 1 if isinstance(table.rule, rules.Adam) else 0
+            check_squares(path, states[place, : len(keys)])
     if num_places and _has_momentum(table):
         states = rules.momentum_of(states, _rate(table, lr))
     table.load(batches(keys, vectors, states, times))
@@ -200,12 +233,17 @@ def _read(path: Path, dim: int, format: SparseFile) -> tuple[NDArray[Any], NDArr
         check_size(path / "emb_vector", size, f"{len(keys)} vectors of {dim}")
         if format.localized or (path / "slot_id").exists():
             check_size(path / "slot_id", len(keys) * UINT64.itemsize, f"{len(keys)} slots")
-        vectors = read_array(path / "emb_vector", FLOAT, "numbers")
-        return keys, vectors.reshape(-1, dim)
-    _check_slots(path, dim, format)
-    what = "rows of a key, a slot and a vector" if format.localized else "rows of key and vector"
-    records = read_array(path, format.record(dim), what)
-    return records["key"], records["vector"]
+        vectors = read_array(path / "emb_vector", FLOAT, "numbers").reshape(-1, dim)
+    else:
+        _check_slots(path, dim, format)
+        _check_width(path, dim, format)
+        localized = format.localized
+        what = "rows of a key, a slot and a vector" if localized else "rows of key and vector"
+        records = read_array(path, format.record(dim), what)
+        keys = records["key"]
+        vectors = records["vector"]
+    check_read(path, keys, format.keys)
+    return keys, vectors
 
 
 def _slots(path: Path, dim: int, format: SparseFile) -> NDArray[Any]:
@@ -221,23 +259,77 @@ def _check_slots(path: Path, dim: int, format: SparseFile) -> None:
     A file does not say it. But where slots would stand, rows without them have parts of keys and
     vectors, which are large as whole numbers.
     """
-    record = replace(format, localized=True).record(dim)
+    for i64 in (format.i64, not format.i64):
+        records = _records(path, dim, replace(format, localized=True, i64=i64))
+        if records is None:
+            continue
+        largest = records["slot_id"].max()
+        if format.localized and i64 == format.i64 and largest >= _MOST_SLOTS:
+            raise FormatError(
+                f"{path}: expected rows of a localized embedding with the number of a slot, got "
+                f"{largest} in its place. Make it a distributed embedding, or give its own file."
+            )
+        is_here = largest < _MOST_SLOTS and not _num_odd(records) and _has_weights(records)
+        if is_here and not format.localized:
+            raise FormatError(
+                f"{path}: expected rows of a distributed embedding, got the number of a slot in "
+                "each row. Make it a localized embedding, or give its own file."
+            )
+
+
+def _check_width(path: Path, dim: int, format: SparseFile) -> None:
+    """Raise FormatError if the keys of a file have the other width.
+
+    A file does not say it, and one of 17 n rows of 72 bytes is one of 18 n rows of 68. But rows
+    that are read in the wrong width have keys among their vectors, which as numbers are tiny or
+    huge. Keys that are not have 64 bits where each upper half is 0, and 32 where one is not.
+    """
+    other = replace(format, i64=not format.i64)
+    here = _records(path, dim, format)
+    there = _records(path, dim, other)
+    if here is None or there is None:
+        return
+    num_odd = {format.i64: _num_odd(here), other.i64: _num_odd(there)}
+    long_keys = (here if format.i64 else there)["key"][:_SAMPLE]
+    are_short = not (long_keys >> 32).any()
+    if num_odd[True] != num_odd[False]:
+        is_long = num_odd[True] < num_odd[False]
+    else:
+        is_long = are_short and len(np.unique(long_keys)) == len(long_keys)
+    if is_long != format.i64 and _has_weights(here):
+        bits = 64 if is_long else 32
+        raise FormatError(
+            f"{path}: expected keys of {96 - bits} bits, got a file whose {len(there)} rows have "
+            f"keys of {bits}. Set i64_input_key={is_long}, or input_key_type to I{bits} in JSON."
+        )
+
+
+def _records(path: Path, dim: int, format: SparseFile) -> NDArray[Any] | None:
+    """Return the rows of a file, mapped; None if it is empty or does not have their size."""
+    record = format.record(dim)
     size = file_size(path)
     if not size or size % record.itemsize:
-        return
-    records = np.memmap(path, record, "r")
-    has_slots = records["slot_id"].max() < _MOST_SLOTS
-    if format.localized and not has_slots:
-        raise FormatError(
-            f"{path}: expected rows of a localized embedding with the number of a slot, got "
-            f"{records['slot_id'].max()} in its place. Make it a distributed embedding, or give "
-            "its own file."
-        )
-    if has_slots and not format.localized and records["vector"].any():
-        raise FormatError(
-            f"{path}: expected rows of a distributed embedding, got the number of a slot in each "
-            "row. Make it a localized embedding, or give its own file."
-        )
+        return None
+    return np.memmap(path, record, "r")
+
+
+def _has_weights(records: NDArray[Any]) -> bool:
+    """Return whether a vector of the first rows is not zero; rows of zeros show nothing."""
+    return bool(np.count_nonzero(records[:_SAMPLE]["vector"].view(np.uint32)))
+
+
+def _num_odd(records: NDArray[Any]) -> int:
+    """Return how many numbers of the first rows are no weights, and slots no slots."""
+    first = records[:_SAMPLE]
+    values = first["vector"]
+    with np.errstate(invalid="ignore"):  # NaN is not a weight
+        is_above = (values > _TINY) & (values < _HUGE)
+        is_below = (values < -_TINY) & (values > -_HUGE)
+        num_weights = np.count_nonzero(is_above | is_below | (values == 0))
+    num_odd = values.size - int(num_weights)
+    if "slot_id" in (records.dtype.names or ()):
+        num_odd += int(np.count_nonzero(first["slot_id"] >= _MOST_SLOTS))
+    return num_odd
 
 
 def _times(path: Path, first: int, num_keys: int, dim: int) -> NDArray[Any] | None:

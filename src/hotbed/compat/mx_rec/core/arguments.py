@@ -16,6 +16,7 @@ from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxR
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Init
+from hotbed.embedding.policy import MAX_ADMISSION_BYTES, MIN_ADMISSION_BYTES
 from hotbed.errors import ConfigError
 
 __all__ = ["TableArguments"]
@@ -61,6 +62,8 @@ class TableArguments:
         optimizer_list: its own optimizer, where there are several.
         mode: has no effect; a member of `MxRecMode`, or its value.
         apply_gradients_strategy: has no effect; a member of `ApplyGradientsStrategy`, or its value.
+        admission_bytes: an argument of Hotbed: memory for the counts of ids that wait for their
+            row, see "Memory for ids that wait" in docs/embedding.md.
 
     Raises:
         ConfigError: a value is wrong.
@@ -89,6 +92,7 @@ class TableArguments:
     optimizer_list: Any
     mode: Any
     apply_gradients_strategy: Any
+    admission_bytes: Any
 
     def __post_init__(self) -> None:
         self._check_name()
@@ -96,6 +100,8 @@ class TableArguments:
         checks.one_of(f"{where}: key_dtype", self.key_dtype, KEY_DTYPES)
         checks.one_of(f"{where}: value_dtype", self.value_dtype, (torch.float32,))
         checks.one_of(f"{where}: all2all_gradients_op", self.all2all_gradients_op, SUMS)
+        memory = f"{where}: admission_bytes"
+        checks.whole_number(memory, self.admission_bytes, MIN_ADMISSION_BYTES, MAX_ADMISSION_BYTES)
         MxRecMode.mapping(self.mode)
         strategy = ApplyGradientsStrategy.mapping(self.apply_gradients_strategy)
         checks.whole_number(f"{where}: shard_num", self.shard_num, 1, MOST_SHARDS)

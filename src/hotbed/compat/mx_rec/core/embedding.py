@@ -22,6 +22,7 @@ from hotbed.compat.mx_rec.framework import TracedLookup
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.embedding.init import Init
+from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
@@ -47,6 +48,7 @@ class SparseTable(nn.Module):
         send_count: distinct ids of a batch at most, in static shape; None = not known yet.
         default: the value of ids without a row; None = not known yet, and 0.
         padding: ids whose rows take no update.
+        admission_bytes: memory for the counts of ids that wait for their row.
         thresholds: those of its features; None before step 8.
     """
 
@@ -71,6 +73,7 @@ class SparseTable(nn.Module):
         self.send_count: int | None = None
         self.default: float | None = None
         self.padding: tuple[int, ...] = ()
+        self.admission_bytes = ADMISSION_BYTES
         self.thresholds: Thresholds | None = None
 
     def extra_repr(self) -> str:
@@ -190,6 +193,7 @@ def create_table(
     optimizer_list: Sequence[HashOptimizer] | None = (),
     mode: MxRecMode | str = MxRecMode.ASC,
     apply_gradients_strategy: ApplyGradientsStrategy | str = ApplyGradientsStrategy.DIRECT_APPLY,
+    admission_bytes: int = ADMISSION_BYTES,
 ) -> SparseTable:
     """Describe a sparse table: step 5. `TableArguments` says what the arguments mean.
 
@@ -216,6 +220,7 @@ def create_table(
         is_save=arguments.saves,
     )
     table.padding = arguments.padding
+    table.admission_bytes = admission_bytes
     table.optimizer = _own_optimizer(arguments.where, optimizer_list, owner.optimizers)
     owner.tables[name] = table
     return table
