@@ -164,10 +164,12 @@ def part_digests(reader: Reader) -> dict[str, str]:
     for entry in reader.manifest.tables:
         for key, value in entry.scalars.items():
             parts[f"tables.{entry.name}.{key}"] = value
-        waiting = list(reader.candidates(entry.name))
-        if waiting:
-            waiting = [sorted_rows(pa.concat_batches(waiting))]
-        parts[f"tables.{entry.name}.candidates"] = _of_columns(waiting, _COLUMNS)
+        ids = reader.waiting(entry.name)
+        candidates = list(ids.candidates)
+        if candidates:
+            candidates = [sorted_rows(pa.concat_batches(candidates))]
+        parts[f"tables.{entry.name}.candidates"] = _of_columns(candidates, _COLUMNS)
+        parts[f"tables.{entry.name}.sketch"] = _of_columns(ids.sketch, _SKETCH_COLUMNS)
     dense = reader.manifest.dense
     for name, optimizer in ({} if dense is None else dense.optimizers).items():
         parts[f"optimizers.{name}"] = optimizer
