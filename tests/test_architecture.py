@@ -650,3 +650,18 @@ def test_without_torch_a_name_that_needs_it_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "hotbed[train]" in done.stdout, done.stdout + done.stderr
+
+
+def _figures(readme: str) -> Counter[float]:
+    """Every number in the prose and the tables of a README; 万 is ten thousand."""
+    text = re.sub(r"```.*?```", "", (ROOT / readme).read_text(encoding="utf-8"), flags=re.DOTALL)
+    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    scale = {"M": 1e6, "万": 1e4, "": 1.0}
+    numbers = re.findall(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?: ?(M\b|万))?", prose)
+    return Counter(float(number.replace(",", "")) * scale[unit] for number, unit in numbers)
+
+
+def test_both_readmes_state_the_same_figures() -> None:
+    english = _figures("README.md")
+    assert english[5.2] == english[8.9] == 1  # strong and weak ones
+    assert _figures("README.zh-CN.md") == english

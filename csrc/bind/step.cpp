@@ -105,6 +105,7 @@ std::optional<int64_t> find_nonfinite(const Step& step, int table, Address sums)
 void init_step(nb::module_& m) {
   nb::class_<MapTask>(m, "MapTask")
       .def("wait", &MapTask::wait, nb::call_guard<nb::gil_scoped_release>())
+      .def("take_back", &MapTask::take_back, nb::call_guard<nb::gil_scoped_release>())
       .def("statistics", &statistics);
   nb::class_<MapQueue>(m, "MapQueue")
       .def(nb::init<>())

@@ -143,6 +143,14 @@ uint64_t Candidates::peek(int64_t id, uint64_t hash) const noexcept {
   return least;
 }
 
+bool Candidates::find(int64_t id, uint64_t hash, Candidate* out) const noexcept {
+  if (is_sketch() || !plain_.empty()) return false;
+  const auto place = map_.locate(id, hash);
+  if (!place.bucket) return false;
+  *out = {id, place.bucket->count[place.entry], place.bucket->seen[place.entry]};
+  return true;
+}
+
 void Candidates::prefetch(uint64_t hash) const noexcept {
   if (!is_sketch()) return map_.prefetch(hash);
   for (int g = 0; g < num_generations_; g++) generation(g).prefetch(hash);

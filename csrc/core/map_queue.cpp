@@ -113,7 +113,7 @@ void MapQueue::work(MapTask::Shared& shared) {
 
 void MapTask::run() noexcept {
   try {
-    step_->map(ids_, times_, training_);
+    step_->map(ids_, times_, training_, true);
     for (const std::shared_ptr<Table>& table : step_->tables()) {
       const std::lock_guard lock(table->mutex());
       statistics_.push_back(table->stats());
@@ -148,6 +148,12 @@ void MapTask::wait_for_thread() {
     if (!shared_->is_running) shared_->run_first(lock);
     else shared_->mapped.wait(lock, [this] { return done_ || !shared_->is_running; });
   }
+}
+
+void MapTask::take_back() {
+  if (!shared_->has_thread()) return;
+  wait_for_thread();
+  if (!error_) step_->take_back();
 }
 
 const std::vector<TableStats>& MapTask::statistics() {

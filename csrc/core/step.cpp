@@ -135,13 +135,17 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
   Uniques& uniques = part.ranges[0];
   find_distinct(part, uniques, times);
   part.num_unique = part.distinct.number(part.ranges);
+  if (training && logs_) table.begin_log(uniques);
   table.resolve(uniques, training);
   if (!training) return;
+  if (logs_) table.log(uniques);
   table.admit(uniques);
-  if (uniques.missing.empty()) return;
-  Uniques* all[] = {&uniques};
-  table.reserve(all, 1);
-  table.insert(uniques);
+  if (!uniques.missing.empty()) {
+    Uniques* all[] = {&uniques};
+    table.reserve(all, 1);
+    table.insert(uniques);
+  }
+  if (logs_) table.end_log(uniques);
 }
 
 // Maps all parts; calls mapped(part) for each part when its slots are there, from several threads.
@@ -169,6 +173,7 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
   };
   each([&](Part& part, size_t r) {
     find_distinct(part, part.ranges[r], times);
+    if (trains(part) && logs_) part.table->begin_log(part.ranges[r]);
     part.table->resolve(part.ranges[r], trains(part));
     if (trains(part) && part.table->capped()) part.table->count_rows(part.ranges[r]);
   });
@@ -188,6 +193,7 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
   if (phased.empty()) return;
   if (training) {
     each([&](Part& part, size_t r) {
+      if (trains(part) && logs_) part.table->log(part.ranges[r]);
       if (trains(part)) part.table->admit(part.ranges[r]);
       else part.ranges[r].missing.clear();
     });
@@ -198,6 +204,7 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
     }
     each([&](Part& part, size_t r) {
       if (trains(part)) part.table->insert(part.ranges[r]);
+      if (trains(part) && logs_) part.table->end_log(part.ranges[r]);
     });
   }
   for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
@@ -238,14 +245,36 @@ void Step::keep() {
   retained_ = true;
 }
 
-void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training) {
+void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
   const Locked locked(*this);
-  map_parts(ids, times, training, [](Part&) {});
+  logs_ = logs && training;
+  pooled_ = false;
+  try {
+    map_parts(ids, times, training, [](Part&) {});
+  } catch (...) {  // a batch that is refused changes nothing
+    for (Part& part : parts_)
+      for (Uniques& range : part.ranges) part.table->end_log(range);
+    logs_ = false;
+    throw;
+  }
   keep();
+}
+
+void Step::take_back() {
+  if (!logs_ || pooled_ || !retained_) return;
+  const Locked locked(*this);
+  for (Part& part : parts_) {
+    if (!part.table->observes()) continue;
+    for (Uniques& range : part.ranges)
+      if (range.log) part.table->take_back(range);
+    part.table->end_take_back();
+  }
+  logs_ = false;
 }
 
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
+  pooled_ = true;
   pool_parts(out);
   if (task_) task_->release();
 }

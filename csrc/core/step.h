@@ -33,7 +33,10 @@ class Step {
 
   // Maps ids to slots. In training, ids are counted and timed, and those that are admitted get a row. `times`:
   // microseconds a sample, or null. The plan lives as long as this: its slots are given to no other id.
-  void map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training);
+  // `logs`: it may be taken back.
+  void map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs = false);
+  // Makes the tables what they were before the map, unless the ids were looked up since. Later maps go first.
+  void take_back();
   // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
   void mapped_by(std::shared_ptr<MapTask> task) { task_ = std::move(task); }
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
@@ -103,6 +106,8 @@ class Step {
   std::vector<Feature> features_;
   std::vector<Part> parts_;
   bool retained_ = false;
+  bool logs_ = false;    // the map may be taken back
+  bool pooled_ = false;  // the mapped ids were looked up
   std::shared_ptr<MapTask> task_;
 };
 

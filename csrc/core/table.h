@@ -74,6 +74,24 @@ struct TableFull : std::exception {
   std::string message;
 };
 
+// What the map of a batch changed in a table besides the rows that it inserted, so that it can be taken back.
+struct MapLog {
+  struct Gone {
+    int64_t id;
+    uint32_t slot;
+  };
+  struct Waiting {
+    uint32_t u;
+    bool known;  // in an exact map
+    Candidate before;
+  };
+  std::vector<Gone> gone;        // expired rows and victims, in order
+  std::vector<Waiting> waiting;  // the ids that had no row
+  std::vector<int64_t> seen;     // of the ids that had one, before; filled where the layout has them
+  std::vector<uint32_t> counts;
+  std::vector<double> scores;
+};
+
 // Distinct ids of a batch, and what the table finds of them.
 struct Uniques : UniqueIds {
   Column<uint32_t> slots;
@@ -82,7 +100,8 @@ struct Uniques : UniqueIds {
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
   uint64_t num_refused = 0;
-  uint64_t num_rows = 0;  // rows that the batch uses; filled by Table::count_rows
+  uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
+  std::unique_ptr<MapLog> log;  // where the map may be taken back
 };
 
 struct ExportedRows {
@@ -125,6 +144,13 @@ class Table {
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
+
+  // --- taking back the map of a batch that is not looked up: the newest one first, while its plan lives
+  void begin_log(Uniques& uniques);  // before resolve
+  void log(Uniques& uniques);        // before admit
+  void end_log(Uniques& uniques) noexcept;
+  void take_back(Uniques& uniques);
+  void end_take_back() noexcept { calls_--; }  // once a batch
 
   // --- freezing: an update passes over a frozen table, and its step does not rise
   void freeze(Frozen frozen) noexcept { frozen_ = frozen; }
@@ -206,7 +232,8 @@ class Table {
     std::unique_ptr<Candidates> candidates;
     Victims victims;
     uint64_t admitted = 0, refused = 0, evicted = 0;
-    bool stale = false;  // the watermark has moved since the last sweep: expired rows may still be here
+    MapLog* log = nullptr;  // of the batch that is mapped, where it may be taken back
+    bool stale = false;     // the watermark has moved since the last sweep: expired rows may still be here
   };
 
   uint64_t num_alive(int partition) const noexcept;

@@ -122,6 +122,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         ],
         "inspect": ["--set", "what"],
         "verify": ["checkpoint"],
+        "publish": ["--keep", "--set", "--state", "--to", "what"],
         "restore": ["--state", "path"],
         "diff": ["one", "two"],
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
@@ -346,6 +347,29 @@ def test_restore_goes_back_to_an_earlier_state(
     assert "resumes from checkpoint-00000002: delta" in printed
     assert "aside: checkpoint-00000003" in printed
     assert hb.load("out/checkpoint").counters["steps"] == 11
+
+
+def test_earlier_state_is_published_from_states_and_from_a_job(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for steps in ("1", "2"):
+        call(capsys, monkeypatch, "online", "job.yaml", "--max-steps", steps)
+    numbers = []
+    for what in ("out/checkpoint", "job.yaml"):
+        for state in (["--state", "2"], []):
+            code, printed, _ = call(capsys, monkeypatch, "publish", what, "--to", "served", *state)
+            assert code == 0
+            assert "is version" in printed
+            version = hb.checkpoints.open_checkpoint("served").manifest
+            assert version.graph is not None  # a server needs nothing else
+            numbers.append((version.version, version.counters["steps"]))
+    assert [steps for _, steps in numbers] == [11, 12, 11, 12]
+    assert [number for number, _ in numbers] == [11, 12, 13, 14]
+    code, printed, _ = call(capsys, monkeypatch, "publish", "job.yaml", "--to", "served")
+    assert "is the newest version there already" in printed
+    code, _, errors = call(capsys, monkeypatch, "publish", "job.yaml", "--to", "x", "--state", "9")
+    assert code == 2
+    assert "Choose one of: 1, 2, 3" in " ".join(errors.split())
 
 
 def test_a_difference_is_shown_and_a_torn_checkpoint_named(

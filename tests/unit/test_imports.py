@@ -117,3 +117,12 @@ def test_the_extra_all_holds_every_extra_of_users() -> None:
     assert sorted(every.removeprefix("hotbed[").removesuffix("]").split(",")) == sorted(
         extras.keys() - {"all", "test", "bench", "docs", "dev"}
     )
+
+
+def test_predictions_may_be_indexed_under_strict_typing() -> None:
+    """Their type depends on the number of labels: a union would forbid `scores[0]`."""
+    from hotbed.serving.client import Client
+    from hotbed.serving.session import InferenceSession
+
+    for predict in (InferenceSession.predict, Client.predict):
+        assert predict.__annotations__["return"] == "Any"

@@ -218,6 +218,26 @@ def export(
 
 
 @app.command()
+def publish(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB.yaml|CKPT", help="A trained job, or a folder or URL of states."
+        ),
+    ],
+    to: Annotated[str, typer.Option(help="The folder or URL that servers watch.")],
+    state: Annotated[
+        int | None, typer.Option(help="The number of the state; default: the newest.")
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Full versions that are kept.", min=1)] = 2,
+    assignments: Assignments = None,
+) -> None:
+    """Publish a state for servers, such as an earlier one after bad data. See docs/persist.md."""
+    source = _read(Path(what), assignments) if names_a_job(what) else what
+    show.print_published(run.publish(source, to, state, keep))
+
+
+@app.command()
 def inspect(
     what: Annotated[
         str,

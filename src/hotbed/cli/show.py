@@ -18,7 +18,7 @@ from rich.table import Table as Grid
 
 from hotbed.cli.doctor import Part
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
-from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions
+from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
@@ -370,6 +370,15 @@ def print_restored(path: str, facts: Mapping[str, Any]) -> None:
     )
 
 
+def print_published(published: Published) -> None:
+    """Print what `hotbed.job.run.publish` returned."""
+    version = published.version
+    if version is None:
+        print_line(f"{published.path}: {published.state} is the newest version there already")
+        return
+    print_line(f"{published.path}: {published.state} is version {version.version} now")
+
+
 def print_difference(facts: Mapping[str, Any]) -> None:
     """Print what differs between two checkpoints, as `hotbed.job.run.diff` returns it."""
     grid = Grid("table", "added", "removed", "changed", "largest difference")
@@ -380,6 +389,8 @@ def print_difference(facts: Mapping[str, Any]) -> None:
         counts = [f"{table[key]:,}" for key in ("added", "removed", "changed")]
         grid.add_row(name, *counts, f"{table['largest']:.3g}")
     console.print(grid)
+    if not any(_differs(table) for table in facts["tables"].values()) and not facts["dense"]:
+        print_line("all rows and tensors are equal")
     for name, largest in facts["dense"].items():
         text = "other shape"
         if largest is not None:
@@ -389,6 +400,12 @@ def print_difference(facts: Mapping[str, Any]) -> None:
         before, after = facts[name]
         if before != after:
             print_line(f"{name}: {before}\n      now: {after}")
+    if facts["others"]:
+        print_line(f"other parts that differ: {', '.join(facts['others'])}")
+
+
+def _differs(table: Mapping[str, Any] | None) -> bool:
+    return table is None or any(table[key] for key in ("added", "removed", "changed"))
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
 from hotbed.data.schema import Schema, check_schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
-UNMATCHED_ROWS = 100_000
-"""Rows of a stream after which a warning says that a label never matched its `positive`."""
+FIRST_ROWS = 100_000
+"""Rows of a stream after which a warning says that a label was always 0, or always 1."""
 
 
 class Dataset:
@@ -97,6 +97,7 @@ class Dataset:
         self._labels = True
         self._in_unit: frozenset[str] = frozenset()
         self._must_match = True
+        self._streams = False  # whether it is read as a stream, in the order of events
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
@@ -159,6 +160,7 @@ class Dataset:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Iterate over the batches of epoch `number`, or over the rest of it after `resume`."""
+        self._streams = self.endless
         return _without_ticks(self._begin(number))
 
     def stream(self) -> Iterator[Batch | None]:
@@ -167,6 +169,7 @@ class Dataset:
         A batch or None comes at least every `live.tick_seconds`, so that the reader can run
         scheduled work or stop.
         """
+        self._streams = True
         return self._begin(self._next_epoch)
 
     def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
@@ -222,7 +225,8 @@ class Dataset:
             in_unit: labels whose values must lie in [0, 1], as under a cross-entropy. A value
                 outside is a bad row: see `on_error`.
             must_match: whether a label with `positive` that matches no row of a whole epoch is an
-                error. Of a stream, 100,000 rows without a match are a warning.
+                error. Of a stream, 100,000 rows whose label is always 0, or always 1, are a
+                warning.
         """
         names = frozenset(in_unit)
         if not names <= self._in_unit:
@@ -565,7 +569,7 @@ class Dataset:
         num_rows = 0
         before = position
         chunk_rows = max(self.batch_size, READ_ROWS)
-        self.encoder.forget_positives()
+        self.encoder.forget_labels()
         try:
             for raw, after in self.source.read(position, chunk_rows, plan):
                 if raw is OPENED:
@@ -583,7 +587,7 @@ class Dataset:
                 rows = self._encode(raw, after)
                 if rows.num_samples:
                     num_rows += rows.num_samples
-                    self._warn_unmatched()
+                    self._warn_constant()
                     yield rows, before, after
                 before = after
         except (DecodeError, SchemaError):
@@ -613,18 +617,18 @@ class Dataset:
 
     def _check_matched(self) -> None:
         """Raise DataError for a label whose `positive` did not match in a whole epoch."""
-        for positives in self.encoder.positives:
-            if self._must_match and positives.rows and not positives.matched:
-                raise DataError(positives.message())
+        for values in self.encoder.label_values:
+            if self._must_match and values.rows and values.is_unmatched:
+                raise DataError(values.message())
 
-    def _warn_unmatched(self) -> None:
-        """Warn once about a label whose `positive` did not match in a stream's first rows."""
-        if not self.endless:
+    def _warn_constant(self) -> None:
+        """Warn once about a label that is always 0, or always 1, in a stream's first rows."""
+        if not self._streams:
             return
-        for positives in self.encoder.positives:
-            if not (positives.matched or positives.warned) and positives.rows >= UNMATCHED_ROWS:
-                positives.warned = True
-                warnings.warn(positives.message(), UserWarning, stacklevel=2)
+        for values in self.encoder.label_values:
+            if values.is_constant and not values.warned and values.rows >= FIRST_ROWS:
+                values.warned = True
+                warnings.warn(values.message(), UserWarning, stacklevel=2)
 
     def _encode(self, raw: pa.RecordBatch, after: Position) -> Batch:
         latest = None

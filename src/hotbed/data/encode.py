@@ -30,7 +30,7 @@ from hotbed.data.columns import (
     transformed,
     type_of,
 )
-from hotbed.data.numbers import BadRows, Positives, numeric
+from hotbed.data.numbers import BadRows, LabelValues, numeric
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -65,7 +65,7 @@ class Encoder:
 
     `rules`: those of the schema, or of the state that goes on with these rows. `unit_labels`:
     labels that a trainer needs from 0 to 1; values outside are bad rows.
-    `positives`: for each label with `positive`, whether a row matched. If the median time of the
+    `label_values`: for each label, what its rows held. If the median time of the
     first batch lies after the year 2200, SchemaError is raised: the unit is wrong.
 
     `types` and `shapes` record the types and shapes of the raw columns. Text where the schema has
@@ -88,7 +88,7 @@ class Encoder:
         self.shapes: Mapping[str, Shape] = {}
         self.rules = schema.rules
         self.unit_labels: frozenset[str] = frozenset()
-        self.forget_positives()
+        self.forget_labels()
         self._times_checked = False
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
@@ -138,22 +138,20 @@ class Encoder:
         self._leave_out(batch, future, "future", message)
         return encoded.take(np.flatnonzero(~future))
 
-    def forget_positives(self) -> None:
-        """Count rows and matches of labels with `positive` from zero."""
-        labels = self.schema.labels
-        self.positives = [Positives(label) for label in labels if label.positive is not None]
+    def forget_labels(self) -> None:
+        """Look at the values of labels anew."""
+        self.label_values = [LabelValues(label) for label in self.schema.labels]
 
     def _note(self, encoded: Batch, context: Columns, latest: int | None) -> None:
-        """Check whole columns: the unit of times, and the texts of positive labels."""
+        """Check whole columns: the unit of times, and the values of labels."""
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
             if latest is None:  # with `latest`, rows of the future are left out
                 numbers.check_times(time, context.column(time.source), encoded.time)
             self._times_checked = True
-        for positives in self.positives:
-            label = positives.label
-            raw = context.column(label.source)
-            positives.add(encoded.labels[label.name], raw)
+        for values in self.label_values:
+            raw = context.column(values.label.source)
+            values.add(encoded.labels[values.label.name], raw)
 
     def _leave_out(
         self, batch: pa.RecordBatch, mask: np.ndarray, reason: str, message: str
@@ -183,17 +181,8 @@ class Encoder:
             self._check_shape(name, schema.field(name).type)
             if kind is None:
                 continue
-            if trained_kind != "mixed" and (kind == "text") != (trained_kind == "text"):
-                raise SchemaError(
-                    f"column {name!r}: it held {trained_kind} values in training, got "
-                    f"{schema.field(name).type}. Give {trained_kind} values: the same value as "
-                    "text and as a number is two ids."
-                )
-            if kind == "boolean" and trained_kind == "integer" and name in self._id_sources:
-                raise SchemaError(
-                    f"column {name!r}: it held integer ids in training, got "
-                    f"{schema.field(name).type}. Give integers."
-                )
+            if _is_other_type(trained_kind, kind, is_id=name in self._id_sources):
+                raise _other_type(name, trained_kind, kind, schema.field(name).type)
             joined_kind = joined(self.types.get(name), kind)
             self.types = {**self.types, name: joined_kind}
 
@@ -202,10 +191,7 @@ class Encoder:
         if shape is None:
             return
         if shape == "list" and self.schema.shapes.get(name) == "value":
-            raise SchemaError(
-                f"column {name!r}: it held single values in training, got lists ({kind}). Give "
-                "one value for each row."
-            )
+            raise _lists(name, kind)
         joined_with = joined_shape(self.shapes.get(name), shape)
         self.shapes = {**self.shapes, name: joined_with}
 
@@ -304,6 +290,69 @@ class Encoder:
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def check_types(
+    trained: Schema, given: Schema, types: Mapping[str, Type], shapes: Mapping[str, Shape]
+) -> None:
+    """Raise SchemaError if raw columns are of other types than training had.
+
+    Columns of features that both schemas transform alike are compared. Rows of a preparation and
+    raw rows are not: a preparation may have made numbers of text.
+
+    Args:
+        trained: the schema, with the types and shapes that were learned from.
+        given: the schema of the data that are learned, evaluated or predicted now.
+        types: of their raw columns.
+        shapes: of their raw columns.
+    """
+    if given.raw is None and trained.raw is not None:
+        trained = trained.raw
+    if (given.raw is None) != (trained.raw is None):
+        return
+    features: dict[str, Dense | Id] = {}
+    features.update({column.name: column for column in trained.dense})
+    features.update({column.name: column for column in trained.ids})
+    for column in (*given.dense, *given.ids):
+        before = features.get(column.name)
+        if before is None or type(before) is not type(column):
+            continue
+        if before.transforms != column.transforms:
+            continue
+        trained_kind = trained.types.get(before.source, "mixed")
+        kind = types.get(column.source, trained_kind)
+        if _is_other_type(trained_kind, kind, is_id=isinstance(column, Id)):
+            raise _other_type(column.source, trained_kind, kind, kind)
+        shape = shapes.get(column.source, "value")
+        if trained.shapes.get(before.source) == "value" and shape != "value":
+            raise _lists(column.source, shape)
+
+
+def _is_other_type(trained: Type, kind: Type, *, is_id: bool) -> bool:
+    """Return whether values of a type are other ids than those of the type in training."""
+    if trained == "mixed":
+        return False
+    if kind == "boolean" and trained == "integer" and is_id:
+        return True
+    return kind == "mixed" or (kind == "text") != (trained == "text")
+
+
+def _other_type(name: str, trained: Type, kind: Type, shown: object) -> SchemaError:
+    if kind == "boolean" and trained == "integer":
+        return SchemaError(
+            f"column {name!r}: it held integer ids in training, got {shown}. Give integers."
+        )
+    return SchemaError(
+        f"column {name!r}: it held {trained} values in training, got {shown}. Give {trained} "
+        "values: the same value as text and as a number is two ids."
+    )
+
+
+def _lists(name: str, kind: object) -> SchemaError:
+    return SchemaError(
+        f"column {name!r}: it held single values in training, got lists ({kind}). Give one value "
+        "for each row."
+    )
 
 
 def _named(error: Exception, column: Column) -> SchemaError:

@@ -293,32 +293,50 @@ def with_readable_times(values: pa.Array) -> pa.Array:
 
 
 @dataclass
-class Positives:
-    """Counters of a label with `positive`.
+class LabelValues:
+    """What the rows of a label held so far.
 
-    `rows`: encoded rows. `matched`: whether one of them matched. `others`: some of the other texts,
-    while none matched. `warned`: whether the missing match was reported.
+    `rows`: encoded rows. `lowest`, `highest`: of their values. `warned`: whether it was reported
+    that they are all alike. `others`: with `positive`, some of the other texts, while none matched.
     """
 
     label: Label
     rows: int = 0
-    matched: bool = False
+    lowest: float = np.inf
+    highest: float = -np.inf
     warned: bool = False
     others: dict[str, None] = field(default_factory=dict)
 
     def add(self, encoded: np.ndarray, values: pa.Array) -> None:
-        """Add a chunk: its encoded label and the raw column of the label."""
+        """Add a chunk, which has rows: its encoded label and the raw column of the label."""
         self.rows += len(encoded)
-        self.matched = self.matched or bool(encoded.any())
-        if not self.matched and len(self.others) < NAMED_VALUES:
+        self.lowest = min(self.lowest, float(encoded.min()))
+        self.highest = max(self.highest, float(encoded.max()))
+        if self.is_unmatched and len(self.others) < NAMED_VALUES:
             texts = pc.unique(_as_text(values)).to_pylist()
             self.others.update(dict.fromkeys(texts))
 
+    @property
+    def is_unmatched(self) -> bool:
+        """Whether the label has a `positive` that no row matched."""
+        return self.label.positive is not None and self.highest <= 0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all rows are 0, or all are 1."""
+        return self.lowest == self.highest and self.lowest in (0, 1)
+
     def message(self) -> str:
-        """Return the message that no row matched, with some of the other texts."""
-        named = list(self.others)[:NAMED_VALUES]
-        names = ", ".join(repr(text) for text in named)
+        """Return the message that no row matched `positive`, or that all rows are alike."""
+        if self.is_unmatched:
+            named = list(self.others)[:NAMED_VALUES]
+            names = ", ".join(repr(text) for text in named)
+            return (
+                f"label {self.label.name!r}: none of {self.rows:,} rows is "
+                f"positive={self.label.positive!r}, got {names}. Give one of them."
+            )
         return (
-            f"label {self.label.name!r}: none of {self.rows:,} rows is "
-            f"positive={self.label.positive!r}, got {names}. Give one of them."
+            f"label {self.label.name!r}: expected 0 and 1, got {self.lowest:g} in all of the first "
+            f"{self.rows:,} rows. Look whether column {self.label.source!r} holds the outcomes, "
+            "and whether outcomes are known when their events are read."
         )

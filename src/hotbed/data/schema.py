@@ -10,13 +10,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import pyarrow as pa
 
 from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.prepared import check_maps, read_workflow
 from hotbed.connectors.source import Source, not_endless
-from hotbed.data.columns import RULES, Shape, Type, joined, joined_shape
+from hotbed.data.arrays import is_list
+from hotbed.data.columns import (
+    RULES,
+    Columns,
+    Shape,
+    Type,
+    ids_of,
+    joined,
+    joined_shape,
+    missing_as_null,
+    transformed,
+)
 from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Expression, FillMissing, TimeOfDay, Transform
@@ -308,6 +320,38 @@ class Schema:
             for transform in getattr(column, "transforms", ()):
                 numbers.update(dict.fromkeys(transform.inputs(), False))
         return {name: pa.float64() for name, is_number in numbers.items() if is_number}
+
+    def ids_of(self, feature: str, values: Any) -> np.ndarray:
+        """Return the ids under which tables know values of an id feature, int64 [m].
+
+        Args:
+            feature: its name.
+            values: raw values as in training: text, integers, or lists of them. Missing values and
+                empty text have no id.
+
+        Raises:
+            SchemaError: the feature is not an id, or needs more raw columns than its own.
+
+        Example: `model.tables["user"].remove(model.schema.ids_of("user", ["ann"]))`
+        """
+        schema = self.raw or self
+        column = schema[feature]
+        others: list[str] = []
+        for transform in getattr(column, "transforms", ()):
+            others.extend(transform.inputs())
+        if not isinstance(column, Id) or set(others) - {column.source}:
+            raise SchemaError(
+                f"schema.ids_of: {feature!r} must be an id that is made of one raw column, got "
+                f"{type(column).__name__} with {others}. Encode whole rows with a Dataset."
+            )
+        rows = pa.record_batch({column.source: pa.array(values)})
+        found = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
+        if pa.types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+        while is_list(found.type):
+            found = found.flatten()
+        found = found.drop_null()
+        return ids_of(found, feature)
 
     def fit(self, source: Source) -> Schema:
         """Return a schema with fitted transforms: means, quantiles, vocabularies.

@@ -26,9 +26,11 @@ from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
 from hotbed.job.schema import json_schema
 from hotbed.job.states import has_state, newest, own_states, trained
+from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
 
 if TYPE_CHECKING:
+    from hotbed.persist.format import Reader, Saved
     from hotbed.persist.manifest import Manifest
     from hotbed.training.model import RecModel
     from hotbed.training.watching.history import History
@@ -367,16 +369,61 @@ def export_state(states: Where, out: Where) -> Exported:
     Raises:
         ConfigError: the checkpoint does not hold how its network is built.
     """
-    import hotbed as hb
     from hotbed.persist.format import open_checkpoint
 
-    description = open_checkpoint(states).manifest.model or {}
-    if not description.get("network"):
+    return _export(_rebuilt(states, open_checkpoint(states)), states, out)
+
+
+def _rebuilt(states: Where, reader: Reader) -> RecModel:
+    """Return the model of a state; raise ConfigError if it does not say how to build it."""
+    import hotbed as hb
+
+    if not (reader.manifest.model or {}).get("network"):
         raise ConfigError(
             f"{states}: its network cannot be rebuilt, got a checkpoint without its description. "
-            "Give the job, or call model.export() where the network is built."
+            "Give the job, or use model.export() or a publisher where the network is built."
         )
-    return _export(hb.load(states), states, out)
+    return hb.load(reader)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What `publish` returns: the state, the folder or URL, and what was published there.
+
+    `version`: None if this state is the newest version there already.
+    """
+
+    state: str
+    path: Where
+    version: Saved | None
+
+
+def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 2) -> Published:
+    """Publish a state for servers that watch a folder, such as the one before bad data.
+
+    Args:
+        what: the job, or the folder or URL of its states.
+        to: the folder or URL that servers watch.
+        state: the number of the state; None is the newest.
+        keep: number of full versions that are kept there.
+
+    Raises:
+        ConfigError: there is no such state, or its network cannot be rebuilt.
+        PersistError: a trainer publishes there.
+    """
+    import hotbed as hb
+
+    states = trained(what) if isinstance(what, Job) else what
+    reader = hb.checkpoints.open_checkpoint(states)
+    if state is not None:
+        reader = open_state(states, state)
+    if isinstance(what, Job):
+        model = what.rec_model(what.schema_of(trained(what))).restore(reader)
+    else:
+        model = _rebuilt(states, reader)
+    publisher = hb.PublishDirectory(to, keep)
+    publisher.graph = model.graph()
+    return Published(reader.folder, to, publisher.publish(reader))
 
 
 def _export(model: RecModel, states: Where, out: Where) -> Exported:

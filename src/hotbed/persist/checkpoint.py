@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from hotbed.config import describe
+from hotbed.config import build, describe
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
@@ -45,6 +45,7 @@ from hotbed.persist.network import (
     flatten,
     load_network,
     load_table_groups,
+    network_misfit,
     network_tensors,
     set_rate,
     unflatten,
@@ -333,12 +334,21 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
             f"{folder}: it has tables {sorted(reader.table_names)}, got a network with "
             f"{sorted(state.tables)}. Build the network as it was when it was saved."
         )
-    accepted = compare(folder, *_meanings(reader, state), allow)
+    tensors = _loaded_tensors(reader)
+
+    def misfit() -> str:
+        return _misfit(reader, state, tensors)
+
+    accepted = compare(folder, *_meanings(reader, state), allow, misfit)
+    if reason := misfit():
+        raise PersistError(
+            f"{folder}: the model has other shapes, got this: {reason}. Build it as it was when it "
+            "was saved."
+        )
     for entry in reader.manifest.tables:
         state.tables[entry.name].check_clock(entry.scalars)
-    tensors = _loaded_tensors(reader)
     if state.network is not None:
-        load_network(folder, state.network, state.rows, tensors)
+        load_network(state.network, tensors)
     for name in reader.table_names:
         load_table(reader, name, state.tables[name])
     dense = reader.manifest.dense
@@ -349,6 +359,25 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
                 _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
             except PersistError as error:
                 raise PersistError(f"{folder}: {error}") from error
+
+
+def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:
+    """Return which table or parameter has another shape than the checkpoint's; "" for none."""
+    for entry in reader.manifest.tables:
+        table = state.tables[entry.name]
+        if table.dim != entry.config["dim"]:
+            return f"table {entry.name!r} has dim {entry.config['dim']} there, and {table.dim} here"
+        if describe(table.rule) == entry.config["rule"]:
+            continue
+        width = build(entry.config, Table, f"tables.{entry.name}").state_width
+        if table.state_width != width:
+            return (
+                f"a row of table {entry.name!r} has {width} numbers of optimizer state there, and "
+                f"{table.state_width} here"
+            )
+    if state.network is None:
+        return ""
+    return network_misfit(state.network, state.rows, tensors)
 
 
 def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:

@@ -116,8 +116,17 @@ def _of_progress(reader: Reader) -> str:
     if part is None:
         return _hex(_canonical({"tree": {}, "random": {}}))
     arrays = reader.arrays()
-    trees = {"tree": _hashed(part.tree, arrays), "random": _hashed(part.random, arrays)}
+    trees = {"tree": _hashed_progress(part.tree, arrays), "random": _hashed(part.random, arrays)}
     return _hex(_canonical(trees))
+
+
+def _hashed_progress(tree: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+    """Return the tree of a run as `_hashed` does, without callbacks that kept nothing."""
+    hashed: dict[str, Any] = _hashed(tree, arrays)
+    callbacks = hashed.get("callbacks")
+    if isinstance(callbacks, dict):
+        hashed["callbacks"] = {name: state for name, state in callbacks.items() if state}
+    return hashed
 
 
 def _hashed(tree: Any, arrays: Arrays) -> Any:
@@ -131,6 +140,40 @@ def _hashed(tree: Any, arrays: Arrays) -> Any:
             array = arrays[tree[mark]]
             return {mark: [str(array.dtype), list(array.shape), _hex(array.tobytes())]}
     return {key: _hashed(item, arrays) for key, item in tree.items() if not key.startswith("wall_")}
+
+
+def part_digests(reader: Reader) -> dict[str, str]:
+    """Return the digests of parts of a checkpoint that have no rows or tensors, by dotted name.
+
+    They are the members of progress, of the random state, of the scalars of tables and of their
+    candidates, and the settings of optimizers.
+    """
+    parts: dict[str, Any] = {}
+    progress = reader.manifest.progress
+    if progress is not None:
+        arrays = reader.arrays()
+        trees = {
+            "progress": _hashed_progress(progress.tree, arrays),
+            "random": _hashed(progress.random, arrays),
+        }
+        for name, tree in trees.items():
+            for key, item in tree.items():
+                inside = item if key == "callbacks" else {"": item}
+                for inner, value in inside.items():
+                    parts[f"{name}.{key}.{inner}".rstrip(".")] = value
+    for entry in reader.manifest.tables:
+        for key, value in entry.scalars.items():
+            parts[f"tables.{entry.name}.{key}"] = value
+        ids = reader.waiting(entry.name)
+        candidates = list(ids.candidates)
+        if candidates:
+            candidates = [sorted_rows(pa.concat_batches(candidates))]
+        parts[f"tables.{entry.name}.candidates"] = _of_columns(candidates, _COLUMNS)
+        parts[f"tables.{entry.name}.sketch"] = _of_columns(ids.sketch, _SKETCH_COLUMNS)
+    dense = reader.manifest.dense
+    for name, optimizer in ({} if dense is None else dense.optimizers).items():
+        parts[f"optimizers.{name}"] = optimizer
+    return {name: _hex(_canonical(part)) for name, part in parts.items()}
 
 
 def _canonical(value: Any) -> bytes:

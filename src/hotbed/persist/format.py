@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from hotbed.data.schema import Schema
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
@@ -51,6 +53,7 @@ from hotbed.persist.store import (
     ADVICE,
     MANIFEST_FILE,
     CheckpointStore,
+    LocalStore,
     NewestState,
     open_store,
     split,
@@ -402,6 +405,29 @@ class Reader:
         return self.newest_link.manifest
 
     @property
+    def saved(self) -> Saved:
+        """The state as its writer returned it."""
+        manifest = self.manifest
+        return Saved(
+            folder=self.store.path(self.newest_link.folder),
+            digest=manifest.digest,
+            version=manifest.version,
+            bytes=sum(entry.bytes for entry in manifest.files.values()),
+            kind=manifest.kind,
+            chain=self.newest_link.chain,
+        )
+
+    @property
+    def schema(self) -> Schema | None:
+        """The schema that the state was learned with; None if it does not hold one."""
+        if self.manifest.schema is None:
+            return None
+        folder = None
+        if isinstance(self.store, LocalStore):  # the first link of a version brings fitted maps
+            folder = self.store.root / self.links[0].folder
+        return Schema.from_json(self.manifest.schema, folder)
+
+    @property
     def table_names(self) -> list[str]:
         """Names of the tables."""
         return [entry.name for entry in self.manifest.tables]
@@ -566,6 +592,23 @@ def open_link(store: CheckpointStore, folder: str, sha256: str | None = None) ->
                 f"{sha256}. {ADVICE}"
             )
     return Link(store, folder, unsealed(data, place))
+
+
+def highest_version(store: CheckpointStore) -> int:
+    """Return the highest number of a version that a store ever held, as far as it shows.
+
+    Folders that were moved aside count, and so do damaged ones whose number can be read. -1: none.
+    """
+    stores = [store]
+    if isinstance(store, LocalStore):
+        stores.append(store.aside())
+    highest = -1
+    for own in stores:
+        for folder in own.folders():
+            with contextlib.suppress(FormatError, ValueError, LookupError, TypeError):
+                plain = json.loads(bytes(own.read(f"{folder}/{MANIFEST_FILE}")))
+                highest = max(highest, int(plain["version"]))
+    return highest
 
 
 def newest_link(store: CheckpointStore) -> Link | None:

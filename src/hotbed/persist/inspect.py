@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hotbed.data.schema import Schema
 from hotbed.errors import FormatError
 from hotbed.files import Where
-from hotbed.persist.digest import comparable_position, content_digest
+from hotbed.persist.digest import comparable_position, content_digest, part_digests
 from hotbed.persist.format import DenseTensor, Reader, partition_ranges, read_newest
 from hotbed.persist.manifest import TableEntry
 from hotbed.persist.publish.version import request_schema
@@ -190,7 +190,8 @@ def diff(a: Where, b: Where) -> dict[str, Any]:
         `removed` and `changed` from `a` to `b`, and the `largest` difference of a value. `dense`:
         the largest difference by tensor, only tensors that differ. A table or tensor that only one
         has, and a tensor of another shape, is None. `positions` (without `now` and `topic`) and
-        `counters`: those of a, then those of b.
+        `counters`: those of a, then those of b. `others`: dotted names of what else differs, such
+        as `progress.callbacks.evict.0` or `random.cpu`.
     """
     return read_newest(a, lambda one: read_newest(b, lambda two: _difference(one, two)))
 
@@ -206,7 +207,16 @@ def _difference(one: Reader, two: Reader) -> dict[str, Any]:
         "dense": _dense_differences(one.tensors(), two.tensors()),
         "positions": [comparable_position(reader.manifest.positions) for reader in readers],
         "counters": [reader.manifest.counters for reader in readers],
+        "others": _other_differences(one, two),
     }
+
+
+def _other_differences(one: Reader, two: Reader) -> list[str]:
+    """Return the names of parts that differ and have neither rows nor tensors."""
+    first = part_digests(one)
+    second = part_digests(two)
+    names = sorted({*first, *second})
+    return [name for name in names if first.get(name) != second.get(name)]
 
 
 def _dense_differences(one: list[DenseTensor], two: list[DenseTensor]) -> dict[str, float | None]:

@@ -26,28 +26,31 @@ def network_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[st
     return tensors
 
 
-def load_network(
-    folder: str, network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
-) -> None:
-    """Load what `network_tensors` returned into a network that was built alike.
+def load_network(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load what `network_tensors` returned into a network that `network_misfit` accepts."""
+    network.load_state_dict(_saved_tensors(tensors), strict=False)
 
-    Raises:
-        PersistError: A parameter is missing or has another shape; the message names it.
-    """
+
+def network_misfit(
+    network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
+) -> str:
+    """Return which parameter is missing or has another shape, as text; "" for none."""
     own = _dense_tensors(network, rows)
-    saved = {}
-    for name, tensor in tensors.items():
-        if name.startswith("network/"):
-            saved[name.removeprefix("network/")] = tensor
+    saved = _saved_tensors(tensors)
     for name in sorted({*own, *saved}):
         here = _shape(own, name)
         there = _shape(saved, name)
         if here != there:
-            raise PersistError(
-                f"{folder}: parameter {name!r} differs, got {there} for {here}. "
-                "Build the network as it was when it was saved."
-            )
-    network.load_state_dict(saved, strict=False)
+            return f"parameter {name!r} is {there} there, and {here} here"
+    return ""
+
+
+def _saved_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    saved = {}
+    for name, tensor in tensors.items():
+        if name.startswith("network/"):
+            saved[name.removeprefix("network/")] = tensor
+    return saved
 
 
 def _dense_tensors(network: nn.Module, rows: Iterable[nn.Parameter]) -> dict[str, Tensor]:

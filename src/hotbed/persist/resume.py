@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hotbed.connectors import Journal
@@ -17,7 +17,15 @@ from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Where, append_bytes, sync_folder, truncate_file, writing
 from hotbed.persist.format import Reader, open_folder
 from hotbed.persist.inspect import verify
-from hotbed.persist.store import JOURNAL, LETTERS, MANIFEST_FILE, LocalStore, number_of, open_store
+from hotbed.persist.store import (
+    JOURNAL,
+    LETTERS,
+    MANIFEST_FILE,
+    CheckpointStore,
+    LocalStore,
+    number_of,
+    open_store,
+)
 
 Meaning = Mapping[str, Any]
 """Dotted name of a field -> its plain value. An object has its kind under its own name."""
@@ -110,7 +118,13 @@ def _without_paths(column: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()) -> set[str]:
+def compare(
+    place: str,
+    saved: Meaning,
+    here: Meaning,
+    allow: Sequence[str] = (),
+    misfit: Callable[[], str] = str,
+) -> set[str]:
     """Compare what a checkpoint means with what would resume; return the names of accepted changes.
 
     Args:
@@ -118,6 +132,7 @@ def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()
         saved: What the checkpoint means.
         here: What would resume from it.
         allow: Names of fields, or patterns of them, that may differ although they would be refused.
+        misfit: Returns why the state cannot be loaded, whatever is accepted; "" if it can.
 
     Raises:
         PersistError: A field that may not change differs; the message names it and both values.
@@ -134,7 +149,7 @@ def compare(place: str, saved: Meaning, here: Meaning, allow: Sequence[str] = ()
         if is_known and decision != "keep":
             accepted.add(name)
     if refused:
-        raise _refusal(place, refused, saved, here)
+        raise _refusal(place, refused, saved, here, misfit())
     return accepted
 
 
@@ -158,13 +173,20 @@ def _log_change(place: str, name: str, saved: Meaning, here: Meaning) -> None:
         log.info("%s: %s was %s, resumed with %s", place, name, before, after)
 
 
-def _refusal(place: str, refused: list[str], saved: Meaning, here: Meaning) -> PersistError:
+def _refusal(
+    place: str, refused: list[str], saved: Meaning, here: Meaning, misfit: str
+) -> PersistError:
     first, *rest = refused
     others = f" (also changed: {', '.join(rest)})" if rest else ""
+    advice = f"or accept the change with allow={refused!r}, an argument of this call."
+    if misfit:  # the state would not fit, whatever is accepted
+        advice = (
+            f"since {misfit}; or begin a new model, and take the rows that fit with "
+            "model.warm_start()."
+        )
     return PersistError(
         f"{place}: {first} is {_shown(first, saved)} in the checkpoint{others}, "
-        f"got {_shown(first, here)}. Build it as it was when it was saved, "
-        f"or accept the change with Checkpoint(allow={refused!r})."
+        f"got {_shown(first, here)}. Build it as it was when it was saved, {advice}"
     )
 
 
@@ -297,7 +319,18 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
     }
 
 
-def _chosen(store: LocalStore, number: int | None) -> str:
+def open_state(where: Where, number: int) -> Reader:
+    """Return state `number` under `where` with its chain.
+
+    Raises:
+        ConfigError: There is no such state.
+        FormatError: The state or its chain is not complete.
+    """
+    store = open_store(where)
+    return open_folder(store, _chosen(store, number))
+
+
+def _chosen(store: CheckpointStore, number: int | None) -> str:
     """Return the folder of state `number`; ConfigError with all numbers for an unknown one."""
     numbers = [number_of(folder) for folder in store.folders()]
     if number in numbers:
@@ -307,7 +340,7 @@ def _chosen(store: LocalStore, number: int | None) -> str:
         raise ConfigError(
             f"--state: restore needs the number of a state, got none. Choose one of: {choice}."
         )
-    raise ConfigError(f"--state: not in {store.root}, got {number}. Choose one of: {choice}.")
+    raise ConfigError(f"--state: not in {store.place('')}, got {number}. Choose one of: {choice}.")
 
 
 def _point(store: LocalStore, folder: str) -> None:

@@ -7,6 +7,7 @@ docs/format.md says in which order files appear.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -309,6 +310,8 @@ class _LocalDraft(Draft):
             os.rename(self._partial, final)
             self._held.release()
         except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise  # the disk refuses
             raise PersistError(
                 f"{final}: another process wrote it meanwhile, got {error}. "
                 "Let one process save there."

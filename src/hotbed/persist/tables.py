@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 from urllib.parse import quote
@@ -14,11 +15,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.config import describe
+from hotbed.data.schema import Schema
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
 from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
 from hotbed.persist.store import ADVICE
+from hotbed.persist.words import Translation, left_out, translation_of
+
+log = logging.getLogger("hotbed.persist")
 
 BATCH_ROWS = 4096
 
@@ -244,11 +249,14 @@ def warm_start(
     *,
     optimizer_state: bool = False,
     now: int | None = None,
+    schema: Schema | None = None,
+    computed: Collection[str] = (),
 ) -> dict[str, str]:
     """Load rows of another job's checkpoint into tables of this one.
 
-    Tables without a counterpart, here or there, are left alone. Counts and times are loaded where
-    the table here keeps them.
+    Tables without a counterpart, here or there, are left alone and logged. Counts and times are
+    loaded where the table here keeps them. Where both schemas map a feature by a vocabulary, a row
+    gets the id that its word has here, and rows of words that are not known here are left out.
 
     Args:
         tables: The tables of this job by name.
@@ -260,26 +268,97 @@ def warm_start(
         now: Int64 microseconds at which rows without a time count as seen; rows of a table that
             counted steps have none. In a table here that counts steps, all rows count as seen at
             its step, unless they bring steps and the step with `optimizer_state`.
+        schema: The columns of the data here. It is compared with the schema of the checkpoint, and
+            may be None only if that has none.
+        computed: Tables whose ids the model computes from its features, as those of `hb.auto`.
+            Their rows follow no words, and another vocabulary is refused.
 
     Returns:
         Table here -> table there, for each table that was loaded.
 
     Raises:
-        PersistError: Two tables get one name, or dims or rules differ; nothing has changed.
+        PersistError: Two tables get one name, dims or rules differ, no table has a counterpart, or
+            an id means another value here, by a transform that differs; nothing has changed.
         FormatError: A file is bad; the message names it, and nothing has changed.
 
     Example: `warm_start({"item": table}, open_checkpoint("old"), rename=[(r"v1_(.*)", r"\\1")])`
     """
     sources = _sources(checkpoint, rename)
     matches = {here: there for here, there in sources.items() if here in tables}
+    _check_matches(tables, checkpoint, sources, matches)
     for here, there in matches.items():
         _check_alike(tables[here], checkpoint, there, optimizer_state=optimizer_state)
         if now is None:
             _check_times(tables[here], checkpoint, there)
     checkpoint.verify()
+    translations = {}
     for here, there in matches.items():
-        _load_rows(tables[here], checkpoint, there, optimizer_state=optimizer_state, now=now)
+        translations[here] = _translation(
+            checkpoint, there, schema, here, is_computed=here in computed
+        )
+    for here, there in matches.items():
+        rows: Iterable[pa.RecordBatch] = checkpoint.rows(there)
+        translation = translations[here]
+        if translation is not None:
+            rows = (_translated(batch, translation) for batch in rows)
+        scalars = checkpoint.entry(there).scalars
+        _load_rows(tables[here], rows, scalars, optimizer_state=optimizer_state, now=now)
     return matches
+
+
+def _check_matches(
+    tables: Mapping[str, Table],
+    checkpoint: Reader,
+    sources: Mapping[str, str],
+    matches: Mapping[str, str],
+) -> None:
+    """Log the tables without a counterpart; raise PersistError if none has one."""
+    others = [name for name in tables if name not in matches]
+    left = [there for here, there in sources.items() if here not in matches]
+    if tables and sources and not matches:
+        advice = "No two of them have the same dim, so that no row fits. Begin without them."
+        for there in left:
+            alike = [n for n in others if tables[n].dim == checkpoint.entry(there).config["dim"]]
+            if alike:
+                advice = (
+                    f"Name those that belong together, as in rename={{{there!r}: {alike[0]!r}}}."
+                )
+                break
+        raise PersistError(
+            f"warm start: no table has a counterpart of its name, got {sorted(left)} there for "
+            f"{sorted(others)} here. {advice}"
+        )
+    if others:
+        log.info("warm start: tables %s have no counterpart there and begin anew", sorted(others))
+    if left:
+        log.info("warm start: tables %s there have no counterpart here", sorted(left))
+
+
+def _translation(
+    checkpoint: Reader, there: str, schema: Schema | None, here: str, *, is_computed: bool
+) -> Translation | None:
+    """Return how the ids of a table become ids here, checked with all of them; None: unchanged."""
+    translation = translation_of(checkpoint.schema, there, schema, here, is_computed=is_computed)
+    if translation is None:
+        return None
+    ids = [batch.column("id").to_numpy() for batch in checkpoint.rows(there)]
+    num_taken = translation.check(np.concatenate([np.zeros(0, np.int64), *ids]))
+    log.info(
+        "warm start: table %r has another vocabulary here; %d of its %d rows have a word that is "
+        "known here, and follow it",
+        there,
+        num_taken,
+        checkpoint.entry(there).rows,
+    )
+    return translation
+
+
+def _translated(batch: pa.RecordBatch, translation: Translation) -> pa.RecordBatch:
+    """Return the rows whose words are known here, with the ids of these words."""
+    ids, is_taken = translation.apply(batch.column("id").to_numpy())
+    place = batch.schema.get_field_index("id")
+    renumbered = batch.set_column(place, batch.schema.field(place), pa.array(ids))
+    return renumbered.filter(pa.array(is_taken))
 
 
 def _sources(checkpoint: Reader, rename: Renames) -> dict[str, str]:
@@ -317,7 +396,8 @@ def _check_alike(table: Table, checkpoint: Reader, there: str, *, optimizer_stat
     if config["dim"] != table.dim:
         raise PersistError(
             f"warm start: table {table.name!r} has dim {table.dim}, got dim {config['dim']} in "
-            f"{there!r}. Build it with the same dim, or rename it to something else."
+            f"{there!r}. Build it with dim={config['dim']}, or leave its rows out: "
+            f"rename={{{there!r}: {left_out(there)!r}}}."
         )
     rule = describe(table.rule)
     if optimizer_state and rule["kind"] != config["rule"]["kind"]:
@@ -340,9 +420,13 @@ def _check_times(table: Table, checkpoint: Reader, there: str) -> None:
 
 
 def _load_rows(
-    table: Table, checkpoint: Reader, there: str, *, optimizer_state: bool, now: int | None
+    table: Table,
+    batches: Iterable[pa.RecordBatch],
+    scalars: Scalars,
+    *,
+    optimizer_state: bool,
+    now: int | None,
 ) -> None:
-    scalars = checkpoint.entry(there).scalars
     left_out = {"partition", "updated"} if optimizer_state else {"partition", "updated", "state"}
     moment = now
     if table.clock == "steps":
@@ -351,7 +435,7 @@ def _load_rows(
     same_step = clock == "steps" and optimizer_state
     if "steps" in (clock, table.clock) and not (same_step and table.clock == "steps"):
         left_out.add("last_seen")  # by another clock, or in steps of the other job
-    for batch in checkpoint.rows(there):
+    for batch in batches:
         rows = batch.select([name for name in batch.schema.names if name not in left_out])
         table.load([rows if moment is None else _seen(rows, moment)])
     if optimizer_state:

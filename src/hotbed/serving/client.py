@@ -29,7 +29,7 @@ from hotbed.errors import (
 from hotbed.serving.protocol.rest import HEADER_LENGTH
 from hotbed.serving.protocol.tensors import DTYPES, text_of
 from hotbed.serving.request import check_columns, check_context, single_value
-from hotbed.serving.session import Predictions, Scores
+from hotbed.serving.session import Scores
 
 
 class Client:
@@ -87,7 +87,7 @@ class Client:
 
     def predict(
         self, model: str, columns: Mapping[str, Any], context: Mapping[str, Any] | None = None
-    ) -> Predictions:
+    ) -> Any:
         """Return predictions of n candidates by the version that is served now.
 
         The arguments and the result are those of `InferenceSession.predict`.

@@ -32,8 +32,6 @@ from hotbed.serving.stores.mapped import MappedVersion
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
 
-Predictions = RowArray | dict[str, RowArray]
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -111,10 +109,11 @@ class InferenceSession:
             # the version before bypass it from then on.
             self._lookups[name] = _lookup(model, features, embedding_cache)
 
-    def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Predictions:
+    def predict(self, columns: Columns, context: Mapping[str, Any] | None = None) -> Any:
         """Return predictions of n candidates: float32 [n], a dict of them for several labels.
 
-        The arguments are those of `ask`.
+        Its type is not declared: it depends on the model. The outputs of `ask` are always a
+        mapping. The arguments are those of `ask`.
         """
         outputs = self.ask(columns, context).outputs
         if len(outputs) == 1:

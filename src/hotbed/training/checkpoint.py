@@ -27,6 +27,7 @@ from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, fi
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.ahead import cores
 from hotbed.training.auto.network import converted
+from hotbed.training.column_types import learn_types
 from hotbed.training.evict import TOPIC, sweeping
 from hotbed.training.learner import SelfUpdating
 from hotbed.training.loop import passed
@@ -170,7 +171,9 @@ class Checkpoint:
         self._caught = []
         finish_first(self.path)
         if open_store(self.path).newest_state() is not None:
-            resume(run, open_checkpoint(self.path), self._allow)
+            reader = open_checkpoint(self.path)
+            resume(run, reader, self._allow)
+            self._publish(run, reader.saved)  # if it was not published, as after `hotbed restore`
             # tables that were loaded begin anew
             self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)
@@ -180,8 +183,7 @@ class Checkpoint:
             if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
                 run.position = _resumable(run).position
             if isinstance(dataset, Dataset):
-                # servers reject other types from the first version on
-                run.model.schema = run.model.schema.with_types(*dataset.raw_types())
+                learn_types(run.model, dataset)  # the first version brings them to servers
             self._deltas = self._tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)

@@ -23,17 +23,23 @@ from hotbed.training.model import RecModel
 _SPARE_NUMBERS = 1 << 20
 
 
-def load(path: str | Path, network: nn.Module | None = None) -> RecModel:
+def load(path: str | Path | Reader, network: nn.Module | None = None) -> RecModel:
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
     A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
     built as it was when it was saved.
+
+    Args:
+        path: of states or of one state, or a state as `hb.checkpoints.open_checkpoint` returns it.
+        network: yours.
 
     Raises:
         FormatError: a file is missing, torn or changed; the message names it.
 
     Example: `hb.load("model").predict(dataset)`.
     """
+    if isinstance(path, Reader):
+        return _loaded(path, network)
     return read_newest(path, lambda reader: _loaded(reader, network))
 
 

@@ -32,6 +32,7 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
+from hotbed.training.column_types import check_encoder
 from hotbed.training.example import Example, prepare
 from hotbed.training.learner import Update
 from hotbed.training.run import Run
@@ -125,11 +126,16 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
     labelled = learner.criterion is not None
     stream = getattr(data, "stream", None)
     items = stream() if callable(stream) else iter(data)
+    types = None  # the last ones that were compared with those of training
     try:
         for item in items:
             if item is None:
                 yield None
             else:
+                encoder = item.encoder if isinstance(item, Batch) else None
+                if encoder is not None and encoder.types is not types:
+                    check_encoder(run.model, encoder)
+                    types = encoder.types
                 yield prepare(item, learner.device, labelled=labelled, network=learner.network)
     finally:
         if items is not data and hasattr(items, "close"):

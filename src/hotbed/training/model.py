@@ -36,10 +36,12 @@ from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
+from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
+from hotbed.training.column_types import typed
 from hotbed.training.criterion import Criterion
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
 from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
@@ -131,7 +133,7 @@ class RecModel:
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
         self.schema: Any = getattr(network, "_described", {}).get("schema")
         self.parent: str | None = None
-        self._encoder: Any = None
+        self.encoder: Any = None
         self._indexes: tuple[int, int, int] | None = None
         if eval_indexes is not None:
             self._indexes = (eval_indexes[0], eval_indexes[1], eval_indexes[2])
@@ -407,10 +409,9 @@ class RecModel:
         reader = path
         checkpoint.restore(reader, self.state(), allow)
         self.learner.forget()
+        self.schema = typed(self.schema, reader.schema, None)
         self.counters = {**self.counters, **reader.manifest.counters}
         self.parent = reader.manifest.digest
-        if isinstance(self.schema, Schema) and reader.manifest.schema is not None:
-            self.schema = self.schema.with_rules(reader.manifest.schema.get("rules", 1))
         return self
 
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
@@ -444,8 +445,8 @@ class RecModel:
         """Return the schema of a server's requests, with the types that were learned from."""
         if self.schema is None:
             return None
-        typed: Schema = _typed(self.schema, self.schema, self._encoder)
-        return typed.raw or typed
+        learned: Schema = typed(self.schema, self.schema, self.encoder)
+        return learned.raw or learned
 
     def warm_start(
         self,
@@ -454,19 +455,42 @@ class RecModel:
         *,
         optimizer_state: bool = False,
         now: int | None = None,
+        schema: Schema | None = None,
     ) -> dict[str, str]:
         """Take rows from the tables of another model's checkpoint; returns table here -> table
         there.
 
-        `rename`: table there -> table here, or pairs of (regular expression for the name there,
-        what takes its place); more in `hotbed.persist.tables.warm_start`. Raises PersistError
-        where dims or rules differ.
+        Where a feature is mapped by another vocabulary here, rows follow their words.
+
+        Args:
+            path: the checkpoint.
+            rename: table there -> table here, or pairs of (regular expression for the name there,
+                what takes its place).
+            optimizer_state: also take optimizer state; see `hotbed.persist.tables.warm_start`.
+            now: as there.
+            schema: of the data here; None: the one that the network was built with.
+
+        Raises:
+            PersistError: dims or rules differ, no table has a counterpart, or a transform differs
+                so that ids mean other values; the message names it, and nothing has changed.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
 
         def warm(reader: Reader) -> dict[str, str]:
-            return warm_start(self.tables, reader, rename, optimizer_state=optimizer_state, now=now)
+            own = self.schema if schema is None else schema
+            matches = warm_start(
+                self.tables,
+                reader,
+                rename,
+                optimizer_state=optimizer_state,
+                now=now,
+                schema=own,
+                computed=() if converted(self.network) is None else self.tables,
+            )
+            if own is not None and reader.schema is not None:
+                self.schema = own.with_types(types_there(reader.schema, own, matches), {})
+            return matches
 
         return read_newest(path, warm)
 
@@ -476,7 +500,7 @@ class RecModel:
         described = {name: described_argument(value) for name, value in self._arguments.items()}
         schema = None
         if self.schema is not None:
-            schema = _typed(self.schema, self.schema, self._encoder).to_json()
+            schema = typed(self.schema, self.schema, self.encoder).to_json()
         return checkpoint.State(
             network=self.network,
             tables=self.tables,
@@ -559,10 +583,10 @@ class RecModel:
 
         `encoder` collects the types of their raw columns while they are read.
         """
-        if encoder is not None and encoder is self._encoder:
+        if encoder is not None and encoder is self.encoder:
             return
-        self.schema = _typed(schema or self.schema, self.schema, self._encoder)
-        self._encoder = encoder
+        self.schema = typed(schema or self.schema, self.schema, self.encoder)
+        self.encoder = encoder
 
     @property
     def _is_measurable(self) -> bool:
@@ -684,21 +708,6 @@ class Evaluation:
     def results(self) -> dict[str, float]:
         """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
         return self._scorer.results()
-
-
-def _typed(schema: Any, before: Any, encoder: Any) -> Any:
-    """Return `schema` with the types of the raw columns that were learned from.
-
-    These are the types that the schema `before` recorded, and those that `encoder` read. The rules
-    are those of `before`.
-    """
-    if not isinstance(schema, Schema):
-        return schema
-    if isinstance(before, Schema):
-        schema = schema.with_rules(before.rules)
-    for learned in (before, encoder):
-        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
-    return schema
 
 
 def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from hotbed.data import (
     Hash,
     Id,
     Label,
+    Map,
     Schema,
     Split,
     Time,
@@ -350,3 +352,27 @@ def test_a_role_must_be_a_role() -> None:
     with pytest.raises(ConfigError, match="schema: expected columns, got 'user'"):
         Schema(["user"])
     assert issubclass(Split, Transform)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (Id("x"), ["ann", "", None, "bo"]),
+        (Id("x", column="raw"), [7, 2**62, None, -1]),
+        (Id("x"), [[1, 2], [], None, [3]]),
+        (Id("x", transforms=[Hash(100, seed=3)]), ["ann", "bo"]),
+        (Id("x", transforms=[Split("|"), Map(["a", "b"])]), ["a|b", "c", ""]),
+        (Id("x", transforms=[Map(["a", "b"])]), pa.array(["b", "z"]).dictionary_encode()),
+    ],
+)
+def test_ids_of_values_are_those_of_encoded_rows(column: Id, values: Any) -> None:
+    schema = Schema([column])
+    encoded = Encoder(schema)(pa.record_batch({column.source: pa.array(values)}))
+    assert schema.ids_of("x", values).tolist() == encoded.ids["x"].values.tolist()
+
+
+def test_ids_of_other_columns_are_refused() -> None:
+    schema = Schema([Dense("d"), Id("x", transforms=[Cross(["y"])])])
+    for name in ("d", "x"):
+        with pytest.raises(SchemaError, match=f"schema.ids_of: '{name}' must be an id"):
+            schema.ids_of(name, [1])

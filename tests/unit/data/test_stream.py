@@ -223,20 +223,47 @@ def test_labels_outside_0_to_1_are_dead_letters_of_a_stream() -> None:
         list(strict)
 
 
-def test_a_positive_that_a_stream_never_shows_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotbed.data.dataset.UNMATCHED_ROWS", 5)
-    schema = Schema([Label("label", positive="Yes"), Id("row")])
-    for texts, warned in ((["no"] * 3 + ["Yes"] + ["no"] * 4, False), (["no"] * 8, True)):
-        stream = FakeStream({**log(8), "label": texts}, [2] * 4, ends=True)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert len(list(Dataset(stream, schema, 2, prefetch=0))) == 4
-        messages = [str(warning.message) for warning in caught]
-        assert messages == (
-            ["label 'label': none of 6 rows is positive='Yes', got 'no'. Give one of them."]
-            if warned
-            else []
-        )
+ZEROS = "label 'label': expected 0 and 1, got 0 in all of the first 6 rows"
+ONES = "label 'label': expected 0 and 1, got 1 in all of the first 6 rows"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(
+    ("label", "values", "message"),
+    [
+        (Label("label", positive="Yes"), ["no"] * 8, "none of 6 rows is positive='Yes', got 'no'"),
+        (Label("label", positive="Yes"), ["no"] * 5 + ["Yes"] + ["no"] * 2, None),
+        (Label("label", positive="Yes"), ["Yes"] * 8, ONES),
+        (Label("label"), [0] * 8, ZEROS),
+        (Label("label"), [0.0] * 8, ZEROS),
+        (Label("label"), ["0"] * 8, ZEROS),
+        (Label("label"), [True] * 8, ONES),
+        (Label("label"), [0] * 5 + [1] + [0] * 2, None),
+        (Label("label", threshold=4), [3] * 8, ZEROS),
+        (Label("label", threshold=4), [5] * 8, ONES),
+        (Label("label"), [0.5] * 8, None),  # an amount may be constant
+    ],
+)
+def test_label_that_is_always_0_or_always_1_in_a_stream_is_a_warning(
+    label: Label, values: list[Any], message: str | None, ends: bool, monkeypatch: Any
+) -> None:
+    """While it runs, once, also of recorded events that are read as a stream."""
+    monkeypatch.setattr("hotbed.data.dataset.FIRST_ROWS", 5)
+    source: Any = FakeStream({**log(8), "label": values}, [2] * 4, ends=True)
+    if ends:
+        source = Memory({**log(8), "label": values})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dataset = Dataset(source, Schema([label, Id("row")]), 2, prefetch=0)
+        monkeypatch.setattr("hotbed.data.dataset.READ_ROWS", 2)
+        dataset.restrict_labels(must_match=False)  # of recorded events it is an error at their end
+        batches = dataset.stream()
+        next(batches)
+        assert not caught
+        assert len([batch for batch in batches if batch is not None]) == 3
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == (message is not None)
+    assert not messages or message in messages[0]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
+from hotbed.cli.show import print_difference
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact, retain
 from hotbed.persist.check.manifest import unsealed
@@ -450,6 +451,30 @@ def test_diff_tells_rows_and_tensors(tmp_path: Path) -> None:
     assert 0 < told["tables"]["t"]["largest"] <= 0.1
     assert set(told["dense"]) == {"network/weight"}
     assert told["dense"]["network/weight"] == pytest.approx(2, abs=0.01)
+
+
+def test_difference_of_states_with_equal_rows_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tracked("t")
+    learn(table, range(5))
+    trees: list[Any] = [
+        {"callbacks": {"evict.0": {"step": step}, "a.0": {"n": 1}}} for step in (1, 2)
+    ]
+    for name, tree in zip("ab", trees, strict=True):
+        random = {"cpu": torch.tensor([ord(name)])}
+        save(tmp_path / name, State(tables={"t": table}, progress=tree, random=random))
+    difference = diff(tmp_path / "a", tmp_path / "b")
+    assert not difference["same"]
+    assert difference["others"] == ["progress.callbacks.evict.0", "random.cpu"]
+    print_difference(difference)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "all rows and tensors are equal" in printed
+    assert "other parts that differ: progress.callbacks.evict.0, random.cpu" in printed
+    table.update(np.array([0]), np.ones((1, 2), np.float32))
+    save(tmp_path / "c", State(tables={"t": table}))
+    others = diff(tmp_path / "a", tmp_path / "c")["others"]
+    assert {"tables.t.step", "progress.callbacks.evict.0"} <= set(others)
 
 
 def test_a_warm_start_takes_rows_under_new_names(tmp_path: Path) -> None:

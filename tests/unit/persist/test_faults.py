@@ -276,6 +276,27 @@ def test_an_error_of_the_disk_at_any_call_leaves_the_last_good_state(
     before_and_after(tmp_path / "model", fails)
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EIO, "cannot be written, got .*Input/output error"),
+        (errno.EROFS, "cannot be written, got .*Read-only"),
+        (errno.ENOSPC, "cannot be written, got .*No space"),
+        (errno.ENOTEMPTY, "another process wrote it meanwhile"),
+        (errno.EEXIST, "another process wrote it meanwhile"),
+    ],
+)
+def test_rename_that_fails_is_reported_as_what_it_is(
+    number: int, message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def refuse(*paths: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("hotbed.persist.store.os.rename", refuse)
+    with pytest.raises(PersistError, match=message):
+        chain(tmp_path / "model", 1)
+
+
 def test_permission_denied_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     def denied(path: Any, *rest: Any, **keywords: Any) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))

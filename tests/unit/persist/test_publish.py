@@ -130,6 +130,45 @@ def test_what_a_follower_holds_is_what_the_run_held_at_each_version(
     assert not follower.told
 
 
+def test_number_names_one_version_for_ever(way: Way, tmp_path: Path) -> None:
+    """Another run, earlier states and new publishers: each number is used once, and they grow."""
+    run, follower = Run(tmp_path / "run"), way[1]()
+    names: dict[int, str] = {}
+
+    def publish(saved: Any) -> int:
+        made = way[0]().publish(saved)
+        assert made is not None
+        assert made.version > max(names, default=-1)
+        names[made.version] = made.digest
+        for reader in follower.poll():
+            assert names[reader.manifest.version] == reader.manifest.digest
+        return made.version
+
+    saves = [run.save(full=True) for _ in range(3)]
+    assert [publish(saved) for saved in saves] == [0, 1, 2]
+    earlier = open_checkpoint(saves[0].folder)
+    assert publish(earlier) == 3  # an earlier state, as a reader
+    assert way[0]().publish(earlier) is None
+    other = Run(tmp_path / "other")
+    assert publish(other.save()) == 4  # it counts its steps from 0
+    run.saves += run.saves * 3
+    assert publish(run.save(full=True)) == 12  # its own number, since that is higher
+    assert not follower.told
+    with pytest.raises(PersistError, match="not a state, got PosixPath"):
+        way[0]().publish(saves[0].folder)  # type: ignore[arg-type]
+
+
+def test_number_of_a_damaged_version_is_not_used_again(tmp_path: Path) -> None:
+    run, where = Run(tmp_path / "run"), tmp_path / "published"
+    saves = [run.save(full=True) for _ in range(3)]
+    PublishDirectory(where).publish(saves[2])
+    manifest = next(where.glob("checkpoint-*")) / "MANIFEST.json"
+    manifest.write_text(manifest.read_text() + " ")
+    made = PublishDirectory(where).publish(saves[0])
+    assert made is not None
+    assert made.version == 3
+
+
 def test_nothing_but_values_is_published(way: Way, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     for _ in range(2):

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -515,6 +517,86 @@ def test_a_checkpoint_by_the_clock_holds_no_batch_that_is_not_learned(
     alone = hb.RecModel(network(), "bce", "adam")
     alone.fit(many(), max_steps=steps, progress=False)
     assert everything(saved) == everything(alone)
+
+
+# --- the end before the data's ---------------------------------------------------------------------
+
+LEAVES = [
+    "Adagrad",
+    "bfloat16",
+    "admission by count",
+    "admission by chance",
+    "age, admission",
+    "recency",
+    "frequency, ageing, admission",
+]
+
+
+class Leaves:
+    """A callback that ends a fit in one of the ways in which a fit may end."""
+
+    def __init__(self, way: str, steps: int) -> None:
+        self.way = way
+        self.steps = steps
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return False
+
+    def on_step_begin(self, run: Run) -> None:
+        if self.way == "error before a step" and run.step == self.steps:
+            raise RuntimeError("left")
+
+    def on_step_end(self, run: Run) -> None:
+        if run.step == self.steps and self.way == "error":
+            raise RuntimeError("left")
+        if run.step == self.steps and self.way == "interrupt":
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def leave(model: hb.RecModel, way: str, steps: int, data: Any) -> None:
+    """Learn `steps` batches ahead, and leave the loop in a way."""
+    if way.startswith("break"):
+        batches = Ahead(data, model.network, depth=3)
+        for number, batch in enumerate(batches):
+            if way == "break before a batch" and number == steps:
+                break
+            model.step(batch)
+            if way == "break" and number == steps - 1:
+                break
+        return
+    with pytest.raises((RuntimeError, KeyboardInterrupt)):
+        model.fit(Ahead(data, depth=3), callbacks=[Leaves(way, steps)], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "error") for name in LEAVES),
+        *(
+            (name, way)
+            for name in ("Adagrad", "frequency, ageing, admission")
+            for way in ("error before a step", "interrupt", "break", "break before a batch")
+        ),
+    ],
+)
+def test_left_loop_holds_what_was_learned_and_no_more(
+    many: Any, network: Any, tmp_path: Path, name: str, way: str
+) -> None:
+    """Compared with a model that learned these batches without Ahead; and so is what follows."""
+    steps = 12 + len(name) % 5
+    batches = list(many())
+    alone, left = (hb.RecModel(network(**POLICIES[name]), "bce", "adam") for _ in range(2))
+    for batch in batches[:steps]:
+        alone.step(batch)
+    leave(left, way, steps, many())
+    assert left.counters["steps"] == steps
+    assert everything(left) == everything(alone)
+    left.save(tmp_path / "saved")
+    assert everything(hb.load(tmp_path / "saved", network(**POLICIES[name]))) == everything(alone)
+    for model in (alone, left):
+        for batch in batches[steps:]:
+            model.step(batch)
+    assert everything(left) == everything(alone)
 
 
 # --- loops of one's own ---------------------------------------------------------------------------

@@ -301,6 +301,16 @@ def test_a_batch_that_fails_half_learned_is_not_in_any_state(
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")
 
 
+def test_mapping_ahead_with_given_threads_changes_no_content_digest(
+    learn: Any, dataset: Any, tmp_path: Path
+) -> None:
+    """What `hb.Ahead` keeps of its threads is no content, whether it measured them or not."""
+    learn(path=tmp_path / "alone")
+    for number, keywords in enumerate(({"torch_threads": torch.get_num_threads()}, {"depth": 0})):
+        learn(data=hb.Ahead(dataset(640), **keywords), path=tmp_path / f"{number}")
+        assert digest(tmp_path / f"{number}") == digest(tmp_path / "alone")
+
+
 def test_a_resumption_that_fails_leaves_the_state_as_it_was(learn: Any, tmp_path: Path) -> None:
     learn(max_steps=4)
     before = digest(tmp_path / "state")

@@ -397,3 +397,33 @@ def test_a_stream_with_a_group_ends_by_a_signal_while_its_topic_is_quiet(tmp_pat
         thread.join()
         monitor.close()
     assert model.counters["samples"] == 200
+
+
+def test_user_who_is_removed_in_a_stream_is_gone_from_its_states_and_versions(
+    dataset: Any, network: Any, tmp_path: Path
+) -> None:
+    """The recipe of docs/persist.md; a removal that no state holds is made again after a resume."""
+
+    class Forget:
+        def __init__(self) -> None:
+            self.removed = 0
+
+        def on_step_end(self, run: Any) -> None:
+            if run.step >= 3:
+                ids = run.model.schema.ids_of("user", gone)
+                self.removed += run.tables["user"].remove(ids)
+
+    gone = next(iter(dataset(640))).ids["user"].values[:1].tolist()
+    publisher = hb.PublishDirectory(tmp_path / "published")
+    forget = Forget()
+    model = hb.RecModel(network(), "bce", "adam")
+    checkpoint = hb.callbacks.Checkpoint(
+        tmp_path / "state", every_steps=2, wait=True, publish=publisher
+    )
+    model.online_train(dataset(640), [forget, checkpoint], progress=False)
+    assert forget.removed > 0
+    assert model.tables["user"].find(gone).tolist() == [-1]
+    for where in ("state", "published"):
+        replica = hb.checkpoints.Replica()
+        replica.apply(hb.checkpoints.open_checkpoint(tmp_path / where))
+        assert replica.tables["user"].find(gone).tolist() == [-1]

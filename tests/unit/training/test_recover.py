@@ -151,9 +151,10 @@ def test_version_published_after_going_back_is_a_full(learn: Any, tmp_path: Path
         replica.apply(version)
     go_back(path, 2)
     learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=4)
-    newest = open_checkpoint(published)
-    assert (newest.manifest.kind, newest.manifest.version) == ("full", 4)
-    for version in follower.poll():
+    versions = list(follower.poll())
+    assert versions[0].manifest.kind == "full"  # the state that the stream went back to
+    assert all(version.manifest.version > 8 for version in versions)
+    for version in versions:
         replica.apply(version)
     values = [
         [batch.column("value") for batch in table.export()] for table in replica.tables.values()
@@ -162,6 +163,21 @@ def test_version_published_after_going_back_is_a_full(learn: Any, tmp_path: Path
     assert values == [
         [batch.column("value") for batch in model.tables[name].export()] for name in replica.tables
     ]
+
+
+def test_state_that_a_stream_went_back_to_is_published_without_a_step(
+    learn: Any, tmp_path: Path
+) -> None:
+    """It is served at once; a run of no steps is enough, and a second one publishes nothing."""
+    path, published = tmp_path / "state", tmp_path / "published"
+    learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=8)
+    go_back(path, 3)
+    earlier = open_checkpoint(path)
+    for _ in range(2):
+        learn(save={"publish": hb.PublishDirectory(published, keep=9)}, max_steps=0)
+        newest = open_checkpoint(published)
+        assert newest.manifest.source == earlier.manifest.digest
+        assert newest.manifest.version == 9
 
 
 def test_going_back_is_refused_without_a_change(learn: Any, tmp_path: Path) -> None:

@@ -61,6 +61,57 @@ def test_the_report_shows_loss_stream_tables_and_flows_and_fetches_nothing(
     )
 
 
+def test_runs_of_several_models_are_drawn_in_one_chart_each(tmp_path: Path) -> None:
+    """In any order, also with other tables, as fits and as streams; the data are the histories'."""
+    items = np.arange(2000) % 40
+    source = hb.sources.Memory({"click": items % 2, "item": items})
+    schema = hb.Schema([hb.Label("click"), hb.Id("item")])
+
+    def model(kind: Any) -> hb.RecModel:
+        network = kind(schema, hb.make_tables(schema, dim=2), hidden=[4])
+        return hb.RecModel(network, "bce", "adam", ["auc"])
+
+    def data() -> hb.Dataset:
+        return hb.Dataset(source, schema, 64)
+
+    kinds = {"one": hb.models.DNN, "two": hb.models.DNN, "other tables": hb.models.DeepFM}
+    models = {name: model(kind) for name, kind in kinds.items()}
+    fits = {name: own.fit(data(), data(), epochs=2, progress=False) for name, own in models.items()}
+    streams = {
+        name: model(kind).online_train(data(), progress=False) for name, kind in kinds.items()
+    }
+    for histories in (fits, dict(reversed(fits.items())), streams):
+        page = write_report(tmp_path / "report.html", histories).read_text()
+        titles = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+        assert len(set(titles)) == len(titles)
+        charts = [json.loads(unescape(text)) for text in re.findall(r'data-chart="(.*?)"', page)]
+        lines = {
+            title: {line["name"]: line for line in chart["series"]}
+            for title, chart in zip(titles, charts, strict=True)
+        }
+        for title in ("Training loss", "item, rows"):
+            assert list(lines[title]) == list(histories)
+        assert list(lines["item.linear, rows"]) == ["other tables"]
+        metric = "AUC over samples" if histories is streams else "Validation AUC"
+        for name, history in histories.items():
+            drawn = lines[metric][name]["y"]
+            expected = [epoch["valid.auc"] for epoch in history.epochs if "valid.auc" in epoch]
+            if histories is streams:
+                expected = [point.window["auc"] for point in history.points if point.window]
+            assert drawn == pytest.approx(expected, abs=1e-5)
+            kind = "" if histories is streams else " validation"
+            assert f"{name}{kind} auc" in page
+            assert f"rows in all tables, {name}" in page
+            assert f"Tables at the end, {name}" in page
+    # parts of one run stay on one axis
+    later = models["one"].fit(data(), data(), progress=False)
+    page = write_report(
+        tmp_path / "report.html", {"first": fits["one"], "later": later}
+    ).read_text()
+    assert "Loss, later" in page
+    assert "rows in all tables<" in page
+
+
 def test_a_history_without_anything_is_still_a_page(tmp_path: Path) -> None:
     assert "</html>" in write_report(tmp_path / "report.html", {"train": History()}).read_text()
 

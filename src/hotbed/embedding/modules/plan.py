@@ -43,6 +43,14 @@ class Plan:
         if self.task is not None:
             self.task.wait()
 
+    def take_back(self) -> None:
+        """Make the tables what they were before a queue mapped these ids.
+
+        Ids that were looked up stay mapped. Plans that were mapped later are taken back first.
+        """
+        if self.task is not None:
+            self.task.take_back()
+
     def fits(self, inputs: Sequence[Ids]) -> bool:
         """Return True if `inputs` are the ids that were mapped."""
         return all(ids is own for ids, own in zip(inputs, self.inputs, strict=True))
@@ -77,6 +85,11 @@ class Plans:
             raise self.error
         for plan in self._plans.values():
             plan.wait()
+
+    def take_back(self) -> None:
+        """Take back the plans that no module took, the newest first; see `Plan.take_back`."""
+        for plan in reversed(self._plans.values()):
+            plan.take_back()
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return the statistics of the tables by name, after a queue mapped this batch."""

@@ -13,12 +13,13 @@ from hotbed.persist.chain import retain
 from hotbed.persist.format import (
     CheckpointWriter,
     Link,
+    Reader,
     Saved,
+    highest_version,
     newest_link,
-    open_checkpoint,
     refuse_states,
 )
-from hotbed.persist.publish.version import Publisher, write_published
+from hotbed.persist.publish.version import Publisher, opened, write_published
 from hotbed.persist.store import CheckpointStore, LocalStore, open_store
 
 log = logging.getLogger("hotbed.persist")
@@ -40,17 +41,18 @@ class PublishDirectory(Publisher):
         self._keep = keep
         self._lock: SharedLock | None = None
 
-    def publish(self, saved: Saved) -> Saved | None:
-        reader = open_checkpoint(saved.folder)
+    def publish(self, saved: Saved | Reader) -> Saved | None:
+        reader = opened(saved)
         store = open_store(self._path)
         last = _last_version(store)
         if self._lock is None and isinstance(store, LocalStore):
             self._lock = SharedLock.of(store.root)
             last = _last_version(store)  # another process may have published before the lock
-        if last is not None and last.manifest.source == saved.digest:
+        if last is not None and last.manifest.source == reader.manifest.digest:
             return None
         with CheckpointWriter(store) as writer:
-            version = write_published(writer, reader, last, self.graph)
+            highest = highest_version(store)
+            version = write_published(writer, reader, last, self.graph, highest=highest)
         if version.kind == "full":
             retain(store, self._keep)
         return version

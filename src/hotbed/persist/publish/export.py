@@ -27,6 +27,7 @@ from hotbed.persist.format import (
     CheckpointWriter,
     Reader,
     Saved,
+    highest_version,
     newest_link,
     read_newest,
     refuse_states,
@@ -54,11 +55,17 @@ def export(checkpoint: Where, to: Where, graph: OnnxGraph, maps: Sequence[Fitted
         FormatError: A file of the checkpoint or of a fitted map is missing or changed.
         PersistError: `to` cannot be written, or holds states.
     """
-    refuse_states(newest_link(open_store(to)))
+    store = open_store(to)
+    last = newest_link(store)
+    refuse_states(last)
+    highest = highest_version(store)
 
     def write(reader: Reader) -> Saved:
+        before = highest
+        if last is not None and last.manifest.source == reader.manifest.digest:
+            before = last.manifest.version - 1  # the same state again has the same number
         with CheckpointWriter(to) as writer:
-            return write_published(writer, reader, None, graph, maps)
+            return write_published(writer, reader, None, graph, maps, highest=before)
 
     return read_newest(checkpoint, write)
 

@@ -20,9 +20,9 @@ from hotbed.connectors.kafka_client import ClientEnded, KafkaClient, KafkaFailur
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import claim_folder, local_path, remove_all
 from hotbed.persist.check.manifest import unsealed
-from hotbed.persist.format import CheckpointWriter, Link, Saved, open_checkpoint, open_link
+from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_link
 from hotbed.persist.publish.follow import VersionFeed
-from hotbed.persist.publish.version import Publisher, write_published
+from hotbed.persist.publish.version import Publisher, opened, write_published
 from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, LocalStore, number_of
 
 CHUNK_BYTES = 900_000
@@ -46,42 +46,50 @@ class PublishTopic(Publisher):
     def __init__(self, servers: str, topic: str, options: Mapping[str, Any] | None = None) -> None:
         self._kafka = Kafka(servers, topic, options=options or {})
         self._last: Link | None = None
+        self._highest = -1  # of the numbers in the topic
 
     @property
     def _described(self) -> dict[str, Any]:
         arguments = self._kafka._described
         return {name: arguments[name] for name in ("servers", "topic", "options")}
 
-    def publish(self, saved: Saved) -> Saved | None:
-        reader = open_checkpoint(saved.folder)
-        last = self._last or self._last_version()
-        if last is not None and last.manifest.source == saved.digest:
+    def publish(self, saved: Saved | Reader) -> Saved | None:
+        reader = opened(saved)
+        last = self._last
+        if last is None:
+            last, self._highest = self._last_version()
+        if last is not None and last.manifest.source == reader.manifest.digest:
             return None
         with tempfile.TemporaryDirectory(prefix="hotbed-publish-") as name:
             folder = Path(name)
             if last is not None:  # the next number follows it
                 (folder / last.folder).mkdir()
             with CheckpointWriter(folder) as writer:
-                version = write_published(writer, reader, last, self.graph)
+                version = write_published(writer, reader, last, self.graph, highest=self._highest)
+            self._highest = version.version  # also if it arrives in part
             link = open_link(LocalStore(folder), version.chain[-1].folder)
             self._send(link)
             self._last = link
         return version
 
-    def _last_version(self) -> Link | None:
-        """Return the version that another process published last; None if it is incomplete."""
+    def _last_version(self) -> tuple[Link | None, int]:
+        """Return the version that another process published last, and its number.
+
+        None: there is none, or it is incomplete. -1: its number is not known.
+        """
         topic = self._kafka.topic
         with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:
             low, high = _ends(client, topic)
             if high == low:
-                return None
+                return None, -1
             client.request("assign", topic, {0: high - 1})
             _, value = _next(client, topic)
         head, data = _unframed(value)
         if not head.get("manifest"):
-            return None
+            return None, int(head.get("version", -1))
         place = f"topic {topic}, offset {high - 1}"
-        return Link(LocalStore(Path()), head["folder"], unsealed(bytes(data), place))
+        manifest = unsealed(bytes(data), place)
+        return Link(LocalStore(Path()), head["folder"], manifest), manifest.version
 
     def _send(self, link: Link) -> None:
         sending = _Sending(self._kafka, link.manifest.version)
@@ -268,7 +276,12 @@ def _messages(link: Link) -> Iterator[bytes]:
     for name in link.manifest.files:
         data = link.read(name)
         for start in range(0, max(1, len(data)), CHUNK_BYTES):  # an empty file is a message too
-            head = {"digest": link.manifest.digest, "file": name, "at": start}
+            head = {
+                "digest": link.manifest.digest,
+                "version": link.manifest.version,
+                "file": name,
+                "at": start,
+            }
             yield _framed(head, data[start : start + CHUNK_BYTES])
 
 

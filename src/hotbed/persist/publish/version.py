@@ -16,7 +16,15 @@ import numpy as np
 
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
-from hotbed.persist.format import CheckpointWriter, DenseTensor, Link, Reader, Saved
+from hotbed.errors import PersistError
+from hotbed.persist.format import (
+    CheckpointWriter,
+    DenseTensor,
+    Link,
+    Reader,
+    Saved,
+    open_checkpoint,
+)
 from hotbed.persist.manifest import (
     DENSE_FILE,
     DenseEntry,
@@ -121,8 +129,14 @@ class Publisher(ABC):
     graph: OnnxGraph | None = None
 
     @abstractmethod
-    def publish(self, saved: Saved) -> Saved | None:
+    def publish(self, saved: Saved | Reader) -> Saved | None:
         """Publish a checkpoint: as a delta if its parent is the version published last, else full.
+
+        The number of the version is the state's, or one more than the highest number published
+        here, whichever is higher: a number names one version for ever.
+
+        Args:
+            saved: What a save returned, or any state, as `open_checkpoint` returns it.
 
         Returns:
             What was published; None if it was published before.
@@ -132,17 +146,47 @@ class Publisher(ABC):
         """
 
 
+def opened(saved: Saved | Reader) -> Reader:
+    """Return the state to publish.
+
+    Raises:
+        PersistError: It is something else, or published values.
+    """
+    if isinstance(saved, Saved):
+        saved = open_checkpoint(saved.folder)
+    if not isinstance(saved, Reader):
+        raise PersistError(
+            f"publish: not a state, got {type(saved).__name__}. Give what a save returned, or "
+            "hb.checkpoints.open_checkpoint(path)."
+        )
+    if saved.manifest.contents != "state":
+        raise PersistError(
+            f"{saved.folder}: expected a state, got published values. Give a state of the run."
+        )
+    return saved
+
+
 def write_published(
     writer: CheckpointWriter,
     reader: Reader,
     last: Link | None,
     graph: OnnxGraph | None = None,
     maps: Sequence[FittedMap] = (),
+    *,
+    highest: int = -1,
 ) -> Saved:
     """Write what a server needs of a checkpoint.
 
     It is a delta if `last`, the version published before, is its parent; else a full with `graph`.
-    `maps`: files of its fitted maps that are elsewhere now.
+
+    Args:
+        writer: Of the version.
+        reader: The state.
+        last: The version published before.
+        graph: The network for servers.
+        maps: Files of its fitted maps that are elsewhere now.
+        highest: The highest number that was published here; the version gets a higher one.
+            -1: none.
     """
     manifest = reader.manifest
     delta_on = None
@@ -166,7 +210,7 @@ def write_published(
     return writer.commit(
         Manifest(
             package_version=manifest.package_version,
-            version=manifest.version,
+            version=max(manifest.version, highest + 1),
             model=manifest.model,
             schema=schema,
             counters=manifest.counters,

@@ -37,8 +37,7 @@ class Ahead:
     barriers. In a loop of your own, give the network and `barrier`. The network must look up the
     ids of each batch as they are, exactly once. Its first batch shows whether it does; a network
     that does not maps ids in its forward pass. Batches are yielded as tensors. If the loop ends
-    before the data, up to `depth` batches are mapped and not learned, unless the last step is a
-    barrier.
+    before the data, what was mapped and not looked up is taken back.
 
     A stream is scored before it is learned. Where the ids are mapped before, the forward pass that
     learns a batch scores it, too, if that gives the same bits: for networks of `hb.models` without

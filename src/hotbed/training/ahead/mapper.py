@@ -65,6 +65,12 @@ class Mapper(Protocol):
         is returned as it is cannot be mapped before its forward pass.
         """
 
+    def take_back(self, example: Example) -> None:
+        """Make the tables what they were before the ids of an example were mapped ahead.
+
+        Examples that were mapped later are taken back first. An example that was looked up stays.
+        """
+
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
         """Return the statistics of the tables by name, as they are after the map of an example."""
 
@@ -109,6 +115,10 @@ class BatchMapper:
             return example
         batch = self._planner.plan(example.batch)
         return example.mapped(batch, batch.plans.error)
+
+    def take_back(self, example: Example) -> None:
+        if example.batch is not None and example.batch.plans is not None:
+            example.batch.plans.take_back()
 
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
         if example.batch is None or example.batch.plans is None:
@@ -192,6 +202,10 @@ class ModelMapper:
         except Exception as error:
             return replace(example, error=error)
         return replace(example, foreseen=foreseen)
+
+    def take_back(self, example: Example) -> None:
+        for plan in reversed(list(_plans(example))):
+            plan.take_back()
 
     def statistics(self, example: Example) -> dict[str, dict[str, int]]:
         tasks = []

@@ -128,9 +128,19 @@ class MapStage:
             now = self._later(now, before)
 
     def close(self) -> None:
-        """Map what was given to the thread, end it, and close the examples."""
+        """End the thread and close the examples.
+
+        Examples that were mapped and will not be looked up are taken back, so that the tables hold
+        what was learned and no more.
+        """
         if self._queue is not None:
             self._queue.close()
+            assert self._mapper is not None
+            for place in (*reversed(self._waiting), self._current):
+                if place.is_mapped and place.example is not None:
+                    self._mapper.take_back(place.example)
+            self._waiting.clear()
+            self.ahead = 0
         self._examples.close()
 
     def _read_ahead(self) -> None:

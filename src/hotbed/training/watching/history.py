@@ -109,6 +109,8 @@ class History:
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
             ("") and of the last validation ("valid"), followed by the label's name if there are
             several labels.
+        learned: samples that the model had learned before this training, and at its end; the end
+            of one training is the begin of another one if the same model goes on. None before it.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -118,6 +120,7 @@ class History:
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
+        self.learned: tuple[int, int] | None = None
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
         self._labels = 0
@@ -171,6 +174,8 @@ class History:
             self._record(run)
 
     def on_epoch_end(self, run: Run) -> None:
+        total = run.model.counters["samples"]
+        self.learned = (total - run.samples, total)
         for windows in run.callbacks.of(Windows):
             self.windows = windows.points
             self.compared |= windows.baselines
@@ -214,6 +219,12 @@ class History:
         self.metrics = dict(run.metrics)
         valid = {f"valid.{name}".rstrip("."): curve for name, curve in run.reliability.items()}
         self.reliability = self._watch.curves | valid
+
+    def follows(self, before: History) -> bool:
+        """Return whether this is the training that came after `before`, of the same model."""
+        if self.learned is None or before.learned is None:
+            return True
+        return self.learned[0] == before.learned[1]
 
     @property
     def mean_label(self) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hotbed.files import Where
 from hotbed.persist.store import write_text
-from hotbed.training.watching import report_charts
+from hotbed.training.watching import report_charts, report_runs
 from hotbed.training.watching.history import History
 from hotbed.training.watching.page.chart import Chart, figure, number_text
 from hotbed.training.watching.page.layout import cards_of, grid, section, write_page
@@ -58,7 +58,8 @@ def write_report(
         path: file to write, or its URL.
         histories: by name, such as train and stream, in the order of the page. Where the callback
             `Windows` cut a stream, metrics, tables, freshness and lag are drawn over event time,
-            together with `history.compared`.
+            together with `history.compared`. Histories of several models are compared: a chart has
+            a line for each of them.
         title: text of the head.
         subtitle: text below the title; the date and the versions are added.
         facts: more numbers for the cards on top.
@@ -85,6 +86,9 @@ def write_report(
 
 def _chart_sections(histories: Mapping[str, History]) -> list[str]:
     """Return the sections that have charts."""
+    runs = report_runs.runs_of(histories)
+    if len(runs) > 1:
+        return _compared_sections(histories)
     parts = [
         (
             "Learning",
@@ -105,6 +109,36 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
             report_charts.flows(histories),
         ),
     ]
+    return _sections(parts)
+
+
+def _compared_sections(histories: Mapping[str, History]) -> list[str]:
+    """Return the sections of several runs, whose charts have a line for each."""
+    parts = [
+        (
+            "Learning",
+            "Mean loss of the batches since the point before, smoothed where there are many, and "
+            "metrics of each epoch.",
+            report_runs.learning(histories),
+        ),
+        ("The stream", STREAM_TEXT, report_runs.stream(histories)),
+        ("Reliability", RELIABILITY_TEXT, report_runs.reliability(histories)),
+        (
+            "What came and went",
+            "In each window of the stream.",
+            report_charts.flow_of_windows(histories),
+        ),
+        ("Tables", "Rows that each table holds.", report_runs.sizes(histories)),
+        (
+            "Admission and eviction",
+            "Ids admitted, refused (once a batch) and evicted, in total so far.",
+            report_runs.flows(histories),
+        ),
+    ]
+    return _sections(parts)
+
+
+def _sections(parts: Sequence[tuple[str, str, list[Chart]]]) -> list[str]:
     return [
         section(name, text, _figures(charts), small=name.startswith("Adm"))
         for name, text, charts in parts
@@ -151,17 +185,27 @@ def add_serving(
 def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
     """Return the numbers on the cards: newest metrics of each history, speed, rows."""
     numbers: dict[str, Any] = {}
+    runs = report_runs.runs_of(histories)
     for name, history in histories.items():
         for key, value in history.metrics.items():
             plain = key.removeprefix("valid.")
-            if plain.rpartition(".")[2] != "loss":
-                kind = "validation" if key.startswith("valid.") else name
-                numbers[f"{kind} {plain.replace('_', ' ')}"] = value
+            if plain.rpartition(".")[2] == "loss":
+                continue
+            text = plain.replace("_", " ")
+            if not key.startswith("valid."):
+                text = f"{name} {text}"
+            elif len(runs) == 1:
+                text = f"validation {text}"
+            else:
+                text = f"{name} validation {text}"
+            numbers[text] = value
         if history.epochs:
             numbers[f"samples/s, {name}"] = history.epochs[-1]["samples_per_second"]
-    tables = _last_tables(histories)
-    if tables:
-        numbers["rows in all tables"] = sum(stats["rows"] for stats in tables.values())
+    for name, parts in runs.items():
+        tables = _last_tables(parts)
+        if tables:
+            text = "rows in all tables" if len(runs) == 1 else f"rows in all tables, {name}"
+            numbers[text] = sum(stats["rows"] for stats in tables.values())
     return numbers
 
 
@@ -181,15 +225,19 @@ def _tables(histories: Mapping[str, History]) -> str:
         if rows:
             head = [key.replace("_", " ") for key in keys]
             blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + grid(head, rows))
-    tables = _last_tables(histories)
-    if tables:
+    runs = report_runs.runs_of(histories)
+    for run, parts in runs.items():
+        tables = _last_tables(parts)
+        if not tables:
+            continue
         keys = list(dict.fromkeys(key for stats in tables.values() for key in stats))
         rows = [
             [name, *(number_text(stats.get(key, "")) for key in keys)]
             for name, stats in tables.items()
         ]
         head = ["table", *(key.replace("_", " ") for key in keys)]
-        blocks.append("<h2>Tables at the end</h2>" + grid(head, rows))
+        title = "Tables at the end" if len(runs) == 1 else f"Tables at the end, {run}"
+        blocks.append(f"<h2>{html.escape(title)}</h2>" + grid(head, rows))
     return "\n".join(blocks)
 
 

@@ -50,11 +50,11 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
 def _validation_metrics(history: History) -> list[Chart]:
     charts = []
     names = [key for epoch in history.epochs for key in epoch if key.startswith(VALID)]
-    for key in _worth_drawing(names):
+    for key in worth_drawing(names):
         epochs = [epoch for epoch in history.epochs if key in epoch]
         x = [epoch["epoch"] for epoch in epochs]
         y = [epoch[key] for epoch in epochs]
-        title = "Validation " + _metric_text(key.removeprefix(VALID), sentence=False)
+        title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
         line = Series(key, x, y, color=2, dots=True)
         charts.append(Chart(title, "epoch", [line]))
     return charts
@@ -66,7 +66,7 @@ def _losses(history: History, points: Sequence[Point]) -> list[Series]:
     y = [point.loss for point in points]
     if len(points) > 20:
         faint = Series("training", x, y, color=-1)
-        lines = [faint, Series("training, smoothed", x, _smooth(y), color=0)]
+        lines = [faint, Series("training, smoothed", x, smooth(y), color=0)]
     else:
         lines = [Series("training", x, y, color=0, dots=True)]
     samples_at_end: dict[float, float] = {}
@@ -84,7 +84,7 @@ def _losses(history: History, points: Sequence[Point]) -> list[Series]:
     return lines
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
     """Return the exponential mean over about a twentieth of the points."""
     keep = 1.0 - 1.0 / max(2.0, len(values) / 20)
     smooth = []
@@ -145,7 +145,7 @@ def _metrics_of_points(history: History) -> list[Chart]:
     label = "event time" if timed else "samples"
     places = times if timed else [point.samples for point in points]
     charts = []
-    for key in _worth_drawing(points[0].window):
+    for key in worth_drawing(points[0].window):
         x = []
         y = []
         for place, point in zip(places, points, strict=True):
@@ -157,14 +157,14 @@ def _metrics_of_points(history: History) -> list[Chart]:
         lines = [Series("window", x, y, color=0, dots=len(x) <= MOST_DOTS)]
         if key in history.metrics:
             lines.append(_whole_stream(lines[0], history.metrics[key]))
-        charts.append(Chart(f"{_metric_text(key)} over {label}", label, lines, time=timed))
+        charts.append(Chart(f"{metric_text(key)} over {label}", label, lines, time=timed))
     return charts
 
 
 def _metrics_of_windows(history: History) -> list[Chart]:
     charts = []
     names = [key for window in history.windows for key in window.values]
-    for key in _worth_drawing(names):
+    for key in worth_drawing(names):
         lines = []
         named = {"window": history.windows, **history.compared}
         for color, (name, windows) in zip(WINDOW_COLORS, named.items(), strict=False):
@@ -178,7 +178,7 @@ def _metrics_of_windows(history: History) -> list[Chart]:
         if math.isfinite(total):
             lines.append(_whole_stream(lines[0], total))
         levels = LEVELS.get(key.rpartition(".")[2], {})
-        charts.append(_over(_metric_text(key), history.windows, lines, levels=levels))
+        charts.append(_over(metric_text(key), history.windows, lines, levels=levels))
     return charts
 
 
@@ -255,7 +255,7 @@ def _over(
 # --- names of metrics -----------------------------------------------------------------------------
 
 
-def _metric_text(key: str, sentence: bool = True) -> str:
+def metric_text(key: str, sentence: bool = True) -> str:
     """Return a metric's name for people, such as AUC, or Log loss at the begin of a `sentence`."""
     label, _, name = key.rpartition(".")
     name, _, group = name.partition("@")
@@ -269,7 +269,7 @@ def _metric_text(key: str, sentence: bool = True) -> str:
     return text
 
 
-def _worth_drawing(names: Iterable[str]) -> list[str]:
+def worth_drawing(names: Iterable[str]) -> list[str]:
     """Return each metric once: losses last, without a loss that equals the log loss."""
 
     def order(name: str) -> tuple[bool, str]:

@@ -14,6 +14,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.saver.saver import opened
 from hotbed.config import describe
+from hotbed.data.schema import Id, Schema
 from hotbed.errors import ConfigError
 from hotbed.persist import checkpoint, tables
 from hotbed.persist.format import Reader
@@ -154,6 +155,7 @@ def _take(
                 reader,
                 {name: source, source: name},  # the table of this name there is not meant
                 optimizer_state=_is_alike(table, reader, source),
+                schema=Schema([Id(name)]),  # ids are plain integers here
             )
             names.append(name)
     parameters = {tensor.name.removeprefix("network/") for tensor in reader.tensors()}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of raw columns that a model learned from, which all later data must have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hotbed.data.dataset import Dataset
+from hotbed.data.encode import Encoder, check_types
+from hotbed.data.schema import Schema
+from hotbed.errors import SchemaError
+
+if TYPE_CHECKING:
+    from hotbed.training.model import RecModel
+
+
+def typed(schema: Any, before: Any, encoder: Any) -> Any:
+    """Return `schema` with the types of the raw columns that were learned from.
+
+    These are the types that the schema `before` recorded, and those that `encoder` read. The rules
+    are those of `before`.
+    """
+    if not isinstance(schema, Schema):
+        return schema
+    if isinstance(before, Schema):
+        schema = schema.with_rules(before.rules)
+    for learned in (before, encoder):
+        schema = schema.with_types(getattr(learned, "types", {}), getattr(learned, "shapes", {}))
+    return schema
+
+
+def check_encoder(model: RecModel, encoder: Encoder) -> None:
+    """Raise SchemaError if data have other types than the data that the model learned from.
+
+    Args:
+        model: the model. It forgets a refused encoder, from which it learned nothing.
+        encoder: of the data. The loop calls this before it uses what the encoder read.
+    """
+    trained = model.schema
+    if encoder is not model.encoder:
+        trained = typed(trained, trained, model.encoder)
+    if not isinstance(trained, Schema):
+        return
+    try:
+        check_types(trained, encoder.schema, encoder.types, encoder.shapes)
+    except SchemaError:
+        if encoder is model.encoder:
+            model.encoder = None
+        raise
+
+
+def learn_types(model: RecModel, dataset: Dataset) -> None:
+    """Take over the types of a source before it is read: servers reject others from then on.
+
+    Raises:
+        SchemaError: The model learned from other types.
+    """
+    types, shapes = dataset.raw_types()
+    check_types(model.schema, dataset.schema, types, shapes)
+    model.schema = model.schema.with_types(types, shapes)
