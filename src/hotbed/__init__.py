@@ -76,7 +76,6 @@ if TYPE_CHECKING:
     from .training.ahead.data import Ahead as Ahead
     from .training.ahead.insert import Insert as Insert
     from .training.auto import auto as auto
-    from .training.auto import plain_state_dict as plain_state_dict
     from .training.load import load as load
     from .training.model import Evaluation as Evaluation
     from .training.model import RecModel as RecModel
@@ -146,7 +145,6 @@ _HOMES: dict[str, str] = {
     "make_tables": "embedding.tables:make_tables",
     "metrics": "metrics",
     "models": "models",
-    "plain_state_dict": "training.auto:plain_state_dict",
     "prepare": "prepare",
     "report": "training.watching.report",
     "schedules": "optim.schedule",

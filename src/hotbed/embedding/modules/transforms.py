@@ -19,6 +19,7 @@ _BY_KIND = {
     "Functionalize": "torch.func.functionalize",
 }
 
+
 def check_transforms(tables: Sequence[str], ids: Any) -> None:
     """Raise ConfigError if torch transforms or records the code that looks up `ids`.
 
@@ -46,8 +47,8 @@ def transformed(tables: Sequence[str], transform: str) -> ConfigError:
         f"embedding {sorted(tables)}: {transform} cannot follow a lookup of Hotbed, which native "
         "code performs in a table that changes, got a lookup inside of it. Call the model on whole "
         "batches, train with loss.backward(), and serve with RecModel.export; for a model of "
-        "hb.auto, load hb.plain_state_dict(model) into the model as it was written, and give "
-        "torch that."
+        "hb.auto, load hotbed.training.auto.plain_state_dict(model) into the model as it was "
+        "written, and give torch that."
     )
 
 
@@ -59,9 +60,9 @@ def _transform(ids: Any) -> str:
         return "torch.export"
     if isinstance(ids, fx.Proxy):
         return "torch.fx.symbolic_trace"
-    if torch.jit.is_tracing():
+    if torch._C._is_tracing():
         return "torch.jit.trace"
-    layer = torch._C._functorch.peek_interpreter_stack()
+    layer: Any = torch._C._functorch.peek_interpreter_stack()
     if layer is not None:
         kind = layer.key().name
         return _BY_KIND.get(kind, f"torch.func ({kind})")

@@ -35,8 +35,9 @@ def plain_state_dict(model: nn.Module, *, leave_out_new_ids: bool = False) -> di
         ConfigError: a table has rows that no weight can hold.
 
     Example:
+        >>> from hotbed.training.auto import plain_state_dict
         >>> plain = Ranker()
-        >>> plain.load_state_dict(hb.plain_state_dict(model))
+        >>> plain.load_state_dict(plain_state_dict(model))
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
