@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of torch that cannot follow a lookup: it runs in native code, over rows that change."""
+"""Transforms of torch that cannot follow a lookup, which native code performs."""
 
 from __future__ import annotations
 
