@@ -67,11 +67,11 @@ def packed_rejection(network: nn.Module, layers: Sequence[str]) -> ConfigError:
 
 
 def _packs(frame: FrameType) -> bool:
-    """Return whether a frame packs a sequence, or runs a recurrent layer over a packed one."""
-    file = frame.f_code.co_filename
-    if file.endswith(_RECURRENT):
+    """Return whether a frame packs or unpacks a sequence, or runs a layer over a packed one."""
+    code = frame.f_code
+    if code.co_filename.endswith(_RECURRENT):
         return frame.f_locals.get("batch_sizes") is not None
-    return file.endswith(_PACKING)
+    return code.co_filename.endswith(_PACKING) and "pack" in code.co_name
 
 
 def _caller_of(frame: FrameType) -> Any:
