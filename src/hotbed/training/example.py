@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from inspect import Signature, signature
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, changed
-from hotbed.errors import DataError
+from hotbed.errors import ConfigError, DataError
 from hotbed.training.auto.network import arguments_of, converted
 
 CPU = torch.device("cpu")
@@ -104,6 +105,48 @@ def prepare(
         time = state.times_of(arguments, keywords)
     return Example(
         arguments, labels, None, _length(labels) or _length(items), None, device, keywords, time
+    )
+
+
+def call(network: Callable[..., Any], example: Example) -> Any:
+    """Return what a network gives for an example.
+
+    Raises:
+        ConfigError: its forward function does not take the arguments.
+    """
+    try:
+        return network(*example.arguments, **example.keywords)
+    except TypeError as error:
+        parameters = signature(getattr(network, "forward", network))
+        reason = _reason(parameters, example, error)
+        if not reason:
+            raise
+        raise _misfit(network, parameters, example, reason) from error
+
+
+def _reason(parameters: Signature, example: Example, error: TypeError) -> str:
+    """Return why `parameters` do not fit an example; "" if the error has another cause."""
+    try:
+        parameters.bind(*example.arguments, **example.keywords)
+    except TypeError as misfit:
+        return str(misfit)
+    takes_tensors = example.batch is not None and Batch.__name__ in str(error)
+    return str(error) if takes_tensors else ""
+
+
+def _misfit(network: Any, parameters: Signature, example: Example, reason: str) -> ConfigError:
+    """Return the error for a network whose forward function takes other arguments than the data."""
+    data = ", ".join(type(value).__name__ for value in example.arguments) or "keywords"
+    where = f"network: {type(network).__name__}.forward{parameters}"
+    if isinstance(network, nn.Module) and converted(network) is not None:
+        return ConfigError(
+            f"{where} does not take the data, got {data}: {reason}. Give a dict by the names of "
+            "its parameters, or a tuple in their order."
+        )
+    return ConfigError(
+        f"{where} does not take the data, got one argument a batch ({data}): {reason}. Convert the "
+        "network with hb.auto, which gives each parameter the column of its name, or let "
+        "forward(self, batch) take the whole batch."
     )
 
 

@@ -22,7 +22,7 @@ from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.training.ahead.mapper import Mapper, mapper_of
 from hotbed.training.auto.network import converted
 from hotbed.training.criterion import Criterion
-from hotbed.training.example import CPU, Example
+from hotbed.training.example import CPU, Example, call
 
 
 class Update(Protocol):
@@ -130,7 +130,7 @@ class Learner:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
         with self.precision.autocast(self.device):
-            outputs = self._network(*example.arguments, **example.keywords)
+            outputs = call(self._network, example)
         self.outputs = outputs
         if self.criterion is None:
             return _own_loss(outputs)
@@ -260,7 +260,7 @@ class SelfUpdating:
         return example
 
     def forward(self, example: Example) -> Tensor:
-        self.outputs = outputs = self.network(*example.arguments, **example.keywords)
+        self.outputs = outputs = call(self.network, example)
         if self.criterion is None:
             return _own_loss(outputs[0] if _is_several(outputs) else outputs)
         outputs = self.criterion.shape(outputs, example.labels)

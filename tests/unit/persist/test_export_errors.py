@@ -67,3 +67,30 @@ def test_network_that_cannot_be_exported_is_an_error_that_names_where(
         assert words not in str(caught.value)
     assert caught.value.__cause__ is not None
     assert capfd.readouterr() == ("", "")
+
+
+class Recurrent(nn.Module):
+    """Runs a recurrent layer over a packed sequence of one row a sample."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        schema = hb.Schema([hb.Label("y"), hb.Id("item")])
+        self.embedding = hb.EmbeddingCollection(schema, hb.make_tables(schema, 4))
+        self.tower = nn.ModuleDict({"rnn": kind(4, 2)})
+
+    def forward(self, batch: Any) -> Tensor:
+        rows = self.embedding(batch)["item"]
+        lengths = torch.ones(rows.shape[0], dtype=torch.int64)
+        packed = nn.utils.rnn.pack_padded_sequence(rows[None], lengths)
+        outputs, _ = self.tower["rnn"](packed)
+        return outputs.data.sum(1)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_packed_sequence_is_an_error_that_names_the_layer_and_the_remedy(
+    kind: type[nn.RNNBase],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"layer 'tower\.rnn', got packed sequences .*the padded rows \[n, length"
+    ):
+        export_graph(Recurrent(kind), hb.Schema([hb.Label("y"), hb.Id("item")]))

@@ -16,6 +16,7 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hotbed as hb
 from hotbed.cli import show
@@ -431,18 +432,114 @@ def test_models_that_cannot_be_served_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the first axis of tensor 'offsets' must be the samples"):
         hb.RecModel(stacked).export(tmp_path)
 
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.item = nn.Embedding(8, 2)
-            self.rnn = nn.GRU(2, 2, batch_first=True)
-
-        def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
-            packed = nn.utils.rnn.pack_padded_sequence(
-                self.item(items), lengths, batch_first=True, enforce_sorted=False
-            )
-            return self.rnn(packed)[1][0].sum(1)
-
-    with pytest.raises(ConfigError, match="packed sequences"):
-        hb.RecModel(moved(Packed(), ids.view(2, 2), torch.tensor([1, 2]))).export(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+class Packed(nn.Module):
+    """Runs a recurrent layer over packed sequences, or takes the last of its padded outputs."""
+
+    def __init__(self, kind: type[nn.RNNBase], how: str) -> None:
+        super().__init__()
+        self.item = nn.Embedding(8, 2)
+        self.encoder = nn.ModuleDict({"rnn": kind(2, 2, batch_first=True)})
+        self.how = how
+
+    def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
+        rows = self.item(items)
+        if self.how == "remedy":
+            outputs, _ = self.encoder["rnn"](rows)
+            return outputs[torch.arange(items.shape[0]), lengths - 1].sum(1)
+        packed = pack_padded_sequence(
+            rows, lengths.clamp(min=1), batch_first=True, enforce_sorted=False
+        )
+        outputs, state = self.encoder["rnn"](packed)
+        if self.how == "last":
+            return (state[0] if isinstance(state, tuple) else state)[-1].sum(1)
+        length = 3 if self.how == "total" else None
+        padded, _ = pad_packed_sequence(outputs, batch_first=True, total_length=length)
+        return padded[:, 0].sum(1)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("how", ["last", "padded", "total"])
+def test_a_packed_sequence_is_refused_with_its_layer_and_the_remedy(
+    kind: type[nn.RNNBase], how: str, tmp_path: Path
+) -> None:
+    batch = torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([2, 3])
+    with pytest.raises(
+        ConfigError,
+        match=r"layer 'encoder\.rnn', got packed sequences .*Give the layer the padded rows",
+    ):
+        hb.RecModel(moved(Packed(kind, how), *batch)).export(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_remedy_for_packed_sequences_gives_their_scores(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    batch = torch.tensor([[1, 2, 0], [3, 4, 5]]), torch.tensor([2, 3])
+    packed = Packed(nn.GRU, "last")
+    model = Packed(nn.GRU, "remedy")
+    model.load_state_dict(packed.state_dict())
+    hb.RecModel(moved(model, *batch)).export(tmp_path)
+    columns = {"items": batch[0].tolist(), "lengths": batch[1].tolist()}
+    scores = hb.InferenceSession(tmp_path).predict(columns)
+    np.testing.assert_allclose(scores, packed(*batch).detach(), atol=1e-6)
+
+
+class Masked(nn.Module):
+    """Gives one of torch's transformers a causal mask, with or without its hints."""
+
+    def __init__(self, kind: str, **hints: bool) -> None:
+        super().__init__()
+        self.item = nn.Embedding(8, 4)
+        self.kind = kind
+        self.hints = hints
+        sizes: dict[str, Any] = {"dim_feedforward": 4, "dropout": 0.0, "batch_first": True}
+        parts = {
+            "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, **sizes), 1),
+            "decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 1, **sizes), 1),
+            "both": lambda: nn.Transformer(4, 1, 1, 1, **sizes),
+        }
+        self.inner = nn.ModuleDict({"block": parts[kind]()})
+
+    def forward(self, items: Tensor) -> Tensor:
+        mask = torch.triu(torch.ones(3, 3, dtype=torch.bool), 1)
+        rows = self.item(items)
+        block = self.inner["block"]
+        if self.kind == "encoder":
+            rows = block(rows, mask=mask, **self.hints)
+        elif self.kind == "decoder":
+            rows = block(rows, rows, tgt_mask=mask, **self.hints)
+        else:
+            rows = block(rows, rows, src_mask=mask, tgt_mask=mask, **self.hints)
+        return rows[:, -1].sum(1)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.parametrize(
+    "kind, hints",
+    [
+        ("encoder", ["is_causal"]),
+        ("decoder", ["tgt_is_causal"]),
+        ("both", ["src_is_causal", "tgt_is_causal"]),
+    ],
+)
+def test_a_mask_that_torch_compares_is_refused_with_its_layer_and_the_hint(
+    kind: str, hints: list[str], tmp_path: Path
+) -> None:
+    items = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    known: dict[str, bool] = {}
+    for hint in hints:
+        with pytest.raises(
+            ConfigError, match=rf"layer 'inner\.block', got a mask .* layer {hint}=True beside"
+        ):
+            hb.RecModel(moved(Masked(kind, **known), items)).export(tmp_path)
+        assert not list(tmp_path.iterdir())
+        known[hint] = True
+    if kind == "both":
+        return  # two layers of the kinds that the other cases export
+    torch.manual_seed(0)
+    model = moved(Masked(kind, **known), items)
+    hb.RecModel(model).export(tmp_path)
+    scores = hb.InferenceSession(tmp_path).predict({"items": items.tolist()})
+    np.testing.assert_allclose(scores, model.eval()(items).detach(), atol=1e-5)

@@ -130,3 +130,56 @@ def test_rows_cannot_be_written_through_their_parameter(write: object) -> None:
     (rows,) = model.parameters()
     with torch.no_grad(), pytest.raises(ConfigError, match=r": rows .*'item': 5 rows.*Table"):
         write(rows)
+
+
+class Ranking(nn.Module):
+    """Scores one item, or ranks all of them: where `rank_in` says."""
+
+    def __init__(self, rank_in: str) -> None:
+        super().__init__()
+        self.user = nn.Embedding(5, 2)
+        self.item = nn.Embedding(7, 2)
+        self.rank_in = rank_in
+
+    def forward(self, user: Tensor, item: Tensor | None = None) -> Tensor:
+        own = self.user(user)
+        if item is None or self.rank_in == ("train" if self.training else "eval"):
+            return own @ self.item.weight.T
+        return (own * self.item(item)).sum(1)
+
+
+@pytest.mark.parametrize("batch", [None, (IDS, IDS)])
+@pytest.mark.parametrize("converted_in", ["train", "eval"])
+@pytest.mark.parametrize("rank_in", ["train", "eval", "no item"])
+def test_a_weight_that_either_mode_reads_is_kept(
+    rank_in: str, converted_in: str, batch: object
+) -> None:
+    model = Ranking(rank_in).train(converted_in == "train")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _, report = hb.auto(model, optimizer, batch=batch)
+    assert [entry.path for entry in report.moved] == ["user"]
+    (entry,) = report.kept
+    assert entry.path == "item"
+    assert "its weight is read outside a lookup" in entry.reason
+    if rank_in in ("train", "eval") and rank_in != converted_in and batch is not None:
+        assert entry.reason.endswith(f"in {rank_in} mode")
+    assert model.training == (converted_in == "train")
+    for training in (True, False):
+        model.train(training)
+        assert model(IDS).shape == (3, 7)
+        model(IDS, IDS)
+
+
+class Unfollowed(Ranking):
+    """Reads a weight, then does what no trace follows."""
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        scores = self.user(user) @ self.item.weight.T
+        return scores + torch.from_numpy(user.numpy() * 0.0).sum()
+
+
+def test_a_read_before_code_that_no_trace_follows_is_seen() -> None:
+    model = Unfollowed("")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, report = hb.auto(model, optimizer, batch=(IDS, IDS))
+    assert [entry.path for entry in report.kept] == ["item"]

@@ -30,6 +30,7 @@ from .lookup import LocalLookup, Lookup, Pooled
 from .parameter import TableRows
 from .plan import Plan
 from .state import Carrier
+from .transforms import transformed
 
 
 class TableModule(Carrier, ABC):
@@ -293,6 +294,10 @@ class TableModule(Carrier, ABC):
                 continue
             yield None if flat is None else flat[:, start : start + dim]
             start += dim
+
+    def __prepare_scriptable__(self) -> None:
+        """Raise ConfigError: torch.jit.script calls this before it compiles a module."""
+        raise transformed([table.name for table in self.tables], "torch.jit.script")
 
     def update(self, rates: Sequence[float], *, keeps: bool = False) -> None:
         """Apply the rule of each table to its rows whose gradients wait, once a row.

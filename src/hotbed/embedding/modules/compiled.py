@@ -20,6 +20,8 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import Step
 from hotbed.errors import ConfigError
 
+from .transforms import check_export
+
 if TYPE_CHECKING:
     from .base import TableModule
 
@@ -131,6 +133,7 @@ def _(
     learns: bool,
 ) -> list[Tensor]:
     module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
+    check_export([table.name for table in module.tables])
     num_samples = values[0].shape[0]
     if offsets[0].shape[0]:
         num_samples = offsets[0].shape[0] - 1

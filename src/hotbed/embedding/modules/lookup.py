@@ -19,6 +19,7 @@ from hotbed.data.batch import Ids
 
 from .compiled import pool_compiled
 from .gradients import Weighted, takes_gradient
+from .transforms import check_transforms
 
 if TYPE_CHECKING:
     from .base import TableModule
@@ -51,6 +52,7 @@ class LocalLookup(Lookup):
     def pool(
         self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
+        check_transforms([table.name for table in module.tables], inputs[0].values)
         weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
         weighted = any(weight is not None for weight in weights)
         if torch.compiler.is_compiling():

@@ -27,6 +27,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError, RowShapeError
 
 from .parameter import TableRows
+from .transforms import transformed
 
 EXTRA = "_extra_state"
 """The key under which torch stores state that is neither a parameter nor a buffer."""
@@ -130,6 +131,8 @@ class Carrier(nn.Module, ABC):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
+        if torch.onnx.is_in_onnx_export():  # torch's own exporter; that of Hotbed takes no rows
+            raise transformed([table.name for table in self.tables], "torch.onnx.export")
         for name, value in (*self._parameters.items(), *self._buffers.items()):
             if value is None or name in self._non_persistent_buffers_set:
                 continue

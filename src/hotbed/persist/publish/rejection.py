@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
+
+_PACKING = os.path.join("nn", "utils", "rnn.py")
+_RECURRENT = os.path.join("nn", "modules", "rnn.py")
+_DETECTING = "_detect_is_causal_mask"
 
 
 def rejection(
@@ -27,10 +33,72 @@ def rejection(
         schema: Of its features.
         inputs: Names of the graph's inputs, as far as they are recorded.
     """
+    frames = _frames_of(error)
+    if any(_packs(frame) for frame in frames):
+        layers = [name for name, own in network.named_modules() if isinstance(own, nn.RNNBase)]
+        return packed_rejection(network, layers)
+    place = _place_of(error, network, inputs)
+    reason = _reason_of(error)
+    advice = _advice(schema)
+    detecting = [frame for frame in frames if frame.f_code.co_name == _DETECTING]
+    if detecting:
+        layer = _caller_of(detecting[0])
+        place, keyword = _mask_argument(network, layer)
+        reason = "a mask whose values torch.nn compares with those of a causal one"
+        advice = (
+            f"Give that layer {keyword}=True beside a causal mask, and {keyword}=False beside any "
+            "other."
+        )
     return ConfigError(
-        f"export: {type(network).__name__} cannot become an ONNX graph, because of "
-        f"{_place_of(error, network, inputs)}, got {_reason_of(error)}. {_advice(schema)}"
+        f"export: {type(network).__name__} cannot become an ONNX graph, because of {place}, got "
+        f"{reason}. {advice}"
     )
+
+
+def packed_rejection(network: nn.Module, layers: Sequence[str]) -> ConfigError:
+    """Return the error for a network that packs sequences for its recurrent `layers`."""
+    places = " and ".join(f"layer {path!r}" for path in layers) or "its operations"
+    return ConfigError(
+        f"export: {type(network).__name__} cannot become an ONNX graph, because of {places}, got "
+        "packed sequences (pack_padded_sequence), whose sizes depend on values. Give the layer the "
+        "padded rows [n, length, dim], and take the output of each sample's last step: "
+        "outputs[torch.arange(n), lengths - 1]."
+    )
+
+
+def _packs(frame: FrameType) -> bool:
+    """Return whether a frame packs or unpacks a sequence, or runs a layer over a packed one."""
+    code = frame.f_code
+    if code.co_filename.endswith(_RECURRENT):
+        return frame.f_locals.get("batch_sizes") is not None
+    return code.co_filename.endswith(_PACKING) and "pack" in code.co_name
+
+
+def _caller_of(frame: FrameType) -> Any:
+    """Return the layer whose forward function called the function of a frame."""
+    caller = frame.f_back
+    return None if caller is None else caller.f_locals.get("self")
+
+
+def _mask_argument(network: nn.Module, layer: Any) -> tuple[str, str]:
+    """Return the layer that the network calls with a mask, and its argument that describes it."""
+    keyword = "tgt_is_causal" if isinstance(layer, nn.TransformerDecoder) else "is_causal"
+    place = type(layer).__name__
+    for name, module in network.named_modules():
+        if module is layer:
+            place = name or place
+        if isinstance(module, nn.Transformer) and layer in (module.encoder, module.decoder):
+            keyword = "src_is_causal" if layer is module.encoder else "tgt_is_causal"
+            return f"layer {name or type(module).__name__!r}", keyword
+    return f"layer {place!r}", keyword
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
+    """Return the frames through which the error and its causes went."""
+    frames = []
+    for cause in _causes(error):
+        frames += [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    return frames
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -76,8 +144,6 @@ def _reason_of(error: Exception) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(cause))
     if "[ONNXRuntimeError]" in text:  # the graph was checked with fewer rows than it was made with
         return "a size that Python counted, which the graph keeps for every request"
-    if "Length of all samples" in text:
-        return "packed sequences (pack_padded_sequence), whose sizes depend on values"
     if "data-dependent" in text:
         return "sizes or branches that depend on the values of a tensor"
     lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]

@@ -169,6 +169,8 @@ class ModelMapper:
         return self._foresees
 
     def obstacle(self) -> str:
+        if not self._state.lookups:
+            return "hb.auto kept every embedding of the model"
         reasons = [self._reason_of_tables(path) for path in self._state.lookups]
         if all(reasons):
             return reasons[0]

@@ -4,6 +4,7 @@
 from .binding import bind
 from .convert import auto
 from .network import Converted, converted
+from .plain import plain_state_dict
 from .report import Entry, Report
 from .signature import Leaf, Signature
 from .trace import Call, Findings, IdGraph, inspect
@@ -23,4 +24,5 @@ __all__ = [
     "bind",
     "converted",
     "inspect",
+    "plain_state_dict",
 ]

@@ -107,7 +107,7 @@ def _converted(
     _check_paths("tables", options, weights)
     _check_paths("unbounded", unbounded, weights)
     signature = _signature(model, batch, times)
-    findings = trace.inspect(
+    findings = trace.inspect_both_modes(
         model,
         [site.path for weight in weights for site in weight.sites if not site.is_scripted],
         signature,
@@ -119,8 +119,6 @@ def _converted(
         _check_traced(model, unbounded, findings)
     moves = _moves(movable, options, optimizers, findings)
     report = _report(model, weights, reasons, moves, findings, unbounded)
-    if not moves:
-        return list(optimizers), report
     state = Converted(model, {}, report, times, frozenset(unbounded))
     if signature is not None and findings.graph is not None:
         state.set_graph(findings.graph, signature)
@@ -220,7 +218,8 @@ def _check_types(model: Any, tables: Any, times: Any, unbounded: Any) -> None:
 
 
 def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
-    if converted(model) is not None:
+    state = converted(model)
+    if state is not None and state.lookups:
         raise ConfigError(
             f"hb.auto: a model is converted once, got {type(model).__name__}, which hb.auto has "
             "converted. Use the model and the optimizer that it returned."

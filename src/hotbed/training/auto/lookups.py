@@ -18,6 +18,7 @@ from hotbed.embedding.modules import Feature, TableModule
 from hotbed.embedding.modules.compiled import alive
 from hotbed.embedding.modules.plan import Plan
 from hotbed.embedding.modules.state import EXTRA
+from hotbed.embedding.modules.transforms import check_transforms
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError, RowShapeError
 
@@ -173,10 +174,16 @@ class MovedLookup(TableModule):
         own = self.as_ids(ids.values, ids.offsets, ids.weights)
         return self.map([own], self._times_of(own, times), training=True, queue=queue)
 
+    def plain_weight(self) -> Tensor:
+        """Return what evaluation reads for the ids of the weight, [num_embeddings, dim]."""
+        rows = self.tables[0].lookup(np.arange(self.num_embeddings))
+        return torch.from_numpy(rows).to(self._device.device)
+
     def _look_up(
         self, input: Tensor, offsets: Tensor | None = None, weights: Tensor | None = None
     ) -> tuple[Ids, tuple[Tensor, list[Tensor]]]:
         """Return the ids that are looked up, and the results; see `TableModule.pool`."""
+        check_transforms([self.tables[0].name], input)
         self.performed += self.training
         first = self.foreseen.popleft() if self.foreseen else None
         if self.unbounded:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +71,8 @@ class Converted:
                     f"hb.auto: the id graph comes from the arguments of the model, got none: "
                     f"{reason}. Call the model with a batch first."
                 )
-            self.is_traced = True
-            try:
+            with self.traced():
                 findings = inspect(self.model, list(self.lookups), self.signature)
-            finally:
-                self.is_traced = False
             if findings.graph is None:
                 raise ConfigError(
                     f"hb.auto: the code of {type(self.model).__name__} cannot be traced, got: "
@@ -82,6 +80,15 @@ class Converted:
                 )
             self._graph = findings.graph.unbounded(sorted(self.unbounded))
         return self._graph
+
+    @contextmanager
+    def traced(self) -> Iterator[None]:
+        """Let calls of the model be those of a trace."""
+        self.is_traced = True
+        try:
+            yield
+        finally:
+            self.is_traced = False
 
     def set_graph(self, graph: IdGraph, signature: Signature) -> None:
         """Take over a signature, and the id graph that was traced with it."""
@@ -226,7 +233,10 @@ def converted(model: nn.Module) -> Converted | None:
 def attach(state: Converted) -> None:
     """Let a model carry its state, and prepare its lookups at each call."""
     model = state.model
+    has_hooks = converted(model) is not None  # since an earlier hb.auto kept every embedding
     model.__dict__[STATE] = state
+    if has_hooks:
+        return
     model.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)
     model.register_forward_hook(_leave)
 

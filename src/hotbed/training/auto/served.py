@@ -13,11 +13,13 @@ from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.publish.plain import Part, PlainModel, ServedLookup, TensorSpec
+from hotbed.persist.publish.rejection import packed_rejection
 
 from .lookups import MovedLookup
 from .network import Converted
 from .signature import ENDS, SAMPLES, WEIGHTS, Leaf, Signature
 from .trace import Call, inspect
+from .tracing.packed import packed_layers
 
 
 def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
@@ -38,9 +40,16 @@ def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
             f"export: a server needs the arguments of the model, got none: {reason}. Call the "
             "model with a batch first, or give hb.auto a batch."
         )
-    with in_eval_mode(state.model):
-        findings = inspect(state.model, list(state.lookups), signature)
     name = type(state.model).__name__
+    if not state.lookups:
+        raise ConfigError(
+            f"export: a server takes rows from tables, got {name}, of which hb.auto kept every "
+            "embedding (print its report). Serve it with torch, or let an embedding become a table."
+        )
+    with in_eval_mode(state.model), packed_layers(state.model) as packed:
+        findings = inspect(state.model, list(state.lookups), signature)
+    if packed:
+        raise packed_rejection(state.model, packed)
     if findings.graph is None:
         raise ConfigError(
             f"export: a server computes ids without the code of {name}, which cannot be traced, "
@@ -67,9 +76,9 @@ def _spec(leaf: Leaf) -> TensorSpec:
 
 
 def _call(state: Converted, signature: Signature, tensors: Sequence[Tensor]) -> Any:
-    state.expect(())  # rows are there already
     args, kwargs = signature.arguments(tensors)
-    return state.model(*args, **kwargs)
+    with state.traced():  # rows are there already
+        return state.model(*args, **kwargs)
 
 
 def _lookup(module: MovedLookup, call: Call) -> ServedLookup:

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from hotbed import config
 from hotbed.data.batch import Ids
 from hotbed.errors import ConfigError
+from hotbed.optim.modes import in_eval_mode, in_train_mode
 
 from .signature import Signature
 from .tracing.branches import Walk, Walks, default_arguments, walk
@@ -188,7 +189,8 @@ def inspect(
             exported = export(model, compute, signature, _names(model))
         except Exception as error:  # of any type: torch.export cannot follow the code
             findings = _by_walks(model, modules, signature, _reason(error))
-            return replace(findings, inputs=signature.names)
+            kept = {**recorder.reads, **findings.kept}  # what was seen before the code stopped it
+            return replace(findings, inputs=signature.names, kept=kept)
     graph = _id_graph(exported, signature)
     return Findings(
         inputs=signature.names,
@@ -197,6 +199,25 @@ def inspect(
         obstacles=graph.obstacles,
         graph=graph,
     )
+
+
+def inspect_both_modes(
+    model: nn.Module, lookups: Sequence[str], signature: Signature | None = None
+) -> Findings:
+    """Return what `inspect` finds in the current mode, and the weights that either mode reads.
+
+    A ranking of all items, for example, often reads their weight in eval mode only. Evaluation may
+    leave arguments out, so that its code is also looked at without the signature.
+    """
+    findings = inspect(model, lookups, signature)
+    trains = any(module.training for module in model.modules())
+    other_mode, name = (in_eval_mode, "eval") if trains else (in_train_mode, "train")
+    with other_mode(model):
+        reads = dict(inspect(model, lookups, signature).kept)
+        if signature is not None:
+            reads = {**inspect(model, lookups).kept, **reads}
+    in_other_mode = {path: f"{where} in {name} mode" for path, where in reads.items()}
+    return replace(findings, kept={**in_other_mode, **findings.kept})
 
 
 def _names(model: nn.Module) -> dict[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +28,26 @@ def packed_stand_ins(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.__dict__["forward"]
+
+
+@contextmanager
+def packed_layers(model: nn.Module) -> Iterator[list[str]]:
+    """Yield a list of the recurrent layers that run over packed sequences, as they are called."""
+    paths: list[str] = []
+
+    def note(path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], PackedSequence) and path not in paths:
+            paths.append(path)
+
+    hooks = []
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            hooks.append(layer.register_forward_pre_hook(partial(note, path)))
+    try:
+        yield paths
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _stand_in(layer: nn.RNNBase) -> Callable[..., Any]:
