@@ -46,7 +46,7 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.position import Batches
-from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT
+from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT, sealed
 from hotbed.errors import DataError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -246,7 +246,7 @@ def from_prepared(folder: Path, arrays: Sequence[pa.Array]) -> list[Any]:
         for file in files(folder, arrays)
     ]
     workflow = {"format": WORKFLOW_FORMAT, "parts": {"train": {"rows": 0, "files": entries}}}
-    (folder / WORKFLOW_FILE).write_text(json.dumps(workflow))
+    (folder / WORKFLOW_FILE).write_text(json.dumps(sealed(workflow)))
     return read(Prepared(str(folder)).read(plan=PLAN))
 
 

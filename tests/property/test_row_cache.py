@@ -118,6 +118,7 @@ class CacheMachine(RuleBasedStateMachine):
         lookup = self.cache.lookup(self.store.versions[-1], FEATURES)
         looked = lookup({"a": ids(request[0][:9]), "b": ids(request[1][:9])}, 9)
         self.store.silent = False
+        lookup._retries.answered()  # all lookups of the version would wait for its next retry
         late = [
             {
                 one

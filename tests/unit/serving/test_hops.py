@@ -59,9 +59,9 @@ def test_a_request_takes_few_hops_to_its_session(
         )
         return submit(batcher, request)
 
-    def recorded_ask(session: Any, columns: Any, context: Any = None) -> Any:
+    def recorded_ask(session: Any, *arguments: Any, **options: Any) -> Any:
         passed.update(dict.fromkeys([*awaiting(), *stack(inspect.currentframe())]))
-        return ask(session, columns, context)
+        return ask(session, *arguments, **options)
 
     running = Running(exported, grpc_port=None)
     monkeypatch.setattr(Batcher, "submit", recorded_submit)

@@ -127,8 +127,8 @@ def tensor_of(entry: Any, row: Mapping[str, Any]) -> np.ndarray:
 
 def test_client_that_follows_the_metadata_gets_the_scores(served: Any) -> None:
     running, session, rows = served
-    metadata = tritonclient.http.InferenceServerClient(running.http).get_model_metadata("m")
-    inputs = metadata["inputs"]
+    with tritonclient.http.InferenceServerClient(running.http) as client:
+        inputs = client.get_model_metadata("m")["inputs"]
     read = {entry["name"] for entry in inputs}
     expected = [
         float(session.predict({name: [row[name]] for name in row if name in read})[0])

@@ -28,7 +28,6 @@ class Session:
         temp_embedding_dir: not needed either.
 
     Attributes:
-        model_class: of the model.
         model: the `Model` that does the work.
 
     Example:
@@ -42,7 +41,7 @@ class Session:
         [('AUC', 0.78)]
     """
 
-    model_class: ClassVar[type[Model]] = Model
+    model_class: ClassVar[type[Model]] = Model  # a rehearsal has another one
 
     def __init__(
         self,
