@@ -7,6 +7,7 @@ reference, or there is an error. A column `unused` of other types is never compa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -242,7 +243,11 @@ def from_parquet(folder: Path, arrays: Sequence[pa.Array]) -> list[Any]:
 
 def from_prepared(folder: Path, arrays: Sequence[pa.Array]) -> list[Any]:
     entries = [
-        {"file": Path(file).name, "bytes": Path(file).stat().st_size}
+        {
+            "file": Path(file).name,
+            "bytes": Path(file).stat().st_size,
+            "sha256": hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        }
         for file in files(folder, arrays)
     ]
     workflow = {"format": WORKFLOW_FORMAT, "parts": {"train": {"rows": 0, "files": entries}}}
