@@ -234,10 +234,10 @@ class Csv(FileSource):
         return names
 
     def _head(self, file: str) -> bytes:
-        """Return the first rows of a file, without lines that are no rows.
+        """Return the first rows of a file, without lines that are not rows.
 
         Raises:
-            DecodeError: The header is no row.
+            DecodeError: The header is not a row.
         """
 
         def leave_out(bad: BadLine) -> bytes:

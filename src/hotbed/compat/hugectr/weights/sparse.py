@@ -319,7 +319,7 @@ def _has_weights(records: NDArray[Any]) -> bool:
 
 
 def _num_odd(records: NDArray[Any]) -> int:
-    """Return how many numbers of the first rows are no weights, and slots no slots."""
+    """Return how many numbers of the first rows cannot be weights, and how many not slots."""
     first = records[:_SAMPLE]
     values = first["vector"]
     with np.errstate(invalid="ignore"):  # NaN is not a weight
