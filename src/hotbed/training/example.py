@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from inspect import Signature, signature
@@ -108,14 +109,15 @@ def prepare(
     )
 
 
-def call(network: Callable[..., Any], example: Example) -> Any:
-    """Return what a network gives for an example.
+@contextmanager
+def misfits_named(network: Callable[..., Any], example: Example) -> Iterator[None]:
+    """Call `network` with the arguments of an example in this block.
 
     Raises:
         ConfigError: its forward function does not take the arguments.
     """
     try:
-        return network(*example.arguments, **example.keywords)
+        yield
     except TypeError as error:
         parameters = signature(getattr(network, "forward", network))
         reason = _reason(parameters, example, error)

@@ -22,7 +22,7 @@ from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.training.ahead.mapper import Mapper, mapper_of
 from hotbed.training.auto.network import converted
 from hotbed.training.criterion import Criterion
-from hotbed.training.example import CPU, Example, call
+from hotbed.training.example import CPU, Example, misfits_named
 
 
 class Update(Protocol):
@@ -129,8 +129,9 @@ class Learner:
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
-        with self.precision.autocast(self.device):
-            outputs = call(self._network, example)
+        network = self._network
+        with self.precision.autocast(self.device), misfits_named(network, example):
+            outputs = network(*example.arguments, **example.keywords)
         self.outputs = outputs
         if self.criterion is None:
             return _own_loss(outputs)
@@ -260,7 +261,9 @@ class SelfUpdating:
         return example
 
     def forward(self, example: Example) -> Tensor:
-        self.outputs = outputs = call(self.network, example)
+        with misfits_named(self.network, example):
+            outputs = self.network(*example.arguments, **example.keywords)
+        self.outputs = outputs
         if self.criterion is None:
             return _own_loss(outputs[0] if _is_several(outputs) else outputs)
         outputs = self.criterion.shape(outputs, example.labels)

@@ -19,7 +19,7 @@ from hotbed.metrics import bounded
 from hotbed.optim.modes import in_eval_mode
 from hotbed.optim.precision import AmpPrecision
 from hotbed.training.criterion import Criterion
-from hotbed.training.example import Example, call
+from hotbed.training.example import Example, misfits_named
 
 LOSS = "loss"
 ALL = slice(None)
@@ -90,7 +90,8 @@ class Scorer:
         with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
             with self._precision.autocast(example.device):
                 if self.eval_network is None:
-                    raw = call(self.network, example)
+                    with misfits_named(self.network, example):
+                        raw = self.network(*example.arguments, **example.keywords)
                 else:
                     raw = self.eval_network(*example.everything)
             if self.has_own_outputs:
