@@ -395,7 +395,7 @@ class _Reading:
         return numbers
 
     def _replace(self, bad: BadLine) -> bytes:
-        """Return the line that pyarrow reads in place of a line that is no row.
+        """Return the line that pyarrow reads in place of a line that is not a row.
 
         Raises:
             DecodeError: The plan has no `skips`, or the line is the header.
@@ -531,7 +531,7 @@ def _blank(bad: BadLine) -> bytes:
 
 
 def _no_row(bad: BadLine, file: str, line: int) -> DecodeError:
-    """Return the error of a line that is no row."""
+    """Return the error of a line that is not a row."""
     advice = "Close it, set quote=None if quotes are ordinary characters,"
     if "quote" not in bad.fault:
         advice = "Correct it"
