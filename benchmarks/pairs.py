@@ -140,6 +140,57 @@ def stream() -> Round:
     return run
 
 
+def prepared() -> Round:
+    """Read 500,000 prepared rows with 26 ids and 13 numbers, and encode them to batches."""
+    import hotbed as hb
+    from hotbed.prepare import Preparation, prepare
+
+    ids = {f"c{number}": hb.sources.Keys(100_000) for number in range(FEATURES)}
+    dense = {f"d{number}": 1 for number in range(13)}
+    source = hb.sources.Generated(500_000, dense=dense, slots=ids)
+    columns = [*(hb.Id(name) for name in ids), *(hb.Dense(name) for name in dense)]
+    schema = hb.Schema([hb.Label("label"), *columns])
+    scratch = tempfile.TemporaryDirectory()
+    folder = f"{scratch.name}/prepared"
+    workflow = prepare(Preparation(source, schema, output=folder))
+
+    def run() -> None:
+        assert scratch  # lives as long as the rounds
+        for _ in hb.Dataset(hb.sources.Prepared(folder), workflow.schema, 4096):
+            pass
+
+    return run
+
+
+def kafka() -> Round:
+    """Read 131,072 JSON messages of three partitions from a broker, and encode them to batches."""
+    import json
+
+    import hotbed as hb
+    from hotbed.testing import Broker
+
+    broker = Broker()
+    broker.start()
+    broker.create("events", 3)
+    draw = np.random.default_rng(0)
+    for partition in range(3):
+        clicks = draw.integers(0, IDS, (60_000, 3)).tolist()
+        events = [
+            json.dumps({"y": user % 2, "user": user, "item": item, "shop": shop})
+            for user, item, shop in clicks
+        ]
+        broker.produce("events", [event.encode() for event in events], partition)
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item"), hb.Id("shop")])
+
+    def run() -> None:
+        events = hb.Dataset(hb.sources.Kafka(broker.servers, "events"), schema, 4096)
+        for number, _ in enumerate(events, start=1):
+            if number == 32:
+                break
+
+    return run
+
+
 ROWS: dict[str, Callable[[], Round]] = {
     "step": lambda: embedding_step("Adagrad", batch=4096, steps=20),
     "step of Adam": lambda: embedding_step("Adam", batch=4096, steps=20),
@@ -147,6 +198,8 @@ ROWS: dict[str, Callable[[], Round]] = {
     "growth": growth,
     "session": session,
     "stream": stream,
+    "prepared": prepared,
+    "kafka": kafka,
 }
 
 

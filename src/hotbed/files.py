@@ -15,7 +15,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
+
+import xxhash
 
 from hotbed.errors import ConfigError, NotWritten, PersistError
 
@@ -24,6 +26,9 @@ MARK_FILE = ".hotbed"
 
 Where = str | Path
 """A local path or a URL such as `s3://bucket/model`."""
+
+DIGESTS: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
+"""The kinds of digests of a file, by name."""
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::|://)")
 _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", re.DOTALL)
@@ -199,15 +204,23 @@ def truncate_file(path: Path, num_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
-def digest_of(path: Where, is_wanted: Callable[[], bool] = lambda: True) -> str:
-    """Return the SHA-256 of a file, hex; an empty text once the digest is not wanted any longer.
+def digest_of(
+    path: Where, kind: str = "sha256", is_wanted: Callable[[], bool] = lambda: True
+) -> str:
+    """Return the digest of a file, hex; an empty text once the digest is not wanted any longer.
 
     The file is read, not mapped: a mapped file that another process cuts ends this process.
+
+    Args:
+        path: the file.
+        kind: "sha256", or "xxh3", which takes a tenth of the time and finds flipped bits, but not
+            a change that was made to go unnoticed.
+        is_wanted: asked before each piece of the file.
 
     Raises:
         OSError: it cannot be read.
     """
-    digest = hashlib.sha256()
+    digest = DIGESTS[kind]()
     with open(path, "rb", buffering=0) as file:
         piece = memoryview(bytearray(min(_PIECE_BYTES, 1 + os.fstat(file.fileno()).st_size)))
         while num_bytes := file.readinto(piece):

@@ -114,7 +114,7 @@ class PartChecks:
     notes a change of it.
 
     Args:
-        entries: bytes and SHA-256 of each file, in the order of reading.
+        entries: bytes and digests of each file, in the order of reading.
     """
 
     _intact: ClassVar[dict[str, tuple[str | int, ...]]] = {}
@@ -149,9 +149,10 @@ class PartChecks:
         if self._intact.get(file) == (entry["sha256"], *before):
             return
         began = time.time_ns()
-        digest = digest_of(file, lambda: self._is_open)
-        if digest and digest != entry["sha256"]:
-            raise _changed(file, f"SHA-256 {digest}", entry["sha256"])
+        kind = "xxh3" if "xxh3" in entry else "sha256"  # earlier preparations have no XXH3
+        digest = digest_of(file, kind, lambda: self._is_open)
+        if digest and digest != entry[kind]:
+            raise _changed(file, f"{kind} {digest}", entry[kind])
         # the clock of a file system is coarse: a later change could have the time of an earlier one
         if digest and began - before[-1] > _SETTLED_NS:
             self._intact[file] = (entry["sha256"], *before)
@@ -180,7 +181,7 @@ def _check_digest(file: Path, entry: Mapping[str, Any]) -> None:
     _check_size(file, entry)
     digest = digest_of(file)
     if digest != entry["sha256"]:
-        raise _changed(file, f"SHA-256 {digest}", entry["sha256"])
+        raise _changed(file, f"sha256 {digest}", entry["sha256"])
 
 
 def _changed(file: str | Path, got: str, expected: str) -> DataError:

@@ -186,12 +186,16 @@ def test_files_have_the_types_that_are_promised(job: Preparation) -> None:
 def test_each_file_has_its_digest_in_the_workflow(job: Preparation) -> None:
     import hashlib
 
+    import xxhash
+
     prepare(job)
     folder = Path(job.output)
     workflow = json.loads((folder / "workflow.json").read_text())
     digests = {name: facts["sha256"] for name, facts in workflow["files"].items()}
     for facts in workflow["parts"]["train"]["files"]:
         digests[facts["file"]] = facts["sha256"]
+        content = (folder / facts["file"]).read_bytes()
+        assert facts["xxh3"] == xxhash.xxh3_128_hexdigest(content)
     for name, digest in digests.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from hotbed.connectors.file_list import write_file_list
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data.schema import Schema
-from hotbed.files import MARK_FILE, digest_of, new_file, sync_folder
+from hotbed.files import DIGESTS, MARK_FILE, digest_of, new_file, sync_folder
 from hotbed.prepare.output.layout import sizes_of
 from hotbed.prepare.partitions import PARTS
 
@@ -28,16 +27,17 @@ LETTERS_FOLDER = "dead_letters"
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file of the output: its name there, its rows, bytes and SHA-256 (hex)."""
+    """A file of the output: its name there, its rows, bytes and digests (hex)."""
 
     file: str
     rows: int
     bytes: int
     sha256: str
+    xxh3: str
 
 
 class PartWriter:
-    """Writes one Parquet file of the output, and takes its digest while it writes."""
+    """Writes one Parquet file of the output, and takes its digests while it writes."""
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
         self._name = name
@@ -53,8 +53,8 @@ class PartWriter:
     def close(self) -> WrittenFile:
         """Return the facts of the file, which is on disk."""
         self._parquet.close()
-        num_bytes, digest = self._file.finish()
-        return WrittenFile(self._name, self._num_rows, num_bytes, digest)
+        num_bytes, digests = self._file.finish()
+        return WrittenFile(self._name, self._num_rows, num_bytes, **digests)
 
 
 class _HashedFile:
@@ -64,14 +64,15 @@ class _HashedFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A task that a cluster runs again finds the file of the first run.
         self._file = open(path, "wb")  # noqa: SIM115 - closed by `finish`
-        self._hash = hashlib.sha256()
+        self._hashes = {kind: make() for kind, make in DIGESTS.items()}
         self._num_bytes = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         piece = memoryview(data).cast("B")
         self._file.write(piece)
-        self._hash.update(piece)
+        for digest in self._hashes.values():
+            digest.update(piece)
         self._num_bytes += piece.nbytes
         return piece.nbytes
 
@@ -84,12 +85,12 @@ class _HashedFile:
     def close(self) -> None:
         self.closed = True
 
-    def finish(self) -> tuple[int, str]:
-        """Return bytes and SHA-256 (hex) once the file is on disk."""
+    def finish(self) -> tuple[int, dict[str, str]]:
+        """Return bytes and digests (hex, by kind) once the file is on disk."""
         with self._file as file:
             file.flush()
             os.fsync(file.fileno())
-        return self._num_bytes, self._hash.hexdigest()
+        return self._num_bytes, {kind: hashed.hexdigest() for kind, hashed in self._hashes.items()}
 
 
 def write_workflow(
