@@ -227,7 +227,7 @@ def digest_of(
             if not is_wanted():
                 return ""
             digest.update(piece[:num_bytes])
-    return digest.hexdigest()
+    return str(digest.hexdigest())
 
 
 def map_file(path: Path) -> memoryview:
