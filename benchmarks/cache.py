@@ -26,7 +26,7 @@ import hotbed as hb
 from hotbed.config import describe
 from hotbed.frozen import FrozenRows, write_rows
 from hotbed.serving.cache import POLICIES, Policy
-from hotbed.serving.rows import Lookup, ServedTable
+from hotbed.serving.rows import FrozenLookup, ServedTable
 from hotbed.testing import FakeStore
 
 FEATURES, SAMPLES, DIM, REQUEST = 26, 100, 16, 50
@@ -82,7 +82,7 @@ def lookup_cost(rows: int, folder: Path) -> dict[str, float]:
         for _ in range(200)
     ]
     store = MappedStore(tables)
-    found = {"mapped": microseconds(Lookup(features, tables), requests, 5)}
+    found = {"mapped": microseconds(FrozenLookup(features, tables), requests, 5)}
     for policy in POLICIES:
         cache = hb.EmbeddingCache(store, "fake", 1 << 29, policy)
         look = cache.lookup(store.versions[0], features)

@@ -87,7 +87,7 @@ def json_body(draw: np.random.Generator, rows: int) -> bytes:
 
 
 def grpc_body(given: dict[str, Any]) -> bytes:
-    from hotbed.serving.server.grpc import MESSAGES
+    from hotbed.serving.server.endpoints.grpc import MESSAGES
 
     request = MESSAGES["ModelInferRequest"](model_name="m")
     for name, values in given.items():

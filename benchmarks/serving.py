@@ -34,9 +34,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.embedding import modules
 from hotbed.serving.request import RequestEncoder
-from hotbed.serving.rows import Lookup
+from hotbed.serving.rows import FrozenLookup
+from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions
-from hotbed.serving.server.rows_service import RowsServer
 
 FEATURES, DENSE, DIM = 26, 13, 16
 
@@ -146,7 +146,9 @@ def halved(given: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[st
 def parts(version: Any, requests: list[Any]) -> dict[str, float]:
     """CPU milliseconds of encoding and of rows; the rest of a request is the network's."""
     encode = RequestEncoder(version.schema)
-    look = Lookup([tuple(one) for one in version.graph["lookups"][0]["features"]], version.tables)
+    look = FrozenLookup(
+        [tuple(one) for one in version.graph["lookups"][0]["features"]], version.tables
+    )
     encoded = [encode(one) for one in requests]
     return {
         "encode": measure(encode, requests)["cpu"],

@@ -133,7 +133,7 @@ def rest_bodies(num_columns: int) -> Iterator[tuple[str, bytes, str | None]]:
 
 
 def grpc_bodies(num_columns: int) -> Iterator[tuple[str, bytes]]:
-    from hotbed.serving.server.grpc import MESSAGES
+    from hotbed.serving.server.endpoints.grpc import MESSAGES
 
     def message(name: str, shape: list[int], field: str, values: list[Any]) -> bytes:
         """A request of which one column has these values, and the others one."""

@@ -177,15 +177,15 @@ def build(
     """Build an object of `expected`, a class or a type hint, from plain values.
 
     Args:
-        spec: A mapping of `kind` (optional where only one class fits) and the constructor's
+        spec: a mapping of `kind` (optional where only one class fits) and the constructor's
             keywords. A bare string stands for a kind without keywords; nested values are built
             from the type hints. Objects that already fit are passed through.
-        expected: The class or the type hint.
-        path: Dotted path of `spec`, for messages.
-        given: Arguments that the caller supplies to the outermost constructor.
+        expected: the class or the type hint.
+        path: dotted path of `spec`, for messages.
+        given: arguments that the caller supplies to the outermost constructor.
 
     Raises:
-        ConfigError: A key or kind is unknown, a key is missing or a type is wrong; the message
+        ConfigError: a key or kind is unknown, a key is missing or a type is wrong; the message
             starts with the dotted path.
 
     >>> from dataclasses import dataclass

@@ -363,7 +363,7 @@ class SharedLock:
     It is held until the last of them is gone, or until the process ends.
 
     Attributes:
-        busy: Held around each change of the folder, by any thread.
+        busy: held around each change of the folder, by any thread.
     """
 
     _by_folder: ClassVar = weakref.WeakValueDictionary[Path, "SharedLock"]()

@@ -36,15 +36,15 @@ def write_rows(
     """Write one file of rows and return their number. It appears whole or not at all.
 
     Args:
-        path: The file.
-        dim: Lanes of a row; 0 for ids alone, whose slots are their places.
-        batches: Record batches with columns `id` and, unless `dim` is 0, `value`; each id once.
-        removed: Record batches with a column `id`: ids that older files hold and that have no row
+        path: the file.
+        dim: lanes of a row; 0 for ids alone, whose slots are their places.
+        batches: record batches with columns `id` and, unless `dim` is 0, `value`; each id once.
+        removed: record batches with a column `id`: ids that older files hold and that have no row
             any more.
-        dtype: Type of the rows; int8 rows have one scale each.
+        dtype: type of the rows; int8 rows have one scale each.
 
     Raises:
-        NotWritten: The disk is full or refuses.
+        NotWritten: the disk is full or refuses.
     """
     id_parts = list[IdArray]()
     with writing(path), new_file(path) as file:

@@ -38,7 +38,7 @@ from hotbed.connectors import (
     write_file_list,
 )
 from hotbed.connectors.generated import BLOCK_ROWS
-from hotbed.connectors.kafka_reader import KafkaReader
+from hotbed.connectors.kafka.reader import KafkaReader
 from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data import Dataset, Id, Label, Schema

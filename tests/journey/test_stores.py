@@ -21,9 +21,9 @@ import hotbed as hb
 from hotbed.persist.checkpoint import Saver, capture
 from hotbed.persist.format import CheckpointWriter, open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions
-from hotbed.serving.server.rows_service import RowsServer
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.base import RowStore
 
 from .test_serve import columns, frozen, trained

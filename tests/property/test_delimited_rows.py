@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotbed.connectors.rows import BadLine, RowFormat, WholeRows
+from hotbed.connectors.text.rows import BadLine, RowFormat, WholeRows
 
 pytestmark = pytest.mark.core
 LIMIT = 12

@@ -24,7 +24,7 @@ from hotbed.data.fitted import FittedMap
 from hotbed.errors import DataError
 from hotbed.frozen import ROW_DTYPES, FrozenRows, write_rows
 from hotbed.serving.request import RequestEncoder
-from hotbed.serving.rows import Lookup, ServedTable
+from hotbed.serving.rows import FrozenLookup, ServedTable
 
 pytestmark = pytest.mark.core
 t = hb.transforms
@@ -228,7 +228,7 @@ def test_a_request_holds_the_bits_of_the_encoder(
             ours = hb.Ids(np.tile(ours.values, n), np.arange(n + 1) * len(ours.values))
         assert ours.values.tolist() == one.values.tolist(), name
         assert ours.offsets.tolist() == one.offsets.tolist(), name
-    flat = Lookup(features, served)(found.ids, n).flat
+    flat = FrozenLookup(features, served)(found.ids, n).flat
     pooled = [
         pool(expected.ids[name], TABLES[table], pooling)
         for name, table, pooling in features
@@ -263,7 +263,7 @@ def test_one_sample_stands_for_all_whatever_the_rows_are_kept_in(
     table = TABLES["a"]
     write_rows(tmp_path / "a", table.dim, table.export(), dtype=dtype)
     served = {"a": ServedTable(describe(table.config), [FrozenRows(tmp_path / "a")])}
-    look = Lookup([("once", "a", "mean"), ("each", "a", "sum")], served)
+    look = FrozenLookup([("once", "a", "mean"), ("each", "a", "sum")], served)
     each = hb.Ids(np.array([3, 99, -10, 4]))
     once = hb.Ids(np.array([1, 2, 77]), np.array([0, 3]))
     flat = look({"once": once, "each": each}, 4).flat

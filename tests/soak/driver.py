@@ -281,12 +281,12 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.optim.sparse import SparseOptimizer
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
-    from hotbed.training.learner import Learner
+    from hotbed.training.stages.learner import StepLearner
 
     return {
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
-        "mapping": (Learner, "forward"),
+        "mapping": (StepLearner, "forward"),
         "ahead": (TableModule, "map"),
         "lookup": (TableModule, "map_and_pool"),
         "rows": (updates, "update_targets"),

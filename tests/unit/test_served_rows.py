@@ -16,7 +16,7 @@ import hotbed as hb
 from hotbed.config import describe
 from hotbed.errors import FormatError, NotWritten, RowShapeError
 from hotbed.frozen import FrozenRows, RowDtype, write_rows
-from hotbed.serving.rows import Lookup, ServedTable
+from hotbed.serving.rows import FrozenLookup, ServedTable
 
 pytestmark = pytest.mark.core
 DIM = 3
@@ -130,7 +130,7 @@ def test_a_lookup_gives_the_bits_of_evaluation(tmp_path: Path) -> None:
     served = {
         t.name: ServedTable(describe(t.config), [FrozenRows(tmp_path / t.name)]) for t in tables
     }
-    flat, sequences, late = Lookup(features, served)(ids, 20)
+    flat, sequences, late = FrozenLookup(features, served)(ids, 20)
     assert late == 0
     collection = hb.EmbeddingCollection([Feature(*one) for one in features], tables).eval()
     expected, rest = collection.pool([ids[name] for name, *_ in features])
@@ -157,7 +157,7 @@ def test_torn_foreign_and_absent_files_are_refused_by_name(tmp_path: Path) -> No
 
 def test_a_lookup_of_ragged_features_says_which(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows", DIM, [batch({1: [1.0, 2.0, 3.0]})])
-    lookup = Lookup(
+    lookup = FrozenLookup(
         [("x", "t", "sum")], {"t": ServedTable(config(), [FrozenRows(tmp_path / "rows")])}
     )
     with pytest.raises(RowShapeError, match="'x'"):

@@ -3,26 +3,26 @@
 
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.dead_letters import DeadLetters
-from hotbed.connectors.delimited import Csv
-from hotbed.connectors.file_list import read_file_list, write_file_list
 from hotbed.connectors.follow import Follow
 from hotbed.connectors.generated import Distribution, Generated, Keys, PowerLaw, UniformKeys
+from hotbed.connectors.hugectr.file_list import read_file_list, write_file_list
+from hotbed.connectors.hugectr.norm import Norm
+from hotbed.connectors.hugectr.raw import Raw
 from hotbed.connectors.journal import Journal
-from hotbed.connectors.jsonl import Jsonl
-from hotbed.connectors.kafka import Kafka
+from hotbed.connectors.kafka.kafka import Kafka
 from hotbed.connectors.late_labels import LateLabels
-from hotbed.connectors.libsvm import Libsvm
 from hotbed.connectors.live import Live
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.messages import Arrow, Decoder, Json
-from hotbed.connectors.norm import Norm
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.connectors.position import Position
 from hotbed.connectors.prepared import Prepared
-from hotbed.connectors.raw import Raw
 from hotbed.connectors.replay import Replay
 from hotbed.connectors.source import Join, Slice, Sort, Source
+from hotbed.connectors.text.delimited import Csv
+from hotbed.connectors.text.jsonl import Jsonl
+from hotbed.connectors.text.libsvm import Libsvm
 
 __all__ = [
     "Arrow",

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Batches, Place, Position
+from hotbed.connectors.position import PLACE, Batches, Position, RowPlace
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
 from hotbed.errors import ConfigError, DataError, SchemaError
@@ -32,11 +32,11 @@ class Concat(Source):
     endless: first its history from files, then the stream itself.
 
     Args:
-        sources: The sources, one or more.
+        sources: the sources, one or more.
 
     Raises:
         ConfigError: `sources` is empty, or an endless source is not the last.
-        SchemaError: A source lacks a column of the first one, or has a type that does not go with
+        SchemaError: a source lacks a column of the first one, or has a type that does not go with
             the others, such as text beside numbers. The message names the source by its number.
 
     Example:
@@ -78,7 +78,7 @@ class Concat(Source):
             total += count
         return total
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         part = int(position["part"])
         place = self.sources[part].locate(Position.from_json(position["source"]), back)
         return replace(place, file=": ".join(filter(None, [_name(part), place.file])))

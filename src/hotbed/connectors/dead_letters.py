@@ -33,7 +33,7 @@ class DeadLetters:
     crash; other content at the same place is another row.
 
     Args:
-        path: The file; None = rows are only counted and logged.
+        path: the file; None = rows are only counted and logged.
 
     Example: `letters.add({"topic": "clicks", "partition": 0, "offset": 7}, "undecodable", b"{")`
     """
@@ -64,7 +64,7 @@ class DeadLetters:
         """Write one row; it is on disk when this returns.
 
         Raises:
-            PersistError: The file cannot be written.
+            PersistError: the file cannot be written.
         """
         self.add_all([(place, reason, payload)])
 

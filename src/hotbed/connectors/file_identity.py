@@ -22,10 +22,10 @@ class FileIdentity:
     """The content that was read of a file.
 
     Args:
-        size: The bytes that were read, from the begin of the file.
-        digest: Of the first 64 KiB of these bytes (16 digits) and of the last 64 KiB (16 more
+        size: the bytes that were read, from the begin of the file.
+        digest: of the first 64 KiB of these bytes (16 digits) and of the last 64 KiB (16 more
             digits); "" = unknown, as in old positions.
-        rows: The rows in these bytes.
+        rows: the rows in these bytes.
     """
 
     size: int
@@ -37,7 +37,7 @@ class FileIdentity:
         """Return the identity of the first `size` bytes of a file; read at most 128 KiB.
 
         Raises:
-            OSError: The file cannot be read.
+            OSError: the file cannot be read.
         """
         with open(path, "rb") as file:
             head = file.read(min(size, EDGE_BYTES))
@@ -49,8 +49,8 @@ class FileIdentity:
         """Return whether a file has the same content, a longer one, another one, or is gone.
 
         Args:
-            path: The file.
-            size: Its size; None = ask the file system.
+            path: the file.
+            size: its size; None = ask the file system.
         """
         try:
             if size is None:

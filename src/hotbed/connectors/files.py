@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.encodings import Text, codec_of
 from hotbed.connectors.paths import Paths, expand
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
-from hotbed.connectors.position import Batches, Place, Position
+from hotbed.connectors.position import Batches, Position, RowPlace
 from hotbed.connectors.source import Source
+from hotbed.connectors.text.encodings import TextStream, codec_of
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError
 
@@ -51,8 +51,8 @@ class Section:
         """The codec of the file, by its content; None = not compressed.
 
         Raises:
-            DecodeError: Its name says that it is compressed, and its content does not.
-            OSError: The file cannot be read.
+            DecodeError: its name says that it is compressed, and its content does not.
+            OSError: the file cannot be read.
         """
         return codec_of(self.file)
 
@@ -60,7 +60,7 @@ class Section:
         """Return a stream of the decompressed bytes.
 
         Raises:
-            OSError: The file cannot be read.
+            OSError: the file cannot be read.
         """
         stream = open_bytes(self.file)
         if self.begin or self.end is not None:
@@ -74,14 +74,14 @@ class Section:
             return stream
         return pa.CompressedInputStream(stream, codec)
 
-    def open_text(self, *, is_utf8: bool = True) -> Text:
+    def open_text(self, *, is_utf8: bool = True) -> TextStream:
         """Return a stream of the decompressed text without a byte order mark.
 
         Raises:
-            DecodeError: The file is of another kind, or of another encoding.
-            OSError: The file cannot be read.
+            DecodeError: the file is of another kind, or of another encoding.
+            OSError: the file cannot be read.
         """
-        return Text(self.open(), self.file, is_utf8=is_utf8)
+        return TextStream(self.open(), self.file, is_utf8=is_utf8)
 
     def is_blank(self) -> bool:
         """Return whether it holds only white space, or nothing."""
@@ -99,7 +99,7 @@ def open_bytes(file: str) -> pa.NativeFile:
     """Open a file without decompressing it.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         file.encode()
@@ -151,8 +151,8 @@ class FileSource(Source):
         """Return this source of another path.
 
         Args:
-            path: The file.
-            types: The types of the files before it; it may complete those that they left open. None
+            path: the file.
+            types: the types of the files before it; it may complete those that they left open. None
                 = there are none.
         """
         source = replace(self, path=path)
@@ -174,7 +174,7 @@ class FileSource(Source):
         `skip_rows`.
 
         Raises:
-            DecodeError: The file is damaged, or a row cannot be read and the plan has no `skips`.
+            DecodeError: the file is damaged, or a row cannot be read and the plan has no `skips`.
         """
 
     def holds_lines(self, file: str) -> bool:
@@ -190,19 +190,19 @@ class FileSource(Source):
         If the section holds no whole row, this is its begin.
 
         Args:
-            section: The lines.
-            grows: Whether the file may go on.
+            section: the lines.
+            grows: whether the file may go on.
         """
         raise NotImplementedError
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         file = self.files()[int(position["file"])]
         row = int(position["row"]) - back
         return self.place(file, row)
 
-    def place(self, file: str, row: int) -> Place:
+    def place(self, file: str, row: int) -> RowPlace:
         """Return the place of the row that follows the first `row` rows of a file."""
-        return Place(file, row + 1)
+        return RowPlace(file, row + 1)
 
     def read(
         self,
@@ -251,11 +251,11 @@ def infer_from_heads(files: Sequence[str], infer: Callable[[str], pa.Schema]) ->
     Types that it leaves open come from the next files that tell them, `MOST_HEADS` files in all.
 
     Args:
-        files: The files.
-        infer: Returns the columns of a file from its head.
+        files: the files.
+        infer: returns the columns of a file from its head.
 
     Raises:
-        DataError: The first file cannot be read; a later one is reported when its rows are read.
+        DataError: the first file cannot be read; a later one is reported when its rows are read.
     """
     schema = None
     num_heads = 0
@@ -279,7 +279,7 @@ def one_path(where: str, path: Paths) -> str:
     """Return the path of a source that is written.
 
     Raises:
-        ConfigError: It is a list.
+        ConfigError: it is a list.
     """
     if isinstance(path, str) or hasattr(path, "__fspath__"):
         return str(path)

@@ -55,23 +55,23 @@ class Follow(Source):
     of their first and last 64 KiB. A copied, touched or restored file is not read again.
 
     Args:
-        directory: Where the files arrive.
-        pattern: Names, such as `*.parquet`.
-        order: Read waiting files by "name" or by "time" of change.
-        settle_seconds: How long a file must not have changed before it is read.
-        format: A source whose options are used to read (its path is not used). None = by the
+        directory: where the files arrive.
+        pattern: names, such as `*.parquet`.
+        order: read waiting files by "name" or by "time" of change.
+        settle_seconds: how long a file must not have changed before it is read.
+        format: a source whose options are used to read (its path is not used). None = by the
             ending: csv, tsv, jsonl, parquet, svm, also compressed. A column keeps the type of its
             first value.
-        grows: Read whole lines that are added to a file of plain lines. If False, they are an
+        grows: read whole lines that are added to a file of plain lines. If False, they are an
             error.
-        replaced: Other content under a name that was read raises an error ("raise"), or is read as
+        replaced: other content under a name that was read raises an error ("raise"), or is read as
             new rows ("read").
 
     Raises:
-        DecodeError: A file is torn.
-        SchemaError: A column of the first file is absent, or its type does not widen to the type
+        DecodeError: a file is torn.
+        SchemaError: a column of the first file is absent, or its type does not widen to the type
             that the column had first.
-        DataError: A file changed or vanished before it was read to its end; lines were added, or
+        DataError: a file changed or vanished before it was read to its end; lines were added, or
             content was replaced, where that is not asked for; a last line has no line end.
 
     With `on_error="skip"` all but SchemaError are logged and become dead letters.
@@ -116,7 +116,7 @@ class Follow(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        reading = _Reading(self, plan, position)
+        reading = _FollowReading(self, plan, position)
         while True:
             if not reading.next_block():
                 yield TICK, reading.position()
@@ -183,7 +183,7 @@ class Follow(Source):
         return source.like_first(path, first)
 
 
-class _Reading:
+class _FollowReading:
     """One reading of a followed directory: the files that were read, and the current block.
 
     A block is a section of a file. Its decision in the journal is {file, begin, rows, size, digest,

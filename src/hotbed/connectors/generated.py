@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.files import cut
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import ROWS, Batches, Place, Position
+from hotbed.connectors.position import ROWS, Batches, Position, RowPlace
 from hotbed.connectors.samples import check_names, fixed_lists
 from hotbed.connectors.source import Source
 
@@ -89,13 +89,13 @@ class Generated(Source):
     The rows depend on `seed` and on their number only, however they are read.
 
     Args:
-        rows: Their number.
-        labels: The names of the labels.
-        dense: The names of dense columns, each with its width: single numbers for 1, else lists.
-        slots: The names of slots, each with its keys: single ones for a count of 1, else lists.
+        rows: their number.
+        labels: the names of the labels.
+        dense: the names of dense columns, each with its width: single numbers for 1, else lists.
+        slots: the names of slots, each with its keys: single ones for a count of 1, else lists.
         distribution: `UniformKeys()` or `PowerLaw(alpha)`.
         dense_type: "float32": from 0 to 1. "int32": from 0 to 99.
-        seed: Of all draws.
+        seed: of all draws.
 
     Example:
         >>> slots = {"user": Keys(1_000_000), "genres": Keys(20, count=3, varies=True)}
@@ -134,8 +134,8 @@ class Generated(Source):
     def num_rows(self) -> int:
         return self.rows
 
-    def locate(self, position: Position, back: int) -> Place:
-        return Place("generated rows", int(position["row"]) - back + 1)
+    def locate(self, position: Position, back: int) -> RowPlace:
+        return RowPlace("generated rows", int(position["row"]) - back + 1)
 
     def read(
         self,

@@ -41,11 +41,11 @@ class Journal:
     line that a crash tore is cut off. Safe for several threads.
 
     Args:
-        path: A file that one process writes; None = in memory only.
+        path: a file that one process writes; None = in memory only.
 
     Raises:
-        FormatError: Another line is damaged (file, line).
-        PersistError: Another journal has the file open, or the file cannot be written.
+        FormatError: another line is damaged (file, line).
+        PersistError: another journal has the file open, or the file cannot be written.
 
     Example:
         >>> journal = Journal()
@@ -84,7 +84,7 @@ class Journal:
         """Write a decision; it is on disk when this returns.
 
         Raises:
-            PersistError: The journal already has a decision of this number or a later one, or it
+            PersistError: the journal already has a decision of this number or a later one, or it
                 cannot be written.
         """
         line = _line(topic, number, dict(value))

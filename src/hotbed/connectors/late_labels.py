@@ -27,12 +27,12 @@ class LateLabels:
     because their labels are unknown.
 
     Args:
-        on: Key columns, which are equal in a sample and its positive event.
-        column: The column that holds the kind of an event.
-        event: The kind of the events that become samples.
-        positive: The kind of the events that make a sample positive.
-        within_seconds: The window: how long after a sample its positive event may follow.
-        label: The column to write: 1.0 for a positive event within the window, else 0.0.
+        on: key columns, which are equal in a sample and its positive event.
+        column: the column that holds the kind of an event.
+        event: the kind of the events that become samples.
+        positive: the kind of the events that make a sample positive.
+        within_seconds: the window: how long after a sample its positive event may follow.
+        label: the column to write: 1.0 for a positive event within the window, else 0.0.
 
     Example:
         >>> keys = ("user_id", "product_id")
@@ -83,12 +83,12 @@ class Events:
     """Some events in their order.
 
     Args:
-        table: The events.
-        keys: The time at which each event is due, rising, in microseconds.
-        times: The time at which each event happened, in microseconds.
-        before: State of the sources before the events.
-        after: State of the sources after the events.
-        place: Returns the position after a number of these events.
+        table: the events.
+        keys: the time at which each event is due, rising, in microseconds.
+        times: the time at which each event happened, in microseconds.
+        before: state of the sources before the events.
+        after: state of the sources after the events.
+        place: returns the position after a number of these events.
     """
 
     table: pa.Table
@@ -196,8 +196,8 @@ class LabelJoin:
         there.
 
         Args:
-            done: Numbers of the samples that the run decides, in the order of decision.
-            run: The run.
+            done: numbers of the samples that the run decides, in the order of decision.
+            run: the run.
         """
         history = self.emitted
         starts = list(self.starts)

@@ -16,11 +16,11 @@ class Live:
     """The state that an endless source shares with its reader.
 
     Args:
-        journal: The decisions.
-        dead_letters: The rows that could not be read.
-        tick_seconds: The source yields at least this often, so that its reader can stop.
-        lag: Rows that wait at the source; None = unknown.
-        clock: Returns seconds since 1970; tests replace it.
+        journal: the decisions.
+        dead_letters: the rows that could not be read.
+        tick_seconds: the source yields at least this often, so that its reader can stop.
+        lag: rows that wait at the source; None = unknown.
+        clock: returns seconds since 1970; tests replace it.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """

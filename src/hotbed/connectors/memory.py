@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Batches, Place, Position
+from hotbed.connectors.position import Batches, Position, RowPlace
 from hotbed.connectors.source import Source, rows_of
 from hotbed.connectors.types import recast, types_of, usual
 from hotbed.errors import DataError
@@ -22,11 +22,11 @@ class Memory(Source):
     """Rows in memory.
 
     Args:
-        columns: A pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of
+        columns: a pyarrow Table or RecordBatch, a DataFrame of Polars or pandas, or a mapping of
             column names to lists or NumPy arrays of one length.
 
     Raises:
-        DataError: The columns differ in length or cannot become Arrow arrays.
+        DataError: the columns differ in length or cannot become Arrow arrays.
 
     Example: `hb.sources.Memory({"user": [1, 2], "genres": [["a", "b"], []], "label": [0, 1]})`
     """
@@ -52,8 +52,8 @@ class Memory(Source):
     def num_rows(self) -> int:
         return int(self.table.num_rows)
 
-    def locate(self, position: Position, back: int) -> Place:
-        return Place("memory", int(position["row"]) - back + 1)
+    def locate(self, position: Position, back: int) -> RowPlace:
+        return RowPlace("memory", int(position["row"]) - back + 1)
 
     def read(
         self,
@@ -121,7 +121,7 @@ def _of_frame(frame: Any) -> pa.Table:
     """Return the columns of a data frame.
 
     Raises:
-        DataError: A column has a type that Arrow does not have, such as Int128 of Polars.
+        DataError: a column has a type that Arrow does not have, such as Int128 of Polars.
     """
     try:
         return pa.table(frame)

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from hotbed.connectors.jsonl import declared_columns, infer_json, read_json_lines
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import schema_from_text, schema_to_text
+from hotbed.connectors.text.jsonl import declared_columns, infer_json, read_json_lines
 from hotbed.connectors.types import (
     completed,
     conform,
@@ -35,7 +35,7 @@ class Decoder(ABC):
         """Return names and types of the declared fields and of the fields of some messages.
 
         Raises:
-            ValueError: No message can be decoded; or both messages and declared fields are missing.
+            ValueError: no message can be decoded; or both messages and declared fields are missing.
         """
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Decoder(ABC):
         """Return the columns of `schema` from some messages; absent columns are null.
 
         Raises:
-            ValueError: A message is bad (or an Arrow error).
+            ValueError: a message is bad (or an Arrow error).
         """
 
 
@@ -52,7 +52,7 @@ class Json(Decoder):
     """One JSON object per message.
 
     Args:
-        columns: Names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
+        columns: names and types ("int64", "uint64", "float64", "string", "bool", "list<int64>",
             ...) of columns that are declared. Every other column keeps the type of its first value.
 
     Example: `hb.sources.Json({"user": "int64", "genres": "list<string>"})`
@@ -146,13 +146,13 @@ def wanted_types(
     """Return the columns to decode with their types, and the new value of `types`.
 
     Args:
-        decoder: Infers the types of new columns.
-        values: The messages.
-        plan: Its columns are decoded; None = all.
-        types: The types of the columns read so far, as text: a column keeps its first type.
+        decoder: infers the types of new columns.
+        values: the messages.
+        plan: its columns are decoded; None = all.
+        types: the types of the columns read so far, as text: a column keeps its first type.
 
     Raises:
-        SchemaError: A column is not in `types`, not declared, and not in any of the messages.
+        SchemaError: a column is not in `types`, not declared, and not in any of the messages.
     """
     schema = schema_from_text(types)
     columns = schema.names

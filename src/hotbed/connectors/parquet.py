@@ -38,11 +38,11 @@ class Parquet(FileSource):
     all files.
 
     Args:
-        path: A file, a glob or a list of both.
+        path: a file, a glob or a list of both.
 
     Raises:
-        DecodeError: A file is torn (file).
-        SchemaError: A file lacks a column of the first one, or has a type that does not widen to
+        DecodeError: a file is torn (file).
+        SchemaError: a file lacks a column of the first one, or has a type that does not widen to
             the column's (file, column, both types).
 
     Example: `hb.sources.Parquet("events/day=*/part-*.parquet")`
@@ -70,7 +70,7 @@ class Parquet(FileSource):
         """Yield the files that are whole; reading rows reports the others.
 
         Raises:
-            DecodeError: No file is whole.
+            DecodeError: no file is whole.
         """
         torn: DecodeError | None = None
         num_whole = 0

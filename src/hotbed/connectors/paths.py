@@ -24,7 +24,7 @@ def expand(path: Paths) -> list[str]:
     followed, and of several names of one file (links) the one without links stays.
 
     Raises:
-        DataError: A path or glob matches no file.
+        DataError: a path or glob matches no file.
     """
     if isinstance(path, (str, os.PathLike)):
         path = [path]

@@ -62,16 +62,16 @@ class ReadPlan:
     """The reader's wishes for a source.
 
     Args:
-        columns: The columns to read (None = all).
-        types: Types to read text columns as, where the source has no types of its own.
-        skips: Counts the bad rows and files, which are then skipped. None = the first one raises.
-        live: Journal, dead letters and clock of an endless source. None = the source makes its
+        columns: the columns to read (None = all).
+        types: types to read text columns as, where the source has no types of its own.
+        skips: counts the bad rows and files, which are then skipped. None = the first one raises.
+        live: journal, dead letters and clock of an endless source. None = the source makes its
             own, in memory.
-        words: Text columns that may come as Arrow dictionaries, where the file holds them so.
-        aside: Called with the rows of a file that are skipped because they cannot be read.
+        words: text columns that may come as Arrow dictionaries, where the file holds them so.
+        aside: called with the rows of a file that are skipped because they cannot be read.
             Of a damaged file it is one row: the first one that is lost, with the reason.
-        rest: What is left out behind a row that cannot be read, for messages; "" = its file.
-        opening: Called with the path of each file before it is read.
+        rest: what is left out behind a row that cannot be read, for messages; "" = its file.
+        opening: called with the path of each file before it is read.
     """
 
     columns: tuple[str, ...] | None = None
@@ -87,7 +87,7 @@ class ReadPlan:
         """Return those of the columns `names` that are to be read.
 
         Raises:
-            SchemaError: One of them appears twice.
+            SchemaError: one of them appears twice.
         """
         present = list(names)
         wanted = present

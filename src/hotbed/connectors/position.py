@@ -114,7 +114,7 @@ Batches = Iterator[tuple[pa.RecordBatch, Position]]
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """A row of a file, such as "clicks.csv, line 12"; `number` counts from 1, None = unknown."""
 
     file: str

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Batches, Place, Position
+from hotbed.connectors.position import Batches, Position, RowPlace
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where, digest_of, local_path, resolve
@@ -37,13 +37,13 @@ class Prepared(Source):
     """The rows that `hotbed prepare` wrote.
 
     Args:
-        path: The output folder of the preparation.
+        path: the output folder of the preparation.
         part: "train", or "valid" for the rows that its split held back.
 
     Raises:
-        DataError: The folder is not whole: a preparation was interrupted, or files were changed.
+        DataError: the folder is not whole: a preparation was interrupted, or files were changed.
             The digest of each file is checked before its first row.
-        ConfigError: The preparation has no such part.
+        ConfigError: the preparation has no such part.
 
     Example: `hb.sources.Prepared("prepared", part="valid")`
     """
@@ -58,7 +58,7 @@ class Prepared(Source):
         num_rows: int = self._facts["rows"]
         return num_rows
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         return self._files.locate(position, back)
 
     def read(
@@ -130,7 +130,7 @@ class PartChecks:
         """Return once a file is checked, and begin with the next one.
 
         Raises:
-            DataError: The file is missing or changed.
+            DataError: the file is missing or changed.
         """
         self._begin(file)
         following = self._order.index(file) + 1
@@ -195,7 +195,7 @@ def check_maps(folder: Path, workflow: Mapping[str, Any]) -> None:
     """Check the fitted maps of a prepared folder.
 
     Raises:
-        DataError: A map is missing or changed.
+        DataError: a map is missing or changed.
     """
     for name, entry in workflow.get("files", {}).items():
         if name.startswith("maps/"):
@@ -216,7 +216,7 @@ def verify_prepared(path: str | Path) -> dict[str, Any]:
         `files`, their `bytes`, and the `rows` of each part.
 
     Raises:
-        DataError: Something is wrong; the message names it.
+        DataError: something is wrong; the message names it.
     """
     folder = local_path(path, "prepared.path")
     workflow = read_workflow(folder)
@@ -254,7 +254,7 @@ def read_workflow(path: str | Path) -> dict[str, Any]:
     """Return the workflow in the output folder of a preparation, as plain values.
 
     Raises:
-        DataError: The folder does not hold a whole preparation.
+        DataError: the folder does not hold a whole preparation.
     """
     folder = local_path(path, "prepared.path")
     file = folder / WORKFLOW_FILE

@@ -40,15 +40,15 @@ class Replay(Source):
     order; its events count as late. Columns that a source lacks are null.
 
     Args:
-        sources: The sources.
-        time: Their column of times.
-        unit: Its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format).
+        sources: the sources.
+        time: their column of times.
+        unit: its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format).
         speed: None = as fast as possible; 60 = a minute of data per second, as a stream that ends.
-        late: Labels from later events.
+        late: labels from later events.
 
     Raises:
-        SchemaError: A column is absent, or the types of two sources do not go together.
-        DataError: A time cannot be read.
+        SchemaError: a column is absent, or the types of two sources do not go together.
+        DataError: a time cannot be read.
 
     Example: `hb.sources.Replay([views, purchases], time="event_time", unit="iso", speed=600)`
     """
@@ -148,7 +148,7 @@ class Replay(Source):
                     yield batch, pace.position(run, row)
 
 
-class _Reading:
+class _ReplayReading:
     """One source of a replay, and its next rows.
 
     `keys` are the times of these rows, each raised to the latest time before it.
@@ -251,12 +251,12 @@ def _merged(
 ) -> Iterator[Events]:
     """Yield the events of all sources by time, ties by source."""
     target, types = _target(replay, plan, columns)
-    readings: list[_Reading] = []
+    readings: list[_ReplayReading] = []
     for number, (source, state) in enumerate(zip(replay.sources, states, strict=True)):
         present = source.schema().names
         own_columns = tuple(name for name in target.names if name in present)
         own_plan = replace(plan, columns=own_columns, types=types)
-        reading = _Reading(replay, number, state, own_plan)
+        reading = _ReplayReading(replay, number, state, own_plan)
         readings.append(reading)
     while True:
         for reading in readings:
@@ -286,7 +286,7 @@ def _target(
     return pa.schema(list(kinds.items())), types
 
 
-def _next_run(readings: Sequence[_Reading], target: pa.Schema) -> Events:
+def _next_run(readings: Sequence[_ReplayReading], target: pa.Schema) -> Events:
     """Return the events that no later row of any source can precede."""
     before = [reading.state() for reading in readings]
     filled = [reading for reading in readings if len(reading.keys)]

@@ -46,7 +46,7 @@ def batches_to_write(
     """Yield the columns of `rows` in parts.
 
     Raises:
-        SchemaError: A column is absent, or holds nulls.
+        SchemaError: a column is absent, or holds nulls.
     """
     not_endless(rows, "a file to write")
     present = rows.schema().names
@@ -74,13 +74,13 @@ def matrix(array: pa.Array, name: str, where: str, width: int | None) -> np.ndar
     """Return numbers [n, width] of a column of lists, or of single values.
 
     Args:
-        array: The column, without nulls.
-        name: Its name, for messages.
-        where: The file, for messages.
-        width: The length of the lists; None = that of the first.
+        array: the column, without nulls.
+        name: its name, for messages.
+        where: the file, for messages.
+        width: the length of the lists; None = that of the first.
 
     Raises:
-        SchemaError: A list has another length.
+        SchemaError: a list has another length.
     """
     counts = num_keys(array)
     if width is None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, ROWS, Batches, Place, Position
+from hotbed.connectors.position import PLACE, ROWS, Batches, Position, RowPlace
 from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, SchemaError
 
@@ -42,7 +42,7 @@ class Source(ABC):
         """Return names and types of the raw columns.
 
         Raises:
-            DataError: Nothing can be read.
+            DataError: nothing can be read.
         """
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Source(ABC):
         microseconds when the block of the last row was decided.
 
         Args:
-            position: The position to resume from; None = the start.
+            position: the position to resume from; None = the start.
         """
 
     @property
@@ -89,9 +89,9 @@ class Source(ABC):
         """Return the number of rows if it is known without reading them, else None."""
         return None
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         """Return the place of the row `back` rows before `position`, for error messages."""
-        return Place("", None)
+        return RowPlace("", None)
 
     def words_for(self, place: Mapping[str, Any]) -> str:
         """Return the place of a row of an endless source, as its column has it, for messages."""
@@ -173,7 +173,7 @@ class Slice(Source):
             stop = min(stop, whole)
         return max(0, stop - start)
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         inner = Position.from_json(position["source"])
         return self.source.locate(inner, back + int(position["cut"]))
 
@@ -241,7 +241,7 @@ class Sort(Source):
     All rows are read into memory, once.
 
     Raises:
-        SchemaError: The source has no column `by`, or its type has no order.
+        SchemaError: the source has no column `by`, or its type has no order.
     """
 
     source: Source
@@ -256,9 +256,9 @@ class Sort(Source):
     def num_rows(self) -> int:
         return int(self._sorted.num_rows)
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         number = int(position["row"]) - back + 1
-        return Place(f"the source sorted by {self.by}", number)
+        return RowPlace(f"the source sorted by {self.by}", number)
 
     def read(
         self,
@@ -300,15 +300,15 @@ class Join(Source):
     Rows without a match get nulls (left join). Order and positions are those of `source`.
 
     Args:
-        source: The rows.
-        table: A small table, which is read into memory once. Its keys must be unique, and its other
+        source: the rows.
+        table: a small table, which is read into memory once. Its keys must be unique, and its other
             columns must not be in `source`.
-        on: The key column(s).
-        table_on: The key column(s) of `table`, in the same order; None = of the same names.
+        on: the key column(s).
+        table_on: the key column(s) of `table`, in the same order; None = of the same names.
 
     Raises:
         ConfigError: `on` and `table_on` have different numbers of columns.
-        SchemaError: A key column is absent, the types of its two sides do not go together, or other
+        SchemaError: a key column is absent, the types of its two sides do not go together, or other
             columns clash.
         DataError: `table` holds a key twice.
 
@@ -372,7 +372,7 @@ class Join(Source):
     def num_rows(self) -> int | None:
         return self.source.num_rows()
 
-    def locate(self, position: Position, back: int) -> Place:
+    def locate(self, position: Position, back: int) -> RowPlace:
         return self.source.locate(position, back)
 
     def read(

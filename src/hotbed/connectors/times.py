@@ -53,14 +53,14 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     microseconds cannot hold. Arrow timestamps and dates need no unit. Text without a zone is UTC.
 
     Args:
-        values: The times.
+        values: the times.
         unit: "s", "ms", "us", "ns" for numbers, also as text; "iso" for text as ISO 8601, RFC 1123,
             databases and programming languages write it; or a strptime format such as "%y%m%d%H".
-        zones: The zones of earlier batches of the column; those of this batch are added.
+        zones: the zones of earlier batches of the column; those of this batch are added.
 
     Raises:
         DataError: ISO text mixes zones, also with those of earlier batches.
-        SchemaError: The unit does not fit the type of the column.
+        SchemaError: the unit does not fit the type of the column.
     """
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

@@ -69,7 +69,7 @@ def declared(where: str, text: str, *, lists: bool = False) -> pa.DataType:
     """Return the Arrow type that a user wrote as `text`, such as "uint64" or "list<int64>".
 
     Raises:
-        ConfigError: There is no such type.
+        ConfigError: there is no such type.
     """
     inner = text
     if lists and text.startswith("list<") and text.endswith(">"):
@@ -284,13 +284,13 @@ def conform(values: pa.Array, wanted: pa.DataType, where: str, column: str) -> p
     """Return the values of a column as the type that the column has everywhere.
 
     Args:
-        values: The values; a column of nulls may be of any type.
-        wanted: The type that the column has in the parts before, or in all of them.
-        where: The file or source, for messages.
-        column: The name, for messages.
+        values: the values; a column of nulls may be of any type.
+        wanted: the type that the column has in the parts before, or in all of them.
+        where: the file or source, for messages.
+        column: the name, for messages.
 
     Raises:
-        SchemaError: The type of `values` does not widen to `wanted`.
+        SchemaError: the type of `values` does not widen to `wanted`.
     """
     kind = values.type
     if kind.equals(wanted):
@@ -331,7 +331,7 @@ def recast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return `values` as a type that they widen to, in its encoding.
 
     Raises:
-        ArrowException: A value is not one of `wanted`, such as a time that a finer unit cannot
+        ArrowException: a value is not one of `wanted`, such as a time that a finer unit cannot
             hold.
     """
     kind = values.type
@@ -446,7 +446,7 @@ def conform_all(
     `wanted`, they become the type in `numbers`.
 
     Raises:
-        SchemaError: A column is absent, or its type does not widen.
+        SchemaError: a column is absent, or its type does not widen.
     """
     if batch.schema.equals(wanted):
         return batch

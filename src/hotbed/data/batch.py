@@ -85,7 +85,7 @@ class Ids:
         Sample i of feature k is entry `i * num_features + k` of these ids.
 
         Raises:
-            RowShapeError: The number of entries is not a multiple of `num_features`, or the offsets
+            RowShapeError: the number of entries is not a multiple of `num_features`, or the offsets
                 do not rise from 0 to the number of ids.
         """
         if self.offsets is not None:

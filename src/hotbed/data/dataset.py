@@ -25,7 +25,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.columns import Shape, Type, require_columns, shape_of, type_of
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit
-from hotbed.data.order import Buffer, Encoded, Shuffle, place_at, unshuffled
+from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, unshuffled
 from hotbed.data.schema import Schema, check_schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -530,7 +530,7 @@ class Dataset:
             begin = Position.from_json(place["source"])
         chunks = self._encoded(begin)
         if self.shuffle > 1:
-            shuffle = Shuffle(self.shuffle, self.seed, epoch)
+            shuffle = ShuffledBuffers(self.shuffle, self.seed, epoch)
             return shuffle.buffers(chunks, int(place["buffer"]), skip)
         return unshuffled(chunks, skip)
 

@@ -89,8 +89,8 @@ def fit(schema: Schema, source: Source) -> Schema:
     `source` is read as many times as there are learned steps behind each other in one column.
 
     Raises:
-        DataError: The source has no rows.
-        SchemaError: A column is missing.
+        DataError: the source has no rows.
+        SchemaError: a column is missing.
     """
     while tasks := open_tasks(schema):
         learners = _learn(source, tasks, schema.rules)
@@ -117,7 +117,7 @@ def open_tasks(schema: Schema) -> list[Task]:
     reached.
 
     Raises:
-        ConfigError: Two joint transforms wait for each other.
+        ConfigError: two joint transforms wait for each other.
     """
     ready: list[Task] = []
     joint: dict[str, Task] = {}

@@ -31,8 +31,8 @@ class FittedMap:
     wherever their files lie. The file is opened and its digest is checked at the first use.
 
     Args:
-        path: A file of rows (docs/format.md).
-        digest: Its SHA-256, hex.
+        path: a file of rows (docs/format.md).
+        digest: its SHA-256, hex.
 
     Example:
         >>> ages = FittedMap.write("ages.rows", np.array([7, 9]), np.array([[31.0], [45.0]]))
@@ -59,12 +59,12 @@ class FittedMap:
         """Write a map whole, or not at all.
 
         Args:
-            path: The new file.
+            path: the new file.
             keys: int64 [n], each once. The place of a key is its slot.
-            values: Numbers [n, k] that become float32; None for keys alone.
+            values: numbers [n, k] that become float32; None for keys alone.
 
         Raises:
-            NotWritten: The disk is full or refuses.
+            NotWritten: the disk is full or refuses.
         """
         path = Path(path)
         rows = np.empty((len(keys), 0), np.float32)

@@ -64,7 +64,7 @@ def unshuffled(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
 
 
 @dataclass(frozen=True)
-class Shuffle:
+class ShuffledBuffers:
     """Cuts chunks into buffers of `size` rows, each permuted by (seed, epoch, its number).
 
     The first buffer is shorter by a random part, so that buffers of different epochs do not hold

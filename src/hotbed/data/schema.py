@@ -456,11 +456,11 @@ class Schema:
         """Return the schema of the rows that `hotbed prepare` wrote.
 
         Args:
-            path: The output folder of the preparation.
+            path: the output folder of the preparation.
             rows: "raw": return the fitted schema over raw rows instead, such as those of a stream.
 
         Raises:
-            DataError: The folder does not hold a whole preparation, or a fitted map changed.
+            DataError: the folder does not hold a whole preparation, or a fitted map changed.
         """
         workflow = read_workflow(path)
         folder = local_path(path, "prepared.path").resolve()
@@ -475,7 +475,7 @@ def _in_unit_of(time: Time, column: Column) -> Column:
     """Return a column whose parts of the same raw times are read in the unit of `time`.
 
     Raises:
-        ConfigError: It gives them another unit.
+        ConfigError: it gives them another unit.
     """
     if not isinstance(column, (Dense, Id)) or column.source != time.source:
         return column

@@ -13,7 +13,7 @@ from hotbed.models.din import DIN
 from hotbed.models.dlrm import DLRM
 from hotbed.models.dnn import DNN
 from hotbed.models.fm import FM
-from hotbed.models.graph import Graph
+from hotbed.models.graph.network import Graph
 from hotbed.models.lr import LR
 from hotbed.models.mmoe import MMoE
 from hotbed.models.recorded import recorded

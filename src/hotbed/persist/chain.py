@@ -42,8 +42,8 @@ class Lineage:
         """Return whether a state is to be taken next; False if it was taken before.
 
         Raises:
-            DeltaGap: The states before this delta are missing.
-            ForkedLineage: The delta belongs to a run that branched off.
+            DeltaGap: the states before this delta are missing.
+            ForkedLineage: the delta belongs to a run that branched off.
         """
         if manifest.digest in self._taken:
             return False
@@ -99,7 +99,7 @@ class Replica:
     Ids that wait for admission are not followed: a replica is read, and does not learn.
 
     Args:
-        tables: The tables by name; None: they are made from the description in the first state.
+        tables: the tables by name; None: they are made from the description in the first state.
 
     Example:
         >>> replica = Replica()
@@ -117,9 +117,9 @@ class Replica:
         If the delta of a Reader does not follow, its whole chain is taken.
 
         Raises:
-            DeltaGap: The deltas before a Link are missing.
-            ForkedLineage: A Link belongs to a run that branched off.
-            FormatError: A file is bad; the message names it. The tables are then as before.
+            DeltaGap: the deltas before a Link are missing.
+            ForkedLineage: a Link belongs to a run that branched off.
+            FormatError: a file is bad; the message names it. The tables are then as before.
         """
         link = state.newest_link if isinstance(state, Reader) else state
         links = [link]

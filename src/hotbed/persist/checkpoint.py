@@ -52,7 +52,7 @@ from hotbed.persist.network import (
 )
 from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
-from hotbed.persist.tables import CapturedTable, LiveRows, TableRows, load_table, write_table
+from hotbed.persist.tables import CapturedRows, CapturedTable, LiveRows, load_table, write_table
 
 log = logging.getLogger("hotbed.persist")
 
@@ -62,19 +62,19 @@ class State:
     """Everything a checkpoint holds.
 
     Attributes:
-        network: The dense part.
-        tables: By name.
-        optimizers: By name. None stands for a part without an optimizer.
-        rows: Parameters of `network` that are rows of tables. They are saved with the tables.
-        model: How to build the model again, as JSON values; see docs/format.md.
-        schema: What `Schema.to_json` returns.
-        positions: Positions of sources by name.
-        counters: Epochs, steps and samples learned.
-        progress: Nested dicts and lists with numbers, text and NumPy arrays (callbacks, metrics,
+        network: the dense part.
+        tables: by name.
+        optimizers: by name. None stands for a part without an optimizer.
+        rows: parameters of `network` that are rows of tables. They are saved with the tables.
+        model: how to build the model again, as JSON values; see docs/format.md.
+        schema: what `Schema.to_json` returns.
+        positions: positions of sources by name.
+        counters: epochs, steps and samples learned.
+        progress: nested dicts and lists with numbers, text and NumPy arrays (callbacks, metrics,
             the run).
-        random: States of torch's generators by name.
-        version: Number of the state in its lineage.
-        parent: Digest of the state before.
+        random: states of torch's generators by name.
+        version: number of the state in its lineage.
+        parent: digest of the state before.
     """
 
     network: nn.Module | None = None
@@ -101,11 +101,11 @@ class Capture:
     `write` closes it; a capture that is not written needs `close(saved=False)`.
 
     Attributes:
-        manifest: Its members, without files and tables.
-        tensors: Of the dense part.
-        arrays: Of the progress.
-        tables: Snapshots of the tables.
-        changes: Whether the tables hold only what changed.
+        manifest: its members, without files and tables.
+        tensors: of the dense part.
+        arrays: of the progress.
+        tables: snapshots of the tables.
+        changes: whether the tables hold only what changed.
     """
 
     manifest: Manifest
@@ -126,14 +126,14 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
     Call it between two steps, on the thread that trains. It copies the dense part only.
 
     Args:
-        state: The state.
-        changes: Capture only rows that changed or were removed since the last capture that was
+        state: the state.
+        changes: capture only rows that changed or were removed since the last capture that was
             saved. Every table must `track`.
-        takes: The tables record changes anew from here on; False leaves their records to another
+        takes: the tables record changes anew from here on; False leaves their records to another
             reader. See `Table.snapshot`.
 
     Raises:
-        PersistError: A snapshot of a table is open, or a value cannot be saved; the message names
+        PersistError: a snapshot of a table is open, or a value cannot be saved; the message names
             it.
     """
     with contextlib.ExitStack() as undo:
@@ -147,7 +147,7 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
     return captured
 
 
-def _captured_table(name: str, table: Table, rows: TableRows) -> CapturedTable:
+def _captured_table(name: str, table: Table, rows: CapturedRows) -> CapturedTable:
     return CapturedTable(name, describe(table.config), len(table), rows)
 
 
@@ -205,14 +205,14 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     """Write a capture as the newest checkpoint under `where` and close it.
 
     Args:
-        where: A path or URL.
-        captured: The capture.
-        keep: Number of fulls that are kept, each with the deltas on it.
-        parent: The checkpoint that it descends from. A capture of changes needs it, and becomes a
+        where: a path or URL.
+        captured: the capture.
+        keep: number of fulls that are kept, each with the deltas on it.
+        parent: the checkpoint that it descends from. A capture of changes needs it, and becomes a
             delta on it. None: `State.parent` counts.
 
     Raises:
-        PersistError: The disk refuses, or the parent is gone. The state that was newest stays so,
+        PersistError: the disk refuses, or the parent is gone. The state that was newest stays so,
             and the next capture holds these changes too.
     """
     is_saved = False
@@ -268,12 +268,12 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
     The changes that tables track stay tracked.
 
     Args:
-        where: A path or URL.
-        state: The state.
-        keep: Number of fulls that are kept.
+        where: a path or URL.
+        state: the state.
+        keep: number of fulls that are kept.
 
     Raises:
-        PersistError: The disk refuses, a running stream keeps its states there, or a value cannot
+        PersistError: the disk refuses, a running stream keeps its states there, or a value cannot
             be saved. The state that was newest stays so.
         FormatError: CURRENT is torn, or missing next to states.
     """
@@ -313,14 +313,14 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     the caller.
 
     Args:
-        reader: The checkpoint.
-        state: The network, tables and optimizers to load.
-        allow: Names of fields that may differ although the state means something else with them;
+        reader: the checkpoint.
+        state: the network, tables and optimizers to load.
+        allow: names of fields that may differ although the state means something else with them;
             see docs/persist.md.
 
     Raises:
-        FormatError: A file is bad; the message names it.
-        PersistError: A field, parameter, table or optimizer does not fit; the message names it.
+        FormatError: a file is bad; the message names it.
+        PersistError: a field, parameter, table or optimizer does not fit; the message names it.
     """
     folder = reader.folder
     if reader.manifest.contents == "values":
@@ -428,13 +428,13 @@ def warm_start_network(network: nn.Module, checkpoint: Reader, names: Mapping[st
     """Load parameters and buffers of another job's network into a network of this one.
 
     Args:
-        network: The network of this job.
-        checkpoint: The state of the other job.
-        names: Names of parameters here to names there.
+        network: the network of this job.
+        checkpoint: the state of the other job.
+        names: names of parameters here to names there.
 
     Raises:
-        PersistError: A name is unknown, or a shape differs; nothing has changed.
-        FormatError: The file is bad; nothing has changed.
+        PersistError: a name is unknown, or a shape differs; nothing has changed.
+        FormatError: the file is bad; nothing has changed.
     """
     own = dict(network.named_parameters()) | dict(network.named_buffers())
     tensors = _loaded_tensors(checkpoint)
@@ -498,7 +498,7 @@ class Saver:
         """Write `captured` on a thread; wait first if another capture is still being written.
 
         Raises:
-            PersistError: The save before failed, or a full is needed and this is a capture of
+            PersistError: the save before failed, or a full is needed and this is a capture of
                 changes. `captured` is closed.
         """
         try:
@@ -519,7 +519,7 @@ class Saver:
         """Return the last checkpoint once nothing is being written; None before the first.
 
         Raises:
-            PersistError: The save failed.
+            PersistError: the save failed.
         """
         writing = self._writing
         self._writing = None

@@ -71,12 +71,12 @@ class Saved:
     """A checkpoint that is on disk.
 
     Attributes:
-        folder: A Path, or a URL as text.
-        digest: Of its manifest.
-        version: Number of the state in its lineage.
-        bytes: Size of its files without the manifest.
+        folder: a Path, or a URL as text.
+        digest: of its manifest.
+        version: number of the state in its lineage.
+        bytes: size of its files without the manifest.
         kind: `full` or `delta`.
-        chain: The states that a delta on this one needs, itself the last.
+        chain: the states that a delta on this one needs, itself the last.
     """
 
     folder: Where
@@ -210,7 +210,7 @@ class Link:
         """Return the bytes of one file.
 
         Raises:
-            FormatError: The file is missing, torn or changed; the message names it.
+            FormatError: the file is missing, torn or changed; the message names it.
         """
         if name in self._contents:
             return self._contents[name]
@@ -243,7 +243,7 @@ class Link:
         """Check every file, and that the rows are those of their tables.
 
         Raises:
-            FormatError: Something is wrong; the message names the first bad file.
+            FormatError: something is wrong; the message names the first bad file.
         """
         check_descriptions(self.manifest, self._place(MANIFEST_FILE))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -325,7 +325,7 @@ class Link:
         """Return the tensors of the dense part in the order of their names, without torch.
 
         Raises:
-            FormatError: The file is not a safetensors file.
+            FormatError: the file is not a safetensors file.
         """
         data = self.dense()
         if not data:
@@ -494,14 +494,14 @@ def open_checkpoint(path: Where, version: int | None = None) -> Reader:
     """Open the newest checkpoint under `path`, or the one in `path` itself, with its chain.
 
     Args:
-        path: A local path, or a URL for fsspec.
-        version: Open the newest state under `path` with this version, such as its number of steps.
+        path: a local path, or a URL for fsspec.
+        version: open the newest state under `path` with this version, such as its number of steps.
 
     Raises:
-        FormatError: Something is missing, torn or changed; the message names it. All manifests
+        FormatError: something is missing, torn or changed; the message names it. All manifests
             are checked, files when they are read.
-        PersistError: No state has this version; the message lists those that there are.
-        VersionError: A manifest has a format version that this build does not read.
+        PersistError: no state has this version; the message lists those that there are.
+        VersionError: a manifest has a format version that this build does not read.
     """
     if version is None:
         return read_newest(path, lambda reader: reader)

@@ -30,7 +30,7 @@ def verify(where: Where) -> dict[str, Any]:
         `files` and their `bytes`.
 
     Raises:
-        FormatError: Something is wrong; the message names it.
+        FormatError: something is wrong; the message names it.
     """
     return read_newest(where, _verified)
 

@@ -366,7 +366,7 @@ def encode(tree: Any, name: str = "") -> tuple[Any, Arrays]:
     numbers or booleans come back from `decode` as they were.
 
     Raises:
-        PersistError: The tree holds something else; the message names its path.
+        PersistError: the tree holds something else; the message names its path.
 
     >>> encode({"auc": [0.5, (1, 2)]})
     ({'auc': [0.5, {'$tuple': [1, 2]}]}, {})

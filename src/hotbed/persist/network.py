@@ -81,7 +81,7 @@ def flatten(
     The tensors are named `optimizer/<name>/<parameter number>/<key>`.
 
     Raises:
-        PersistError: A value is neither a tensor nor JSON; the message names it.
+        PersistError: a value is neither a tensor nor JSON; the message names it.
     """
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -111,7 +111,7 @@ def unflatten(
     """Load what `flatten` returned into an optimizer of the same class over the same parameters.
 
     Raises:
-        PersistError: The optimizer is another one.
+        PersistError: the optimizer is another one.
     """
     own_class = type(optimizer).__name__
     if plain["class"] != own_class:

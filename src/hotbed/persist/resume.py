@@ -128,14 +128,14 @@ def compare(
     """Compare what a checkpoint means with what would resume; return the names of accepted changes.
 
     Args:
-        place: Where the checkpoint lies, for messages.
-        saved: What the checkpoint means.
-        here: What would resume from it.
-        allow: Names of fields, or patterns of them, that may differ although they would be refused.
-        misfit: Returns why the state cannot be loaded, whatever is accepted; "" if it can.
+        place: where the checkpoint lies, for messages.
+        saved: what the checkpoint means.
+        here: what would resume from it.
+        allow: names of fields, or patterns of them, that may differ although they would be refused.
+        misfit: returns why the state cannot be loaded, whatever is accepted; "" if it can.
 
     Raises:
-        PersistError: A field that may not change differs; the message names it and both values.
+        PersistError: a field that may not change differs; the message names it and both values.
     """
     accepted: set[str] = set()
     refused: list[str] = []
@@ -267,7 +267,7 @@ def finish_first(where: Where) -> None:
     Call it under the lock of the folder.
 
     Raises:
-        FormatError: That checkpoint is damaged.
+        FormatError: that checkpoint is damaged.
     """
     store = open_store(where)
     if not isinstance(store, LocalStore):
@@ -290,9 +290,9 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
         `{"folder", "kind", "version", "aside"}`; `aside`: the names of the states that moved.
 
     Raises:
-        ConfigError: There is no such state, or `where` is an object store.
-        FormatError: The state or its chain is not complete.
-        PersistError: Another run holds the lock.
+        ConfigError: there is no such state, or `where` is an object store.
+        FormatError: the state or its chain is not complete.
+        PersistError: another run holds the lock.
     """
     store = open_store(where)
     if not isinstance(store, LocalStore):
@@ -323,8 +323,8 @@ def open_state(where: Where, number: int) -> Reader:
     """Return state `number` under `where` with its chain.
 
     Raises:
-        ConfigError: There is no such state.
-        FormatError: The state or its chain is not complete.
+        ConfigError: there is no such state.
+        FormatError: the state or its chain is not complete.
     """
     store = open_store(where)
     return open_folder(store, _chosen(store, number))

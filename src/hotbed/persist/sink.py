@@ -37,10 +37,10 @@ class Clocks(NamedTuple):
     """Seconds at one look.
 
     Attributes:
-        wall: Of the clock on the wall.
-        process: Of the processors, used by the whole process.
-        own: Of the processors, used by this save.
-        process_after: As `process`, read again after `own`.
+        wall: of the clock on the wall.
+        process: of the processors, used by the whole process.
+        own: of the processors, used by this save.
+        process_after: as `process`, read again after `own`.
     """
 
     wall: float
@@ -147,9 +147,9 @@ class HashedFile:
     """A new file that is hashed while it is written; on disk once its draft is published.
 
     Args:
-        raw: The file below, whose `write` takes all of a piece.
-        threads: Those of the draft.
-        finish: Makes the file below durable and closes it.
+        raw: the file below, whose `write` takes all of a piece.
+        threads: those of the draft.
+        finish: makes the file below durable and closes it.
     """
 
     def __init__(self, raw: RawFile, threads: SaveThreads, finish: Callable[[], None]) -> None:

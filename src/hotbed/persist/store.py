@@ -65,7 +65,7 @@ class Draft(ABC):
         """Make all files durable, write the manifest, then make the checkpoint the newest.
 
         Raises:
-            PersistError: Another writer was first.
+            PersistError: another writer was first.
         """
 
     @abstractmethod
@@ -123,7 +123,7 @@ def open_store(where: Where) -> CheckpointStore:
     """Return the store of a local path or URL.
 
     Raises:
-        MissingExtra: The URL needs a package that is not installed.
+        MissingExtra: the URL needs a package that is not installed.
 
     Example: `open_store("s3://bucket/model")`.
     """
@@ -148,7 +148,7 @@ def new_file(where: Where) -> Iterator[IO[bytes]]:
     It appears whole when the block ends, and not at all after an error.
 
     Raises:
-        NotWritten: The disk is full or refuses.
+        NotWritten: the disk is full or refuses.
     """
     root, name = split(where)
     with files.writing(where), open_store(root).new_file(name) as file:

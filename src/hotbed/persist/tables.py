@@ -28,7 +28,7 @@ log = logging.getLogger("hotbed.persist")
 BATCH_ROWS = 4096
 
 
-class TableRows(Protocol):
+class CapturedRows(Protocol):
     """The rows of a table at one moment: what `Table.snapshot` returns."""
 
     num_rows: int
@@ -52,7 +52,7 @@ class CapturedTable:
     name: str
     config: Mapping[str, Any]
     total: int
-    rows: TableRows
+    rows: CapturedRows
 
 
 class LiveRows:
@@ -259,27 +259,27 @@ def warm_start(
     gets the id that its word has here, and rows of words that are not known here are left out.
 
     Args:
-        tables: The tables of this job by name.
-        checkpoint: The state of the other job.
-        rename: Names there to names here, or pairs of a regular expression that matches the whole
+        tables: the tables of this job by name.
+        checkpoint: the state of the other job.
+        rename: names there to names here, or pairs of a regular expression that matches the whole
             name there and its replacement; the first pair that matches counts.
-        optimizer_state: Also load optimizer state and the step that bias correction counts. Both
+        optimizer_state: also load optimizer state and the step that bias correction counts. Both
             tables then need the same rule.
         now: Int64 microseconds at which rows without a time count as seen; rows of a table that
             counted steps have none. In a table here that counts steps, all rows count as seen at
             its step, unless they bring steps and the step with `optimizer_state`.
-        schema: The columns of the data here. It is compared with the schema of the checkpoint, and
+        schema: the columns of the data here. It is compared with the schema of the checkpoint, and
             may be None only if that has none.
-        computed: Tables whose ids the model computes from its features, as those of `hb.auto`.
+        computed: tables whose ids the model computes from its features, as those of `hb.auto`.
             Their rows follow no words, and another vocabulary is refused.
 
     Returns:
         Table here -> table there, for each table that was loaded.
 
     Raises:
-        PersistError: Two tables get one name, dims or rules differ, no table has a counterpart, or
+        PersistError: two tables get one name, dims or rules differ, no table has a counterpart, or
             an id means another value here, by a transform that differs; nothing has changed.
-        FormatError: A file is bad; the message names it, and nothing has changed.
+        FormatError: a file is bad; the message names it, and nothing has changed.
 
     Example: `warm_start({"item": table}, open_checkpoint("old"), rename=[(r"v1_(.*)", r"\\1")])`
     """

@@ -34,9 +34,9 @@ class Numbering:
     """The last steps of an id feature: words -> ids. A word is known by its own id.
 
     Args:
-        words: Ids of the words, int64 [n], in the order of the vocabulary. The first word has the
+        words: ids of the words, int64 [n], in the order of the vocabulary. The first word has the
             id 1. None: a word is its own id.
-        shift: What is added to the ids.
+        shift: what is added to the ids.
     """
 
     words: IdArray | None
@@ -117,7 +117,7 @@ class Translation:
         """Return the ids here, int64 [n], and whether the row of each is taken, bool [n].
 
         Raises:
-            PersistError: An id stands for two words, of two features; the message names them.
+            PersistError: an id stands for two words, of two features; the message names them.
         """
         result = np.zeros(len(ids), np.int64)
         is_taken = np.zeros(len(ids), bool)
@@ -139,10 +139,10 @@ class Translation:
         """Check that every row finds its place; return the number of rows that are taken.
 
         Args:
-            ids: All ids of the table there, int64 [n].
+            ids: all ids of the table there, int64 [n].
 
         Raises:
-            PersistError: Two rows get one id here, or none has a word that is known here.
+            PersistError: two rows get one id here, or none has a word that is known here.
         """
         renumbered, is_taken = self.apply(ids)
         taken = renumbered[is_taken]
@@ -171,14 +171,14 @@ def translation_of(
     None: they stay as they are, because both schemas make the same ids of the same values.
 
     Args:
-        there: The schema of the job that learned the rows.
-        source: The table there.
-        here: The schema of the data here.
-        table: The table here.
-        is_computed: Whether a model computes the ids of the table from any of the features.
+        there: the schema of the job that learned the rows.
+        source: the table there.
+        here: the schema of the data here.
+        table: the table here.
+        is_computed: whether a model computes the ids of the table from any of the features.
 
     Raises:
-        PersistError: They make other ids, and the values cannot be told from the ids: by a hash,
+        PersistError: they make other ids, and the values cannot be told from the ids: by a hash,
             bucket or combination that differs. The message names the feature and the transform. Or
             only the schema there is known.
     """
@@ -216,8 +216,8 @@ def types_there(there: Schema, here: Schema, tables: Mapping[str, str]) -> dict[
     """Return the types that raw columns here must have, since rows were learned from such values.
 
     Args:
-        there: The schema of the rows.
-        here: The schema of the data that are learned next.
+        there: the schema of the rows.
+        here: the schema of the data that are learned next.
         tables: Table here -> table there.
     """
     types: dict[str, Type] = {}
@@ -253,7 +253,7 @@ def _renumbering(old: Id, new: Id, source: str) -> Renumbering | None:
     """Return how ids of a feature change; None if they do not.
 
     Raises:
-        PersistError: They cannot be told from each other.
+        PersistError: they cannot be told from each other.
     """
     shared = 0
     for before, after in zip(old.transforms, new.transforms, strict=False):

@@ -22,9 +22,9 @@ from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.prepare.keyed.encodings import training_schema
-from hotbed.prepare.keyed.fits import KeyedFit, Learned, Places, keyed_fit
+from hotbed.prepare.keyed.fits import FitResult, KeyedFit, Places, keyed_fit
 from hotbed.prepare.partitions import TRAIN, Chunk, Partition
-from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle, ShuffleWriter
+from hotbed.prepare.shuffle import BatchReader, BatchWriter, BucketShuffle, ShuffleWriter
 from hotbed.prepare.stages import Work
 from hotbed.prepare.view import View
 
@@ -38,7 +38,7 @@ class Fitted:
 
 
 @dataclass
-class _Part:
+class _Partial:
     """What the task of a partition returns.
 
     `learners`: of plain tasks. `priors`: for each keyed fit, the mean of its labels.
@@ -56,12 +56,12 @@ class _Pass:
     view: View
     tasks: Sequence[Task]
     fits: Sequence[KeyedFit]
-    shuffles: Sequence[Shuffle]
+    shuffles: Sequence[BucketShuffle]
     rules: int
 
-    def __call__(self, partition: Partition) -> _Part:
+    def __call__(self, partition: Partition) -> _Partial:
         learners = [task.learner() for task in self.tasks]
-        part = _Part(0, learners, [Moments() for _ in self.fits])
+        part = _Partial(0, learners, [Moments() for _ in self.fits])
         with ExitStack() as opened:
             writers = []
             for shuffle in self.shuffles:
@@ -77,7 +77,7 @@ class _Pass:
         return part
 
     def _learn(
-        self, chunk: Chunk, context: Columns, part: _Part, writers: Sequence[ShuffleWriter]
+        self, chunk: Chunk, context: Columns, part: _Partial, writers: Sequence[ShuffleWriter]
     ) -> None:
         """Learn from a chunk; `context`: the columns of its training rows."""
         for task, learner in zip(self.tasks, part.learners, strict=True):
@@ -96,7 +96,7 @@ class _Reducing:
     """The task that turns a bucket of a keyed fit into its result."""
 
     fits: Sequence[KeyedFit]
-    shuffles: Sequence[Shuffle]
+    shuffles: Sequence[BucketShuffle]
     priors: Sequence[float]
 
     def __call__(self, place: tuple[int, int]) -> None:
@@ -118,7 +118,7 @@ class _Finishing:
     priors: Sequence[float]
     num_buckets: int
 
-    def __call__(self, number: int) -> Learned:
+    def __call__(self, number: int) -> FitResult:
         fit = self.fits[number]
         results = [
             BatchReader(fit.places.result_file(bucket)) for bucket in range(self.num_buckets)
@@ -152,7 +152,7 @@ def fit(schema: Schema, work: Work, view: View, output: Path) -> Fitted:
                 num_fits += 1
                 places = Places(output, work.folder / f"fit-{num_fits:03d}", num_fits)
                 fits.append(keyed_fit(task, schema, places, work.num_buckets, view.seed))
-        shuffles = [Shuffle(keyed.places.folder, work.num_buckets) for keyed in fits]
+        shuffles = [BucketShuffle(keyed.places.folder, work.num_buckets) for keyed in fits]
         learning = _Pass(view, plain, fits, shuffles, schema.rules)
         part = _learn(work, learning, number)
         for task, learner in zip(plain, part.learners, strict=True):
@@ -165,9 +165,9 @@ def fit(schema: Schema, work: Work, view: View, output: Path) -> Fitted:
         number += 1
 
 
-def _learn(work: Work, learning: _Pass, number: int) -> _Part:
+def _learn(work: Work, learning: _Pass, number: int) -> _Partial:
     """Return what one pass over all partitions learned."""
-    merged: _Part | None = None
+    merged: _Partial | None = None
     for part in work.map(f"fit {number}", learning, work.partitions):
         if merged is None:
             merged = part
@@ -185,7 +185,9 @@ def _learn(work: Work, learning: _Pass, number: int) -> _Part:
     return merged
 
 
-def _finished(work: Work, learning: _Pass, labels: Sequence[Moments], number: int) -> list[Learned]:
+def _finished(
+    work: Work, learning: _Pass, labels: Sequence[Moments], number: int
+) -> list[FitResult]:
     """Return what the keyed fits of a pass learned; `labels`: of each fit."""
     if not learning.fits:
         return []

@@ -19,7 +19,7 @@ from hotbed.connectors.concat import Concat
 from hotbed.connectors.files import FileSource
 from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.plan import READ_ALL, ReadPlan
-from hotbed.connectors.position import Place, Position
+from hotbed.connectors.position import Position, RowPlace
 from hotbed.connectors.source import Join, Source, not_endless
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError
@@ -128,12 +128,12 @@ class Partition:
             yield Chunk.of(self, number, row, rows)
             row += rows.num_rows
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> RowPlace:
         """Return the place of a good row of the file, counted from 0, for messages."""
         inner = _innermost(self.source)
         if isinstance(inner, FileSource):
             return inner.place(self.name, row)
-        return Place(self.name, row + 1)
+        return RowPlace(self.name, row + 1)
 
     def _batches(self, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         position = None

@@ -65,7 +65,7 @@ class Bucket:
     lengths: Mapping[int, Sequence[int]]
 
 
-class Shuffle:
+class BucketShuffle:
     """Rows by the hash of their key, in `num_buckets` buckets.
 
     The task of a partition writes one file: for each chunk one record batch for each bucket. The

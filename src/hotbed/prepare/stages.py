@@ -41,8 +41,8 @@ from hotbed.prepare.sampling.negatives import (
     with_label,
 )
 from hotbed.prepare.sampling.order import Order
-from hotbed.prepare.shuffle import Shuffle, Side, buckets_for
-from hotbed.prepare.view import Drawn, View
+from hotbed.prepare.shuffle import BucketShuffle, Side, buckets_for
+from hotbed.prepare.view import DrawnRows, View
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -104,9 +104,9 @@ class Work:
             raise
         self.inputs.check()
 
-    def shuffled(self, stage: str, view: View, select: Select) -> Shuffle:
+    def shuffled(self, stage: str, view: View, select: Select) -> BucketShuffle:
         """Return the rows of a view by key; `select` returns keys and rows of a chunk."""
-        shuffle = Shuffle(self.folder / _file_name(stage), self.num_buckets)
+        shuffle = BucketShuffle(self.folder / _file_name(stage), self.num_buckets)
         for _ in self.map(stage, _Shuffling(view, shuffle, select), self.partitions):
             pass
         return shuffle
@@ -124,7 +124,7 @@ class _Shuffling:
     """The task that writes the rows of a partition by key."""
 
     view: View
-    shuffle: Shuffle
+    shuffle: BucketShuffle
     select: Select
 
     def __call__(self, partition: Partition) -> None:
@@ -216,7 +216,7 @@ class _Keys:
 class _Deriving:
     """The task that computes derived columns of a bucket."""
 
-    shuffle: Shuffle
+    shuffle: BucketShuffle
     side: Side
     derivations: Sequence[Derivation]
 
@@ -290,7 +290,7 @@ def add_negatives(job: Preparation, work: Work, view: View) -> View:
     shutil.rmtree(users.folder)
     work.counts["negatives"] = int(totals[0])
     work.counts["positives_without_negatives"] = int(totals[1])
-    return replace(view, drawn=Drawn(negatives, order, catalogue, side))
+    return replace(view, drawn=DrawnRows(negatives, order, catalogue, side))
 
 
 def order_of(job: Preparation, negatives: Negatives) -> Order:
@@ -321,7 +321,7 @@ class _Items:
 
 @dataclass(frozen=True)
 class _Counting:
-    shuffle: Shuffle
+    shuffle: BucketShuffle
 
     def __call__(self, number: int) -> pa.Table:
         return items_of(self.shuffle.read(number))
@@ -350,7 +350,7 @@ class _Users:
 class _Drawing:
     """The task that draws the negatives of the users in a bucket."""
 
-    shuffle: Shuffle
+    shuffle: BucketShuffle
     side: Side
     negatives: Negatives
     catalogue: Path

@@ -31,7 +31,7 @@ Aside = Callable[[Chunk, str], None]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnRows:
     """Negatives that were drawn: `side` has the places of their items in the catalogue.
 
     `order`: of the rows of users and items.
@@ -72,7 +72,7 @@ class View:
     memory: int = 0
     derived: Sequence[Side] = ()
     split: Holdout | None = None
-    drawn: Drawn | None = None
+    drawn: DrawnRows | None = None
     down_sample: DownSample | None = None
     encoded: Sequence[Encoding] = ()
     all_positive: bool = False
@@ -173,7 +173,7 @@ class View:
 class _Adding:
     """Adds the negatives of one partition."""
 
-    def __init__(self, drawn: Drawn, partition: Partition, schema: Schema) -> None:
+    def __init__(self, drawn: DrawnRows, partition: Partition, schema: Schema) -> None:
         self._negatives = drawn.negatives
         self._order = drawn.order
         self._catalogue = Catalogue.open(drawn.catalogue)

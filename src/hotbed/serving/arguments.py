@@ -50,7 +50,7 @@ class PlainInputs:
 
     Args:
         entry: `ids` of the graph in a manifest, see `hotbed.persist.publish.version.IdsOnnx`.
-        session: The id graph in ONNX Runtime.
+        session: the id graph in ONNX Runtime.
     """
 
     def __init__(self, entry: Mapping[str, Any], session: Any) -> None:
@@ -66,8 +66,8 @@ class PlainInputs:
         """Return columns in which a candidate's values are one list, whatever their shape.
 
         Args:
-            columns: Of a request: a mapping, or a table, which is returned as it is.
-            is_context: Whether each column holds the values of one candidate.
+            columns: of a request: a mapping, or a table, which is returned as it is.
+            is_context: whether each column holds the values of one candidate.
         """
         if not isinstance(columns, Mapping):
             return columns
@@ -90,7 +90,7 @@ class PlainInputs:
         """Return the tensors that the graphs take.
 
         Raises:
-            DataError: A list has another length than the model's tensor.
+            DataError: a list has another length than the model's tensor.
         """
         tensors: Tensors = {}
         for argument in self._arguments:
@@ -141,7 +141,7 @@ class LookedUp:
     """What a lookup takes.
 
     Attributes:
-        shape: Of the ids, as the model looks them up.
+        shape: of the ids, as the model looks them up.
     """
 
     def __init__(self, lookup: Mapping[str, Any], outputs: Mapping[str, NDArray[Any]]) -> None:

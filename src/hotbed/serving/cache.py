@@ -49,23 +49,23 @@ class EmbeddingCache:
     any other version bypass the cache and read their own rows.
 
     Args:
-        parameter_server: The store that the rows come from.
-        model: Name of the model in that store.
-        max_bytes: Limit of the memory for rows, their index and the counts of the policy.
-        policy: Which rows stay, over all tables together. "lru" keeps the rows that were read
+        parameter_server: the store that the rows come from.
+        model: name of the model in that store.
+        max_bytes: limit of the memory for rows, their index and the counts of the policy.
+        policy: which rows stay, over all tables together. "lru" keeps the rows that were read
             last, "lfu" those that are read often.
-        preload: Share of `max_bytes` that is filled with the rows that training counted most,
+        preload: share of `max_bytes` that is filled with the rows that training counted most,
             where it counted. This happens at the start, and after a version whose changes are
             unknown.
-        deadline_seconds: A row that the store does not return within this time reads like an id
+        deadline_seconds: a row that the store does not return within this time reads like an id
             without a row, is not kept, and is counted in `late` and in the answer's `late`. From
             then on requests do not wait until the store has answered: it is retried in a thread
             of its own, after 0.1 s at first and after up to 2 s later. With None requests wait
             for as long as the store takes, and they raise its StoreError.
 
     Raises:
-        ConfigError: A value is out of its bounds.
-        NotServed, StoreError: As `parameter_server.model` raises them.
+        ConfigError: a value is out of its bounds.
+        NotServed, StoreError: as `parameter_server.model` raises them.
 
     Example:
         >>> cache = hb.EmbeddingCache(server, "ranker", max_bytes=1 << 30)
@@ -112,7 +112,7 @@ class EmbeddingCache:
         A version newer than the cached one replaces it, without the rows that changed.
 
         Args:
-            version: The version to look rows up in.
+            version: the version to look rows up in.
             features: (name, table, pooling) of each feature.
         """
         with self._lock:

@@ -39,9 +39,9 @@ class Client:
 
     Args:
         url: http:// or https://, with host and port.
-        token: The token, where the server requires one.
-        timeout_seconds: Time limit of each operation on the connection, as in `http.client`.
-        context: The `ssl.SSLContext` of https.
+        token: the token, where the server requires one.
+        timeout_seconds: time limit of each operation on the connection, as in `http.client`.
+        context: the `ssl.SSLContext` of https.
 
     Raises:
         ConfigError: `url` is not the address of a server.
@@ -93,10 +93,10 @@ class Client:
         The arguments and the result are those of `InferenceSession.predict`.
 
         Raises:
-            DataError: A tensor cannot hold a column, such as lists of several lengths.
-            DataError, NotServed, Overloaded, Unauthorized: The server's own reason; Unauthorized
+            DataError: a tensor cannot hold a column, such as lists of several lengths.
+            DataError, NotServed, Overloaded, Unauthorized: the server's own reason; Unauthorized
                 for a missing or a wrong token.
-            ServingError: The server does not answer.
+            ServingError: the server does not answer.
         """
         scores = self.ask(model, columns, context)
         outputs = dict(scores.outputs)
@@ -206,9 +206,9 @@ class _Tensor(NamedTuple):
     """Hold a tensor of a request.
 
     Attributes:
-        spec: Its entry in the JSON header.
-        data: The bytes of a binary tensor, else empty.
-        width: Bytes of one number. Wide tensors are sent first, so that all are aligned.
+        spec: its entry in the JSON header.
+        data: the bytes of a binary tensor, else empty.
+        width: bytes of one number. Wide tensors are sent first, so that all are aligned.
     """
 
     spec: dict[str, Any]

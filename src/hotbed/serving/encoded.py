@@ -37,7 +37,7 @@ class EncodedRequests:
         """Return the request; the arguments are those of `InferenceSession.ask_encoded`.
 
         Raises:
-            DataError: A column does not fit, or names are missing or unknown.
+            DataError: a column does not fit, or names are missing or unknown.
         """
         columns = self._dense_columns(dense)
         if not isinstance(ids, Mapping):

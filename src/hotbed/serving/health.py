@@ -110,9 +110,9 @@ class _Watch:
     """A client that is told of changes.
 
     Attributes:
-        woken: Set when the client has to look at the readiness, or when its watch is over.
-        is_over: Whether its watch ends.
-        timer: Ends it when it is old.
+        woken: set when the client has to look at the readiness, or when its watch is over.
+        is_over: whether its watch ends.
+        timer: ends it when it is old.
     """
 
     timer: asyncio.TimerHandle

@@ -16,8 +16,8 @@ from hotbed.errors import ConfigError
 from hotbed.persist.format import holds_nothing
 from hotbed.persist.publish import Follower
 from hotbed.serving.process import log_as_json
-from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import Following, collecting, nothing_yet, open_follower
 from hotbed.serving.stores.opening import is_remote
 
@@ -30,12 +30,12 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     """Serve exported models until SIGTERM; the command `hotbed serve`.
 
     Args:
-        sources: The models, each `[NAME=]PATH`.
-        watch: What models follow, each `[NAME=]SOURCE`.
-        settings: Keys of `Options`, `ServerLimits` and `RemoteOptions`.
+        sources: the models, each `[NAME=]PATH`.
+        watch: what models follow, each `[NAME=]SOURCE`.
+        settings: keys of `Options`, `ServerLimits` and `RemoteOptions`.
 
     Raises:
-        ConfigError: A source or a setting is wrong.
+        ConfigError: a source or a setting is wrong.
     """
     from hotbed.serving.server.server import Server
     from hotbed.serving.workers.pool import WorkerPool
@@ -63,14 +63,14 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     """Serve the rows of exported models until SIGTERM; the command `hotbed parameter-server`.
 
     Args:
-        sources: The models, each `[NAME=]PATH`.
-        watch: What models follow, each `[NAME=]SOURCE`.
-        settings: Keys of `RowsOptions`.
+        sources: the models, each `[NAME=]PATH`.
+        watch: what models follow, each `[NAME=]SOURCE`.
+        settings: keys of `RowsOptions`.
 
     Raises:
-        ConfigError: A source or a setting is wrong.
+        ConfigError: a source or a setting is wrong.
     """
-    from hotbed.serving.server.rows_service import RowsServer
+    from hotbed.serving.server.endpoints.rows_service import RowsServer
 
     options = config.build(dict(settings), RowsOptions, "parameter-server")
     log_as_json()

@@ -34,10 +34,10 @@ class ParameterServer(RowStore):
     """Load exported models and return rows by id. A loaded version never changes.
 
     Args:
-        folder: Folder of the version files, which processes map and share. One process loads; any
+        folder: folder of the version files, which processes map and share. One process loads; any
             number of others may read what `model` finds there, at once and after a restart. None
             makes a temporary folder.
-        dtype: Type of the rows: float32, float16 or int8 (one scale a row).
+        dtype: type of the rows: float32, float16 or int8 (one scale a row).
 
     Example:
         >>> server = hb.ParameterServer("rows")
@@ -62,8 +62,8 @@ class ParameterServer(RowStore):
 
         Args:
             url: grpc://HOST:PORT, or grpcs:// for TLS.
-            token: The token, where the server requires one.
-            trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
+            token: the token, where the server requires one.
+            trusted: a PEM file of certificate authorities for TLS, instead of those of the system.
 
         Raises:
             ConfigError: `url` is not an address, or `trusted` cannot be read.
@@ -86,15 +86,15 @@ class ParameterServer(RowStore):
         same state, the first load of the process resumes with the newest of them.
 
         Args:
-            name: Name of the model.
-            source: A path, or a Reader from a `Follower`.
-            accept: Called with the new version before it becomes the newest. If it raises, the
+            name: name of the model.
+            source: a path, or a Reader from a `Follower`.
+            accept: called with the new version before it becomes the newest. If it raises, the
                 version before stays, and the error is raised.
 
         Raises:
-            ConfigError: The state does not fit the model.
-            FormatError: A file of the source is bad.
-            PersistError: The folder cannot be written, or another process writes it.
+            ConfigError: the state does not fit the model.
+            FormatError: a file of the source is bad.
+            PersistError: the folder cannot be written, or another process writes it.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():

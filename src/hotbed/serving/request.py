@@ -54,10 +54,10 @@ class _Feature:
     """A feature and what it reads.
 
     Attributes:
-        name: Name of the feature.
-        column: Its column in the schema.
-        raw: The raw columns that it reads.
-        plain: The raw column whose values are its own, but for their type; None where encoding
+        name: name of the feature.
+        column: its column in the schema.
+        raw: the raw columns that it reads.
+        plain: the raw column whose values are its own, but for their type; None where encoding
             takes more than that.
     """
 
@@ -71,7 +71,7 @@ class _Features:
     """The features of one kind: ids (`kind` int) or dense columns (float).
 
     Attributes:
-        raw: The raw columns that they read.
+        raw: the raw columns that they read.
     """
 
     def __init__(self, schema: Schema, columns: Sequence[Id | Dense], kind: type) -> None:

@@ -33,11 +33,11 @@ class ServedTable:
     its initial row.
 
     Args:
-        config: Keywords of the table's constructor, as a checkpoint holds them.
-        layers: The files.
+        config: keywords of the table's constructor, as a checkpoint holds them.
+        layers: the files.
 
     Raises:
-        FormatError: The files hold rows of another dim.
+        FormatError: the files hold rows of another dim.
     """
 
     def __init__(self, config: Mapping[str, Any], layers: Sequence[FrozenRows]) -> None:
@@ -83,9 +83,9 @@ class LookupResult(NamedTuple):
     """The embedding half of an answer.
 
     Attributes:
-        flat: Pooled features, one after the other, float32 [n, width].
-        sequences: The rows [m, dim] of each sequence feature.
-        late: How many rows read as without one because they did not arrive in time.
+        flat: pooled features, one after the other, float32 [n, width].
+        sequences: the rows [m, dim] of each sequence feature.
+        late: how many rows read as without one because they did not arrive in time.
     """
 
     flat: RowArray
@@ -94,10 +94,10 @@ class LookupResult(NamedTuple):
 
 
 LookupCall: TypeAlias = Callable[[FeatureIds, int, float | None], LookupResult]
-"""Ids by feature, number of samples, and when they were asked for -> embeddings; see `Lookup`."""
+"""Ids by feature, number of samples, and their time -> embeddings; see `FrozenLookup`."""
 
 
-class Lookup:
+class FrozenLookup:
     """The embedding half of a model: the rows of all features, pooled in one native call.
 
     A feature with one sample where others have more holds for all samples.
@@ -105,7 +105,7 @@ class Lookup:
     Args:
         features: (name, table, pooling) of each feature, as the collection in the network had
             them.
-        tables: The tables by name.
+        tables: the tables by name.
     """
 
     def __init__(self, features: Sequence[FeatureSpec], tables: Mapping[str, ServedTable]) -> None:

@@ -25,7 +25,7 @@ from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
-from hotbed.serving.rows import FeatureSpec, Lookup, LookupCall
+from hotbed.serving.rows import FeatureSpec, FrozenLookup, LookupCall
 from hotbed.serving.stores.base import ModelVersion, Weight
 from hotbed.serving.stores.mapped import MappedVersion
 
@@ -38,9 +38,9 @@ class Scores:
     """Predictions of one version.
 
     Attributes:
-        version: Number of the version.
-        outputs: Predictions by output, float32 [n].
-        late: How many rows read as without one because they did not arrive in time.
+        version: number of the version.
+        outputs: predictions by output, float32 [n].
+        late: how many rows read as without one because they did not arrive in time.
     """
 
     version: int
@@ -55,15 +55,15 @@ class InferenceSession:
     those of training.
 
     Args:
-        config_file: An exported model (its folder, or the MANIFEST.json in it), or a version that
+        config_file: an exported model (its folder, or the MANIFEST.json in it), or a version that
             a parameter server returned.
-        embedding_cache: Source of the rows. None = the version itself; with a path the rows of the
+        embedding_cache: source of the rows. None = the version itself; with a path the rows of the
             exported model. With a path and a cache, the session has the version that the cache's
             parameter server serves now.
-        num_threads: Threads of ONNX Runtime for one request.
+        num_threads: threads of ONNX Runtime for one request.
 
     Raises:
-        ConfigError: The cache serves another model, or the version has no rows.
+        ConfigError: the cache serves another model, or the version has no rows.
 
     Example:
         >>> hb.InferenceSession("exported").predict({"item": [1, 2]}, context={"user": 7})
@@ -127,13 +127,13 @@ class InferenceSession:
 
         Args:
             columns: Raw columns as in training, without labels: lists, NumPy arrays or Arrow.
-            context: Columns with one value (or an array of one) that holds for every candidate,
+            context: columns with one value (or an array of one) that holds for every candidate,
                 such as the user's.
-            waited: Seconds for which the request waited before this call. They are taken from the
+            waited: seconds for which the request waited before this call. They are taken from the
                 deadline of an `EmbeddingCache`.
 
         Raises:
-            DataError: The columns do not fit.
+            DataError: the columns do not fit.
 
         Without candidates the outputs have shape [0].
         """
@@ -149,12 +149,12 @@ class InferenceSession:
         No transform is applied. Otherwise the values are checked as raw columns are.
 
         Args:
-            dense: Numbers of the dense columns: float [n, sum of widths] in the order of the
+            dense: numbers of the dense columns: float [n, sum of widths] in the order of the
                 schema, or a mapping of names to [n] or [n, width]; None if there are none.
-            ids: Integers by feature: `hb.Ids`, an array [n], or a list of lists.
+            ids: integers by feature: `hb.Ids`, an array [n], or a list of lists.
 
         Raises:
-            DataError: The values do not fit.
+            DataError: the values do not fit.
 
         Example:
             >>> batch = hb.Encoder(schema)(rows, labels=False)
@@ -261,8 +261,8 @@ class InferenceSession:
         are read with the types of training.
 
         Raises:
-            ConfigError: The source never ends.
-            DataError: A row does not fit.
+            ConfigError: the source never ends.
+            DataError: a row does not fit.
 
         Example: `pa.Table.from_batches(session.predict_source(hb.sources.Parquet("rows.parquet")))`
         """
@@ -320,7 +320,7 @@ def _lookup(
             f"InferenceSession: version {model.version} of {model.name!r} does not hold rows, got "
             "no embedding_cache. Give hb.EmbeddingCache(server, model)."
         )
-    return Lookup(features, model.tables)
+    return FrozenLookup(features, model.tables)
 
 
 def _concatenate(request: ScoreRequest, columns: Sequence[tuple[str, int]]) -> RowArray:

@@ -19,8 +19,8 @@ class DaemonThreads:
     Work that hangs, as on a disk or a store, does not delay the exit of the process.
 
     Args:
-        most: The most threads at a time.
-        name: Name of the threads.
+        most: the most threads at a time.
+        name: name of the threads.
 
     Example: `DaemonThreads(4, "hotbed-load").submit(models.load, "ranker").result()`
     """

@@ -9,9 +9,9 @@ over dicts.
 
 from __future__ import annotations
 
-from hotbed.embedding.reference import ReferenceTable
 from hotbed.serving.stores.fake import FakeStore
 from hotbed.testing.broker import Broker
+from hotbed.testing.reference import ReferenceTable
 from hotbed.testing.stream import FakeStream
 from hotbed.testing.tables import TABLE_CHECKS, MakeTable, check_table
 

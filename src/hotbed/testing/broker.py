@@ -28,14 +28,14 @@ class Broker:
     block, or between `start` and `kill`.
 
     Args:
-        arguments: More arguments of the binary.
+        arguments: more arguments of the binary.
         advertised: host:port that clients are sent to, for a relay before the broker; None = the
             broker itself.
-        options: Options of confluent_kafka for the clients of this object.
+        options: options of confluent_kafka for the clients of this object.
 
     Raises:
-        MissingExtra: A wheel is not installed.
-        HotbedError: The broker does not start.
+        MissingExtra: a wheel is not installed.
+        HotbedError: the broker does not start.
 
     Example:
         >>> with Broker() as broker:  # doctest: +SKIP

@@ -25,12 +25,12 @@ class FakeStream(Source):
     after them.
 
     Args:
-        rows: The rows, as for `hb.sources.Memory`.
-        takes: The script: each number is a block of that many rows, 0 is a tick.
-        then: The number that is repeated after the script; 0 = ticks for ever.
-        ends: Stop after the last row, which a real stream never does.
-        fails: Raise OSError when more than this number of rows were read; None = never.
-        commits: The list to which `commit` adds its positions.
+        rows: the rows, as for `hb.sources.Memory`.
+        takes: the script: each number is a block of that many rows, 0 is a tick.
+        then: the number that is repeated after the script; 0 = ticks for ever.
+        ends: stop after the last row, which a real stream never does.
+        fails: raise OSError when more than this number of rows were read; None = never.
+        commits: the list to which `commit` adds its positions.
 
     Example:
         >>> stream = FakeStream({"user": [1, 2, 3], "label": [0, 1, 0]}, takes=[2, 0], then=1)

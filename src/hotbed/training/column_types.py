@@ -53,7 +53,7 @@ def learn_types(model: RecModel, dataset: Dataset) -> None:
     """Take over the types of a source before it is read: servers reject others from then on.
 
     Raises:
-        SchemaError: The model learned from other types.
+        SchemaError: the model learned from other types.
     """
     types, shapes = dataset.raw_types()
     check_types(model.schema, dataset.schema, types, shapes)

@@ -15,7 +15,7 @@ from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics import Metric
-from hotbed.models.graph import Graph
+from hotbed.models.graph.network import Graph
 from hotbed.models.losses import Loss, MultiTask
 from hotbed.optim.combined import Parts
 from hotbed.optim.dense import NAMES, TorchOptimizer

@@ -33,10 +33,10 @@ from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
 from hotbed.training.column_types import check_encoder
-from hotbed.training.example import Example, prepare
-from hotbed.training.learner import Update
 from hotbed.training.run import Run
-from hotbed.training.scorer import LOSS, Progressive
+from hotbed.training.stages.example import Example, prepare
+from hotbed.training.stages.learner import Update
+from hotbed.training.stages.scorer import LOSS, Progressive
 
 if TYPE_CHECKING:
     from hotbed.training.watching.history import History

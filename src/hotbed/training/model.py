@@ -42,9 +42,7 @@ from hotbed.training.auto.network import converted
 from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.column_types import typed
-from hotbed.training.criterion import Criterion
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
-from hotbed.training.learner import Learner, SelfUpdating, device_of, parameters_of
 from hotbed.training.loop import (
     check_batches,
     check_ends,
@@ -56,7 +54,9 @@ from hotbed.training.loop import (
 )
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run
-from hotbed.training.scorer import Collector, Progressive, Scorer, to_predict
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
+from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 
@@ -146,7 +146,7 @@ class RecModel:
         self._precision = precision(amp_level, device_of(network))
         self._boost = boost(boost_level)
         self._has_begun = False  # whether step() was called
-        self.learner: Learner | SelfUpdating = self._make_learner(optimizer)
+        self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer)
 
     def fit(
         self,
@@ -617,7 +617,7 @@ class RecModel:
             pass_over(batches, run)
         return run.step
 
-    def _make_learner(self, optimizer: Any) -> Learner | SelfUpdating:
+    def _make_learner(self, optimizer: Any) -> StepLearner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
         if optimizer is None:
             if self._precision.compute is not None:
@@ -642,7 +642,7 @@ class RecModel:
                 "optimizer: it holds more than the network's dense parameters, such as rows of "
                 "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
             )
-        return Learner(
+        return StepLearner(
             self.network,
             self._criterion,
             made,

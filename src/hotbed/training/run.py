@@ -17,9 +17,9 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
 from hotbed.training.ahead import MapStage
-from hotbed.training.example import Example
-from hotbed.training.learner import Learner, SelfUpdating
-from hotbed.training.scorer import Watcher
+from hotbed.training.stages.example import Example
+from hotbed.training.stages.learner import SelfUpdating, StepLearner
+from hotbed.training.stages.scorer import Watcher
 
 if TYPE_CHECKING:
     from hotbed.training.model import RecModel
@@ -213,7 +213,7 @@ class Run:
         return self.goal.dataset
 
     @property
-    def learner(self) -> Learner | SelfUpdating:
+    def learner(self) -> StepLearner | SelfUpdating:
         """The network with its optimizers."""
         return self.model.learner
 

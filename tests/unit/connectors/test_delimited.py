@@ -16,7 +16,7 @@ from hotbed import config
 from hotbed.connectors import Csv, Jsonl, Libsvm, ReadPlan, Skips, Source
 from hotbed.connectors.endings import source_for
 from hotbed.connectors.files import FileSource
-from hotbed.connectors.rows import BadLine, RowFormat, WholeRows
+from hotbed.connectors.text.rows import BadLine, RowFormat, WholeRows
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core

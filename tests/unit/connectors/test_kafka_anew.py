@@ -25,8 +25,8 @@ from hotbed.connectors import (
     Source,
     kafka_topic,
 )
-from hotbed.connectors.kafka_identity import Mark, TopicIdentity
-from hotbed.connectors.kafka_topic import KafkaTopic
+from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 

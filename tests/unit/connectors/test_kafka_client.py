@@ -19,7 +19,7 @@ import pytest
 from kafka_streams import fill, make, rows, within
 
 from hotbed.connectors import Kafka, kafka_client, kafka_topic
-from hotbed.connectors.kafka_client import ClientEnded, KafkaClient
+from hotbed.connectors.kafka.client import ClientEnded, KafkaClient
 from hotbed.errors import ConfigError, DataError
 from hotbed.testing import Broker
 
@@ -78,7 +78,7 @@ def test_a_client_ends_with_its_trainer(broker: Broker) -> None:
     """A fork that lives on holds the trainer's end of the connection open."""
     code = (
         "import os, signal, sys, time\n"
-        "from hotbed.connectors.kafka_client import KafkaClient\n"
+        "from hotbed.connectors.kafka.client import KafkaClient\n"
         "client = KafkaClient({'bootstrap.servers': sys.argv[1], 'group.id': 'g'})\n"
         "client.request('wait', 0.0)\n"
         "fork = os.fork()\n"

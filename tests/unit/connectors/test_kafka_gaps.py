@@ -13,8 +13,8 @@ import pytest
 from kafka_streams import make, message, rows, within
 
 from hotbed.connectors import Journal, Kafka, Live, Position
-from hotbed.connectors.kafka_client import Entry, KafkaClient
-from hotbed.connectors.kafka_topic import KafkaTopic
+from hotbed.connectors.kafka.client import KafkaClient, PolledEntry
+from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError, DecodeError
 from hotbed.testing import Broker
 
@@ -50,7 +50,7 @@ def compacted(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     gone: set[tuple[int, int]] = set()
     consume = KafkaClient.consume
 
-    def compacted(self: KafkaClient, count: int, seconds: float) -> Iterator[Entry]:
+    def compacted(self: KafkaClient, count: int, seconds: float) -> Iterator[PolledEntry]:
         for entry in consume(self, count, seconds):
             if entry.error is not None or (entry.partition, entry.offset) not in gone:
                 yield entry

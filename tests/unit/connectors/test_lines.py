@@ -115,7 +115,7 @@ def test_a_bad_libsvm_line_is_named_or_skipped(tmp_path: Path, bad: str) -> None
 def test_lines_longer_than_a_block_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.connectors.lines.BLOCK_BYTES", 64)
+    monkeypatch.setattr("hotbed.connectors.text.lines.BLOCK_BYTES", 64)
     lines = [f"{i % 2} " + " ".join(f"{k}:1" for k in range(i)) for i in range(60)]
     assert [
         len(row["indices"]) for row in rows(Libsvm(write(tmp_path, "\r\n".join(lines))))

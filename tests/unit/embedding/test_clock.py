@@ -13,7 +13,7 @@ import torch
 import hotbed as hb
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, PersistError
-from hotbed.training.evict import EvictionSchedule
+from hotbed.training.decisions.evict import EvictionSchedule
 
 pytestmark = pytest.mark.torch_core
 
@@ -195,7 +195,7 @@ def test_evictions_in_slices_take_the_steps_of_their_begin(
     """Training goes on between slices: the table holds what it holds when evicted at once."""
 
     def life(slice_rows: int) -> list[Any]:
-        monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", slice_rows)
+        monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", slice_rows)
         rng = np.random.default_rng(0)
         table = hb.Table("t", 2, admit=admit, evict=hb.Ttl(steps=12))
         schedule = EvictionSchedule({"t": table}, step_interval=10)

@@ -22,9 +22,9 @@ import hotbed as hb  # noqa: E402
 from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError  # noqa: E402
 from hotbed.models import Graph, layers  # noqa: E402
-from hotbed.models.graph.description import Node, Place  # noqa: E402
+from hotbed.models.graph.description import KeyPlace, Node  # noqa: E402
 from hotbed.models.graph.inputs import GraphInputs  # noqa: E402
-from hotbed.models.graph.layers import LAYERS, NUM_ROWS, inferred  # noqa: E402
+from hotbed.models.graph.kinds import LAYERS, NUM_ROWS, inferred  # noqa: E402
 from hotbed.models.graph.picture import Box, placed  # noqa: E402
 
 SCHEMA = hb.Schema(
@@ -336,7 +336,7 @@ def test_inputs_are_the_columns_that_they_name(data: st.DataObject) -> None:
             key: value for key, value in entry.items() if key in ("columns", "column", "length")
         }
         names = entry.get("outputs", [entry["name"]])
-        place = Place("inputs")
+        place = KeyPlace("inputs")
         nodes.append(Node(entry["input"], entry["name"], (), tuple(names), keys, place))
     tables = hb.make_tables(SCHEMA, dim=4)
     inputs = GraphInputs(SCHEMA, tables, nodes)
@@ -666,7 +666,7 @@ def test_a_layer_is_built_from_its_keys_and_the_shapes_of_its_inputs(kind: str) 
     names = [f"x{number}" for number in range(len(inputs))]
     shapes = {name: (NUM_ROWS, *shape) for name, shape in zip(names, inputs, strict=True)}
     results = tuple(f"y{number}" for number in range(len(outputs)))
-    node = Node(kind, "layer", tuple(names), results, parameters, Place("layer"))
+    node = Node(kind, "layer", tuple(names), results, parameters, KeyPlace("layer"))
     expected = [(NUM_ROWS, *shape) for shape in outputs]
     if kind in FLATTENED:
         expected[0] = (FLATTENED[kind] * NUM_ROWS, *outputs[0][1:])

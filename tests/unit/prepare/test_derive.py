@@ -21,7 +21,7 @@ from hotbed.prepare.keyed.derive import (
     TimeDifference,
     rows_with_key,
 )
-from hotbed.prepare.shuffle import Shuffle, Side
+from hotbed.prepare.shuffle import BucketShuffle, Side
 
 Row = tuple[int | None, int | None, int | None]
 """User, time in seconds, item."""
@@ -41,7 +41,7 @@ def derived(
     """Return the derived values of all rows, through files."""
     values: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        shuffle = Shuffle(Path(folder) / "shuffle", num_buckets)
+        shuffle = BucketShuffle(Path(folder) / "shuffle", num_buckets)
         with shuffle.writer(0) as writer:
             for rows in chunks_of_rows:
                 users, times, items = ([row[place] for row in rows] for place in range(3))

@@ -9,20 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotbed.embedding.hashing import mix64
-from hotbed.prepare.sampling.draw import TOTAL, Candidates, Known, Weights, draw
+from hotbed.prepare.sampling.draw import TOTAL, Drawable, KnownItems, Weights, draw
 
 pytestmark = pytest.mark.core
 
 Pairs = list[tuple[int, int]]
 
 
-def all_but(weights: Weights, users: np.ndarray, items: np.ndarray) -> Candidates:
+def all_but(weights: Weights, users: np.ndarray, items: np.ndarray) -> Drawable:
     """Return for users 0, 1, ... all items but those of their pairs."""
     num_users = int(users.max()) + 1
     rows = np.arange(num_users)
-    known = Known.of(users, items, num_users)
+    known = KnownItems.of(users, items, num_users)
     last = np.full(num_users, len(weights.ends) - 1)
-    return Candidates(weights, known, rows, 0 * rows, last, rows >= 0)
+    return Drawable(weights, known, rows, 0 * rows, last, rows >= 0)
 
 
 @settings(deadline=None, max_examples=200)
@@ -46,7 +46,7 @@ def test_each_place_of_the_unknown_weights_gives_the_item_there(
 
 
 def test_groups_that_are_not_there_know_nothing() -> None:
-    known = Known.of(np.array([2, 2]), np.array([1, 1]), 4)
+    known = KnownItems.of(np.array([2, 2]), np.array([1, 1]), 4)
     assert known.items.tolist() == [1]
     assert known.starts.tolist() == [0, 0, 0, 1, 1]
 

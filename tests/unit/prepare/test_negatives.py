@@ -28,7 +28,7 @@ from hotbed.prepare.sampling.negatives import (
     with_label,
 )
 from hotbed.prepare.sampling.order import Order
-from hotbed.prepare.shuffle import Shuffle, Side
+from hotbed.prepare.shuffle import BucketShuffle, Side
 
 pytestmark = pytest.mark.core
 
@@ -65,7 +65,7 @@ class Files:
     def _catalogue(
         self, chunks: list[pa.RecordBatch], order: Order, valid: list[np.ndarray]
     ) -> Catalogue:
-        shuffle = Shuffle(self.folder / "items", self.buckets)
+        shuffle = BucketShuffle(self.folder / "items", self.buckets)
         for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
             with shuffle.writer(number) as writer:
                 writer.write(*item_rows(self.negatives.of_item, chunk, order, is_valid))
@@ -80,7 +80,7 @@ class Files:
         valid: list[np.ndarray],
         catalogue: Catalogue,
     ) -> Side:
-        shuffle = Shuffle(self.folder / "users", self.buckets)
+        shuffle = BucketShuffle(self.folder / "users", self.buckets)
         first = 0
         for number, (chunk, is_valid) in enumerate(zip(chunks, valid, strict=True)):
             hashes = hash_places(0, np.arange(first, first + chunk.num_rows), 0, Purpose.NEGATIVES)

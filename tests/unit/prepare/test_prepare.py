@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.cli import commands as cli
-from hotbed.connectors.file_list import read_file_list
+from hotbed.connectors.hugectr.file_list import read_file_list
 from hotbed.data import (
     Bucketize,
     Dense,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed.prepare.shuffle import Shuffle, Side, buckets_for, hash_keys
+from hotbed.prepare.shuffle import BucketShuffle, Side, buckets_for, hash_keys
 
 Partitions = list[list[list[int | None]]]
 
@@ -23,7 +23,7 @@ partitions = st.lists(
 )
 
 
-def write(shuffle: Shuffle, data: Partitions) -> None:
+def write(shuffle: BucketShuffle, data: Partitions) -> None:
     """Write keys with their number in the chunk and a text; a missing key is left out."""
     for number in reversed(range(len(data))):  # tasks end in any order
         with shuffle.writer(number) as writer:
@@ -49,7 +49,7 @@ def test_shuffle_gives_all_rows_of_a_key_to_one_bucket_in_their_order(
                 if key is not None:
                     expected[key].append((row, f"{number} {row}"))
     with tempfile.TemporaryDirectory() as folder:
-        shuffle = Shuffle(Path(folder), num_buckets)
+        shuffle = BucketShuffle(Path(folder), num_buckets)
         write(shuffle, data)
         by_key = defaultdict(list)
         sorted_keys: list[int] = []
@@ -70,7 +70,7 @@ def test_side_gives_back_what_buckets_computed_for_each_row(
     data: Partitions, num_buckets: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        shuffle = Shuffle(Path(folder) / "shuffle", num_buckets)
+        shuffle = BucketShuffle(Path(folder) / "shuffle", num_buckets)
         write(shuffle, data)
         side = Side(Path(folder) / "side", num_buckets)
         for number in reversed(shuffle.buckets()):
@@ -97,7 +97,7 @@ def test_side_gives_back_what_buckets_computed_for_each_row(
 
 
 def test_a_second_attempt_of_a_partition_replaces_the_first(tmp_path: Path) -> None:
-    shuffle = Shuffle(tmp_path, 2)
+    shuffle = BucketShuffle(tmp_path, 2)
     write(shuffle, [[[1, 2, 3]], [[4]]])
     write(shuffle, [[[1]]])
     keys: list[int] = []

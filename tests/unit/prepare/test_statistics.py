@@ -23,7 +23,7 @@ from hotbed.prepare.keyed.statistics import (
     group_statistic,
     smoothed_means,
 )
-from hotbed.prepare.shuffle import Shuffle, hash_keys
+from hotbed.prepare.shuffle import BucketShuffle, hash_keys
 
 FOLDS = 3
 
@@ -36,7 +36,7 @@ Row = tuple[int, float, int, int | None]
 def in_buckets(parts: list[pa.RecordBatch], num_buckets: int) -> list[pa.Table]:
     """Return the tables of all buckets with rows, through files."""
     with tempfile.TemporaryDirectory() as folder:
-        shuffle = Shuffle(Path(folder), num_buckets)
+        shuffle = BucketShuffle(Path(folder), num_buckets)
         with shuffle.writer(0) as writer:
             for part in parts:
                 writer.write(part.column("key").to_numpy(), part)

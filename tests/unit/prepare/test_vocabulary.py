@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hotbed.errors import SchemaError
 from hotbed.prepare.keyed import vocabulary
 from hotbed.prepare.keyed.vocabulary import count_values, frequent_first, run_of, sum_counts
-from hotbed.prepare.shuffle import BatchReader, BatchWriter, Shuffle
+from hotbed.prepare.shuffle import BatchReader, BatchWriter, BucketShuffle
 
 words = st.none() | st.text("abcß", max_size=2)
 numbers = st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
@@ -27,7 +27,7 @@ def learned(
 ) -> list[dict[str, Any]]:
     """Return the vocabulary of all chunks, through files."""
     with tempfile.TemporaryDirectory() as folder:
-        shuffle = Shuffle(Path(folder) / "shuffle", num_buckets)
+        shuffle = BucketShuffle(Path(folder) / "shuffle", num_buckets)
         for number, chunk in enumerate(chunks):
             counts = count_values(chunk, "x")
             with shuffle.writer(number) as writer:

@@ -26,9 +26,9 @@ from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.protocol.rest import RequestReader
 from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.server import grpc as grpc_server
-from hotbed.serving.server.batching import QueuedRequest
-from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 from hotbed.serving.server.options import ServerLimits
+from hotbed.serving.server.scoring.batching import QueuedRequest
 
 from .conftest import Running
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 from hotbed.serving.server.options import ServerLimits
 
 from .conftest import Process, Running, draw, wait_for

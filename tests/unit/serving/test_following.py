@@ -23,7 +23,7 @@ from hotbed.errors import (
 )
 from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.scoring.models import Models
 from hotbed.testing import Broker, FakeStream
 
 from .conftest import Process, Running, Trainer, again_and_again, wait_for

@@ -20,8 +20,8 @@ import hotbed as hb
 from hotbed.errors import PersistError, ServingError
 from hotbed.persist.publish import Follower
 from hotbed.persist.store import MANIFEST_FILE
-from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import Following
 from hotbed.serving.workers.pool import WorkerPool
 from hotbed.serving.workers.wire import Wire

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 
 from .conftest import Running, draw
 

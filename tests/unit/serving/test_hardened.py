@@ -30,8 +30,8 @@ from hotbed.serving.process import JsonLines
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.protocol.rest import RequestReader
-from hotbed.serving.server.grpc import grpc_status
-from hotbed.serving.server.http import http_status
+from hotbed.serving.server.endpoints.grpc import grpc_status
+from hotbed.serving.server.endpoints.http import http_status
 from hotbed.serving.server.options import Options, RowsOptions, ServerLimits
 from hotbed.serving.stores.following import Following
 from hotbed.serving.workers.wire import ProcessGone

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hotbed as hb
-from hotbed.serving.server.batching import Batcher
+from hotbed.serving.server.scoring.batching import Batcher
 
 from .conftest import Running, draw
 from .test_http import body

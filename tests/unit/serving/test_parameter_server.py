@@ -21,8 +21,8 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.checkpoint import Saver
 from hotbed.serving.main import followed_of, serve_rows
+from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions
-from hotbed.serving.server.rows_service import RowsServer
 from hotbed.serving.stores.messages import MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 

@@ -13,7 +13,7 @@ import pytest
 from hotbed.serving.server import grpc
 from hotbed.serving.stores import messages
 
-PROTOS = ["stores/parameter_server", "server/inference"]
+PROTOS = ["stores/parameter_server", "server/endpoints/inference"]
 
 
 @pytest.mark.parametrize("name", PROTOS)

@@ -12,7 +12,7 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import NotWritten
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import collecting
 
 from .conftest import Trainer, wait_for
@@ -99,9 +99,9 @@ def test_a_killed_demo_leaves_no_server(exported: Path, tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 import hotbed as hb
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.options import RowsOptions
-from hotbed.serving.server.rows_service import RowsServer
+from hotbed.serving.server.endpoints.rows_service import RowsServer
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
 models = Models(hb.ParameterServer(sys.argv[1]))
 models.add("m", sys.argv[2])

@@ -25,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 import hotbed as hb
 from hotbed.errors import ServingError, Unauthorized
 from hotbed.serving.health import Health
-from hotbed.serving.server.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 
 from .conftest import Held, Running, draw, wait_for
 from .test_grpc import call, typed

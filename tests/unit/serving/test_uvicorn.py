@@ -101,7 +101,7 @@ def test_no_other_file_builds_on_uvicorn() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
         )
     ]
-    assert imports == ["serving/server/connection.py"]
+    assert imports == ["serving/server/endpoints/connection.py"]
 
 
 def test_an_answer_begins_before_the_next_request_of_its_connection() -> None:

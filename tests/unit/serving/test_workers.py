@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
-from hotbed.serving.server.grpc import MESSAGES
+from hotbed.serving.server.endpoints.grpc import MESSAGES
 
 from .conftest import Process, Trainer, again_and_again, stopped_under_load, wait_for
 

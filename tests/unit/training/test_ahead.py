@@ -27,9 +27,9 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
-from hotbed.training.evict import EvictionSchedule
-from hotbed.training.learner import Learner
+from hotbed.training.decisions.evict import EvictionSchedule
 from hotbed.training.run import Callbacks, Goal, Run
+from hotbed.training.stages.learner import StepLearner
 
 STEPS = 60
 ROWS = 64 * STEPS
@@ -668,4 +668,4 @@ def test_wrong_arguments_are_rejected(dataset: Any, network: Any) -> None:
         model.fit(hb.Ahead(dataset(64), network()))
     with pytest.raises(hb.errors.ConfigError, match=r"not a batch, got tuple"):
         list(hb.Ahead([(1, 2)], model.network))
-    assert isinstance(model.learner, Learner)
+    assert isinstance(model.learner, StepLearner)

@@ -190,11 +190,12 @@ def test_an_eviction_under_way_puts_a_due_save_off(
     learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "hotbed.training.checkpoint.sweeping", lambda run: run if 2 <= run.step < 5 else None
+        "hotbed.training.decisions.checkpoint.sweeping",
+        lambda run: run if 2 <= run.step < 5 else None,
     )
     learn(save={"every_steps": 2, "keep": 9, "wait": True})
     assert [step for _, step in kinds(tmp_path / "state")] == [0, 5, 6, 8, 10]
-    monkeypatch.setattr("hotbed.training.checkpoint.PATIENCE", 2)
+    monkeypatch.setattr("hotbed.training.decisions.checkpoint.PATIENCE", 2)
     learn(path=tmp_path / "impatient", save={"every_steps": 2, "keep": 9, "wait": True})
     assert [step for _, step in kinds(tmp_path / "impatient")][:3] == [0, 3, 5]
 
@@ -210,7 +211,7 @@ def test_an_eviction_under_way_puts_a_due_save_off(
 def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
     evict: Evict, learn: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 1)
+    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1)
     ticks: list[bool] = []
 
     class Idle:

@@ -181,7 +181,7 @@ def test_late_events_keep_their_rows_for_a_while() -> None:
 def test_a_large_table_is_swept_over_several_steps_once_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 100)
+    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 100)
     script = Script(Evict(step_interval=1000), step=999)
     script.spy.stats["rows"] = 256 * 25
     assert script.step(now=1)
@@ -223,7 +223,7 @@ def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
 def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 1024)
+    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1024)
     script = Script(Evict(step_interval=5))
     script.spy.stats["rows"] = 256 * 32
     sweeping = []
@@ -246,7 +246,7 @@ def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
 def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", 1024)
+    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1024)
     whole = Script(Evict(step_interval=7))
     whole.spy.stats["rows"] = 256 * 32
     for now in range(1, 40):
@@ -326,7 +326,7 @@ def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPa
     """Training goes on between slices: the table holds what it holds when evicted at once."""
 
     def life(slice_rows: int, ticks: int) -> list[Any]:
-        monkeypatch.setattr("hotbed.training.evict.SLICE_ROWS", slice_rows)
+        monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", slice_rows)
         rng = np.random.default_rng(0)
         table = hb.Table("t", 2, rule=hb.Adagrad(), admit=admit, evict=hb.Ttl(seconds=300))
         script = Script(Evict(seconds_interval=200), {"t": table})

@@ -17,9 +17,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision
-from hotbed.training.criterion import Criterion
-from hotbed.training.example import prepare
-from hotbed.training.learner import Learner
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import prepare
+from hotbed.training.stages.learner import StepLearner
 
 
 def poisoned(batch: hb.Batch, value: float) -> hb.Batch:
@@ -80,7 +80,7 @@ def test_gradients_of_every_kind_are_checked_and_stay_as_they_are(kind: str) -> 
     else:
         network = network.to(getattr(torch, kind))
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
-    learner = Learner(network, None, optimizer, None)
+    learner = StepLearner(network, None, optimizer, None)
     inputs = torch.from_numpy(data)
     for factor in (1.0, float("nan"), float("inf")):
         if kind != "sparse":
@@ -105,7 +105,7 @@ def test_under_loss_scaling_a_bad_batch_is_skipped_and_the_scale_falls(
 ) -> None:
     model = hb.RecModel(network(), "bce", "adam")
     dense, sparse = model.learner.dense, model.learner.sparse
-    scaled = Learner(
+    scaled = StepLearner(
         model.network,
         Criterion("bce"),
         dense,
@@ -131,7 +131,7 @@ def test_loss_scaling_leaves_the_size_of_gradients_as_it_is(dataset: Any, networ
     for scaled in (False, True):
         model = hb.RecModel(network(), "bce", "adam")
         dense, sparse = model.learner.dense, model.learner.sparse
-        learner = Learner(
+        learner = StepLearner(
             model.network,
             Criterion("bce"),
             dense,

@@ -21,7 +21,7 @@ from hotbed.training.auto.foreseen import (
     RowsInTurn,
     calls_of,
 )
-from hotbed.training.auto.tracing.sources import Source
+from hotbed.training.auto.tracing.sources import IdSource
 
 pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])
@@ -200,7 +200,7 @@ def report() -> LookupReport:
                 "ahead",
                 table=cross,
                 num_lookups=2,
-                source=Source("('user' * 31) + 'movie'", leaves=("user", "movie")),
+                source=IdSource("('user' * 31) + 'movie'", leaves=("user", "movie")),
             ),
             LookupEntry("near", "forward", "its ids depend on the rows of 'cross'"),
             LookupEntry("spare", "unused"),

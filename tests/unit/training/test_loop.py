@@ -21,7 +21,7 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.checkpoint import State, restore, save
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import Checkpoint, Evict
-from hotbed.training.evict import EvictionSchedule
+from hotbed.training.decisions.evict import EvictionSchedule
 from hotbed.training.run import Run
 
 SOURCE = str(Path(hb.__file__).parent)
@@ -175,7 +175,9 @@ def test_map_stage_gives_the_bits_of_mapping_in_the_forward_pass(
     ahead = learned()
     mapped_ahead = ahead.learner.planner is not None
     assert mapped_ahead == (way == "as it is")
-    monkeypatch.setattr("hotbed.training.learner._looks_up_every_id_once", lambda network: False)
+    monkeypatch.setattr(
+        "hotbed.training.stages.learner._looks_up_every_id_once", lambda network: False
+    )
     in_forward = learned()
     assert in_forward.learner.planner is None
     assert world.same(world.snapshot(ahead), world.snapshot(in_forward))

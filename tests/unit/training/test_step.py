@@ -17,7 +17,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
-from hotbed.training.learner import Learner
+from hotbed.training.stages.learner import StepLearner
 
 Make = Callable[..., Any]
 
@@ -222,7 +222,7 @@ def test_skipped_batch_is_counted_as_fit_counts_it(world: Any) -> None:
     def skipping() -> hb.RecModel:
         model = hb.RecModel(heads("a"), "bce", "sgd")
         learner = model.learner
-        assert isinstance(learner, Learner)
+        assert isinstance(learner, StepLearner)
         finite = learner.gradients_are_finite
         answers = iter([True, False, True, True, True, True, True, True])
 

@@ -50,14 +50,14 @@ class SampleFiles:
     """Samples to draw, and the format of their files.
 
     Args:
-        kind: The format. Parquet files hold single dense columns, the others one of lists.
-        label_dim: Labels of a sample.
-        dense_dim: Dense values of a sample.
-        slots: The keys of each slot, in order.
-        distribution: Of the keys.
+        kind: the format. Parquet files hold single dense columns, the others one of lists.
+        label_dim: labels of a sample.
+        dense_dim: dense values of a sample.
+        slots: the keys of each slot, in order.
+        distribution: of the keys.
         key_bits: 32 or 64, for Norm files.
-        checksum: Whether samples of Norm files have checksums.
-        raw: The layout of Raw files; its path is not used.
+        checksum: whether samples of Norm files have checksums.
+        raw: the layout of Raw files; its path is not used.
     """
 
     kind: DataReaderType_t
@@ -73,9 +73,9 @@ class SampleFiles:
         """Write the data that a reader finds under `source`, unless something is there.
 
         Args:
-            source: A file list, or a Raw file.
-            counts: How much to write.
-            seed: Of the first file.
+            source: a file list, or a Raw file.
+            counts: how much to write.
+            seed: of the first file.
 
         Returns:
             Whether it was written. A file that exists is kept, and this is logged.
@@ -169,12 +169,12 @@ def generate_missing(
     """Write random data under the paths of a reader where nothing is there.
 
     Args:
-        reader: What is to be read.
-        input: Its tensors.
-        solver: Whether keys have 64 bits.
-        counts: Samples of the training and of the evaluation data, over all files of a source.
-        sizes: Keys of each slot where the reader has no `slot_size_array`; empty = 1000 each.
-        num_files: Files of a source that has a file list.
+        reader: what is to be read.
+        input: its tensors.
+        solver: whether keys have 64 bits.
+        counts: samples of the training and of the evaluation data, over all files of a source.
+        sizes: keys of each slot where the reader has no `slot_size_array`; empty = 1000 each.
+        num_files: files of a source that has a file list.
 
     Returns:
         The sources that were written.

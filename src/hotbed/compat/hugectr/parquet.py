@@ -54,7 +54,7 @@ class Metadata:
         """Return the content of a metadata file.
 
         Raises:
-            DataError: The file cannot be read, or an entry is wrong.
+            DataError: the file cannot be read, or an entry is wrong.
         """
         try:
             content = json.loads(file.read_text("utf-8"))
@@ -89,7 +89,7 @@ class ParquetData:
     """The Parquet files of one or more sources of a reader.
 
     Args:
-        source: File lists, read in turn. A path that does not end in `.txt` is a Parquet file or a
+        source: file lists, read in turn. A path that does not end in `.txt` is a Parquet file or a
             glob itself.
     """
 
@@ -119,7 +119,7 @@ class ParquetData:
         metadata. Where one name of the metadata is in the files, all of them have to be.
 
         Raises:
-            DataError: The files have no such column, or its name is that of another one.
+            DataError: the files have no such column, or its name is that of another one.
         """
         present = self._schema.names
         metadata = self.metadata

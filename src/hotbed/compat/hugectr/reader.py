@@ -29,12 +29,12 @@ class Columns:
     """The raw columns of a reader, as a translation needs them.
 
     Args:
-        labels: One raw column for each label value, over all labels in the order of the `Input`.
-        dense: Columns of a schema which, in this order, make up the dense tensor. They bring the
+        labels: one raw column for each label value, over all labels in the order of the `Input`.
+        dense: columns of a schema which, in this order, make up the dense tensor. They bring the
             transforms of the reader, such as log(x + 1) of whole numbers.
-        slots: One raw column for each slot, over all sparse inputs in their order.
-        offsets: What the reader adds to the keys of each slot; zeros without `slot_size_array`.
-        sizes: How many keys each slot has by `slot_size_array`; empty where the reader adds none.
+        slots: one raw column for each slot, over all sparse inputs in their order.
+        offsets: what the reader adds to the keys of each slot; zeros without `slot_size_array`.
+        sizes: how many keys each slot has by `slot_size_array`; empty where the reader adds none.
     """
 
     labels: tuple[str, ...]
@@ -52,7 +52,7 @@ def columns_of(reader: DataReaderParams, input: Input) -> Columns:
 
     Raises:
         ConfigError: `slot_size_array` or the files do not fit the input.
-        DataError: The metadata of Parquet files cannot be read.
+        DataError: the metadata of Parquet files cannot be read.
     """
     named = named_columns(input)
     sized = _with_sizes(named, offset_sizes(reader, named.slots))
@@ -119,8 +119,8 @@ def training_data(
     Raw files are shuffled, as HugeCTR's reader does; so are those of RawAsync with `shuffle`.
 
     Raises:
-        ConfigError: The files do not fit the input.
-        DataError: A file cannot be read.
+        ConfigError: the files do not fit the input.
+        DataError: a file cannot be read.
     """
     shuffles = reader.data_reader_type is DataReaderType_t.Raw
     if reader.data_reader_type is DataReaderType_t.RawAsync:
@@ -139,8 +139,8 @@ def evaluation_data(
     With `cache_eval_data`, so many batches are read once and kept in memory.
 
     Raises:
-        ConfigError: The files do not fit the input.
-        DataError: A file cannot be read.
+        ConfigError: the files do not fit the input.
+        DataError: a file cannot be read.
     """
     source = _source(reader, input, solver, reader.eval_source, reader.eval_num_samples)
     if reader.cache_eval_data:

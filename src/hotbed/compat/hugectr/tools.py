@@ -13,7 +13,7 @@ from hotbed.compat.hugectr.clause import clause, required
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t, Distribution_t, PowerLaw_t
 from hotbed.compat.hugectr.generation import EVALUATION_SEED, FileCounts, SampleFiles, filled_sizes
 from hotbed.connectors import Distribution, Keys, PowerLaw, Raw, UniformKeys
-from hotbed.connectors.raw import NumberType
+from hotbed.connectors.hugectr.raw import NumberType
 from hotbed.errors import ConfigError
 
 __all__ = ["DataGenerator", "DataGeneratorParams"]

@@ -16,8 +16,8 @@ from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.persist import checkpoint
 from hotbed.persist.store import open_store
-from hotbed.training.checkpoint import Checkpoint
-from hotbed.training.evict import Evict
+from hotbed.training.decisions.checkpoint import Checkpoint
+from hotbed.training.decisions.evict import Evict
 from hotbed.training.loop import passed
 from hotbed.training.run import Run
 

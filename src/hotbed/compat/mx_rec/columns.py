@@ -12,7 +12,7 @@ from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules.inputs import shaped_ids
 from hotbed.errors import DataError
-from hotbed.training.example import seconds_as_times
+from hotbed.training.stages.example import seconds_as_times
 
 if TYPE_CHECKING:
     from hotbed.data.batch import Ids

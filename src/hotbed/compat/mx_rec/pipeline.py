@@ -22,7 +22,7 @@ from hotbed.embedding.modules import EmbeddingCollection, Feature, RowTargets, T
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.ahead import Ahead
-from hotbed.training.example import CPU, prepare
+from hotbed.training.stages.example import CPU, prepare
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.core.embedding import SparseTable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
-from hotbed.training.example import CPU, prepare
+from hotbed.training.stages.example import CPU, prepare
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.framework import Framework

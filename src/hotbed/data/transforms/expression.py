@@ -39,7 +39,7 @@ class Expression(Transform):
     from 2^63 on are exact, and a result that fits neither int64 nor uint64 is an error.
 
     Args:
-        sql: The expression. It must not aggregate: each row counts by itself.
+        sql: the expression. It must not aggregate: each row counts by itself.
 
     Examples: `Dense("total", transforms=[Expression("price * quantity"), Log()])`,
         `Id("device", transforms=[Expression("lower(os) || ' ' || version"), Hash()])`

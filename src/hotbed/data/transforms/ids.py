@@ -144,11 +144,11 @@ class Map(Transform):
     their type is: unsigned ones keep their 64 bits. A float is the integer that it equals.
 
     Args:
-        vocabulary: The values, text or integers, as a small vocabulary is kept.
-        min_count: How often a value must occur.
-        max_size: The most values that are kept.
-        joint: Maps of the same name learn one vocabulary, from the values of all their columns.
-        fitted: The values by their ids, as `hotbed prepare` keeps them.
+        vocabulary: the values, text or integers, as a small vocabulary is kept.
+        min_count: how often a value must occur.
+        max_size: the most values that are kept.
+        joint: maps of the same name learn one vocabulary, from the values of all their columns.
+        fitted: the values by their ids, as `hotbed prepare` keeps them.
     """
 
     reads_text: ClassVar[bool] = True

@@ -33,13 +33,13 @@ class TargetEncode(Transform):
     high-cardinality categorical attributes" (SIGKDD Explorations 3, 2001).
 
     Args:
-        label: The name of a label of the schema.
-        folds: A training row gets the value of the rows outside of its fold.
-        ordered_by: A raw column, such as the time. A training row then gets the value of the rows
+        label: the name of a label of the schema.
+        folds: a training row gets the value of the rows outside of its fold.
+        ordered_by: a raw column, such as the time. A training row then gets the value of the rows
             strictly before it, and `folds` is not used.
-        smooth: How many rows with the mean of all rows are added to each key.
-        prior: The mean of the label over the training rows, learned.
-        fitted: The values by key, learned.
+        smooth: how many rows with the mean of all rows are added to each key.
+        prior: the mean of the label over the training rows, learned.
+        fitted: the values by key, learned.
 
     Example: `Dense("city_rate", column="city", transforms=[TargetEncode("clicked")])`
     """
@@ -92,9 +92,9 @@ class JoinGroupby(Transform):
     or text. `hotbed prepare` fits it.
 
     Args:
-        column: A raw column of numbers. Its missing values have no part in the statistic.
+        column: a raw column of numbers. Its missing values have no part in the statistic.
         statistic: mean, sum, std (of the sample: divided by the count - 1), min, max, or count.
-        fitted: The statistic by key, learned.
+        fitted: the statistic by key, learned.
 
     Example:
         `Dense("mean_price", column="shop", transforms=[JoinGroupby("price"), FillMissing(0.0)])`

@@ -112,7 +112,7 @@ class TimeOfDay(Transform):
         """Return this transform with the unit of the schema's time; `place`: for messages.
 
         Raises:
-            ConfigError: It has another unit than the default one and this one.
+            ConfigError: it has another unit than the default one and this one.
         """
         if self.unit not in ("s", unit):
             raise ConfigError(

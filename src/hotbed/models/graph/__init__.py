@@ -1,6 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks from JSON descriptions; docs/graphs.md describes the format."""
-
-from hotbed.models.graph.network import Graph
-
-__all__ = ["Graph"]

@@ -21,19 +21,19 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
-class Place:
+class KeyPlace:
     """Where in a description something stands, for messages: `net.json: layers[3].inputs[1]`."""
 
     text: str
     before_key: str = "."
 
-    def key(self, name: str) -> Place:
+    def key(self, name: str) -> KeyPlace:
         """Return the place of a key of the object here."""
-        return Place(f"{self.text}{self.before_key}{name}")
+        return KeyPlace(f"{self.text}{self.before_key}{name}")
 
-    def item(self, number: int) -> Place:
+    def item(self, number: int) -> KeyPlace:
         """Return the place of an item of the list here."""
-        return Place(f"{self.text}[{number}]")
+        return KeyPlace(f"{self.text}[{number}]")
 
     def error(self, problem: str, value: object, advice: str) -> ConfigError:
         """Return the error that something is wrong here; `value`: what was received."""
@@ -58,7 +58,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     parameters: Mapping[str, Any]
-    place: Place
+    place: KeyPlace
 
     def values(self, hints: Mapping[str, Any], required: Iterable[str]) -> dict[str, Any]:
         """Return the parameters as their type hints ask for.
@@ -96,7 +96,7 @@ class Description:
     inputs: tuple[Node, ...]
     layers: tuple[Node, ...]
     outputs: dict[str, str]
-    place: Place
+    place: KeyPlace
 
 
 def read_description(description: Mapping[str, Any] | str | Path) -> Description:
@@ -124,11 +124,11 @@ def read_description(description: Mapping[str, Any] | str | Path) -> Description
 
 def short(value: object) -> str:
     """Return a value of a description as JSON, cut to one short line."""
-    text = value if isinstance(value, Text) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, Words) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-class Text(str):
+class Words(str):
     """Words for a message, which are not a value of the description."""
 
     __slots__ = ()
@@ -137,28 +137,28 @@ class Text(str):
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def _read(description: Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], Place]:
+def _read(description: Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], KeyPlace]:
     """Return the JSON object and its place."""
-    place = Place("description")
+    place = KeyPlace("description")
     if isinstance(description, Mapping):
         try:
             text = json.dumps(description, allow_nan=False)
         except (TypeError, ValueError) as error:
-            got = Text(str(error))
+            got = Words(str(error))
             raise place.error("not JSON values", got, "Use lists, numbers and strings.") from error
     elif isinstance(description, str) and description.lstrip()[:1] in ("{", "["):
         text = description
     else:
-        place = Place(str(description), ": ")
+        place = KeyPlace(str(description), ": ")
         try:
             text = Path(description).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            got = Text(str(error))
+            got = Words(str(error))
             raise place.error("cannot be read", got, "Give the path of a JSON file.") from error
     return _parsed(text, place), place
 
 
-def _parsed(text: str, place: Place) -> dict[str, Any]:
+def _parsed(text: str, place: KeyPlace) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         for name in names:
@@ -173,7 +173,7 @@ def _parsed(text: str, place: Place) -> dict[str, Any]:
         plain = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
         problem = f"not JSON at line {error.lineno} column {error.colno}"
-        raise place.error(problem, Text(repr(error.msg)), "Correct the text there.") from error
+        raise place.error(problem, Words(repr(error.msg)), "Correct the text there.") from error
     except RecursionError as error:
         raise place.error("nested too deeply", text[:20], "Write a flat list of layers.") from error
     if not isinstance(plain, dict):
@@ -184,7 +184,7 @@ def _parsed(text: str, place: Place) -> dict[str, Any]:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def _check_keys(plain: Mapping[str, Any], place: Place) -> None:
+def _check_keys(plain: Mapping[str, Any], place: KeyPlace) -> None:
     for key in plain:
         if key not in _KEYS:
             raise place.key(key).error("unknown key", key, did_you_mean(key, _KEYS))
@@ -193,7 +193,7 @@ def _check_keys(plain: Mapping[str, Any], place: Place) -> None:
             raise place.key(key).error("missing key", list(plain), "Add it.")
 
 
-def _nodes(plain: Mapping[str, Any], key: str, place: Place) -> list[Node]:
+def _nodes(plain: Mapping[str, Any], key: str, place: KeyPlace) -> list[Node]:
     """Return the nodes in the list `inputs` or `layers`."""
     place = place.key(key)
     entries = plain[key]
@@ -202,7 +202,7 @@ def _nodes(plain: Mapping[str, Any], key: str, place: Place) -> list[Node]:
     return [_node(entry, key, place.item(number)) for number, entry in enumerate(entries)]
 
 
-def _node(entry: Any, key: str, place: Place) -> Node:
+def _node(entry: Any, key: str, place: KeyPlace) -> Node:
     kind_key = key.removesuffix("s")
     if not isinstance(entry, dict):
         raise place.error("not an object", entry, f"Write one with the key {kind_key!r}.")
@@ -223,7 +223,7 @@ def _node(entry: Any, key: str, place: Place) -> Node:
     return Node(kind, name, inputs, outputs, parameters, place)
 
 
-def _text(entry: dict[str, Any], key: str, place: Place) -> str:
+def _text(entry: dict[str, Any], key: str, place: KeyPlace) -> str:
     """Take a key out of an entry, a text that is not empty."""
     if key not in entry:
         raise place.key(key).error("missing key", list(entry), "Add it.")
@@ -233,7 +233,7 @@ def _text(entry: dict[str, Any], key: str, place: Place) -> str:
     return value
 
 
-def _names(names: Any, place: Place) -> tuple[str, ...]:
+def _names(names: Any, place: KeyPlace) -> tuple[str, ...]:
     """Return a list of names of tensors."""
     if not isinstance(names, list) or not names:
         raise place.error("not a list of names", names, 'Write a list such as ["x"].')
@@ -243,7 +243,7 @@ def _names(names: Any, place: Place) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _outputs(outputs: Any, place: Place) -> dict[str, str]:
+def _outputs(outputs: Any, place: KeyPlace) -> dict[str, str]:
     """Return the name of a tensor by label."""
     if not isinstance(outputs, dict) or not outputs:
         advice = 'Write an object of label and tensor, such as {"clicked": "logit"}.'
@@ -254,7 +254,7 @@ def _outputs(outputs: Any, place: Place) -> dict[str, str]:
     return outputs
 
 
-def _typed(value: Any, hint: Any, place: Place) -> Any:
+def _typed(value: Any, hint: Any, place: KeyPlace) -> Any:
     """Return a value as its type hint asks for."""
     try:
         return build(value, hint, "")
@@ -290,12 +290,12 @@ def _makers(nodes: Iterable[Node]) -> dict[str, Node]:
     return makers
 
 
-def _twice(place: Place, name: str, first: Node) -> ConfigError:
+def _twice(place: KeyPlace, name: str, first: Node) -> ConfigError:
     path = first.place.text.rpartition(": ")[2]
     return place.error(f"a name that {path} has already", name, "Choose another name.")
 
 
-def _check_tensor(name: str, makers: Mapping[str, Node], place: Place) -> None:
+def _check_tensor(name: str, makers: Mapping[str, Node], place: KeyPlace) -> None:
     if name not in makers:
         raise place.error("unknown tensor", name, did_you_mean(name, makers))
 
@@ -325,7 +325,7 @@ def _cycle(waiting: Mapping[str, Node], makers: Mapping[str, Node]) -> ConfigErr
         sources = [makers[name] for name in layer.inputs]
         layer = next(source for source in sources if source.name in waiting)
     cycle = [*path[path.index(layer.name) :], layer.name]
-    got = Text(" -> ".join(reversed(cycle)))
+    got = Words(" -> ".join(reversed(cycle)))
     advice = "Let one of these layers take another input."
     return layer.place.error("the layer needs its own output", got, advice)
 

@@ -14,8 +14,8 @@ from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.embedding.modules import EmbeddingCollection, Feature
-from hotbed.models.graph.description import Node, Place
-from hotbed.models.graph.layers import NUM_ROWS, Shape
+from hotbed.models.graph.description import KeyPlace, Node
+from hotbed.models.graph.kinds import NUM_ROWS, Shape
 from hotbed.models.layers import PadSequence
 from hotbed.models.layers.inputs import bounds_of, dense_matrix, table_of
 
@@ -217,7 +217,7 @@ def _columns(names: Sequence[str], node: Node, schema: Schema) -> list[Any]:
     return columns
 
 
-def _column(name: str, node: Node, place: Place, schema: Schema) -> Any:
+def _column(name: str, node: Node, place: KeyPlace, schema: Schema) -> Any:
     """Return a column of the role and pooling that an input takes."""
     role = Dense if node.kind == "dense" else Id
     choices: dict[str, Any] = {}

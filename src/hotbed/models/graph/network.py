@@ -30,7 +30,7 @@ from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
 from hotbed.models.graph.description import Node, read_description
 from hotbed.models.graph.inputs import GraphInputs
-from hotbed.models.graph.layers import NUM_ROWS, inferred, made, shape_text
+from hotbed.models.graph.kinds import NUM_ROWS, inferred, made, shape_text
 from hotbed.models.graph.picture import Box, draw, wrapped
 
 if TYPE_CHECKING:

@@ -124,15 +124,15 @@ def _svg(shapes: str, width: float, height: float, label: str) -> str:
 
 
 @dataclass(eq=False)
-class _Place:
+class _Spot:
     """A box in the layout, or a point where a long line passes a rank (`box` is None)."""
 
     box: Box | None
     rank: int
     width: float
     height: float
-    above: list[_Place] = field(default_factory=list)
-    below: list[_Place] = field(default_factory=list)
+    above: list[_Spot] = field(default_factory=list)
+    below: list[_Spot] = field(default_factory=list)
     x: float = 0.0  # of the centre
     y: float = 0.0  # of the upper edge
 
@@ -140,14 +140,14 @@ class _Place:
 # --- layout ---------------------------------------------------------------------------------------
 
 
-def placed(boxes: Sequence[Box]) -> list[_Place]:
+def placed(boxes: Sequence[Box]) -> list[_Spot]:
     """Return all boxes and points of lines with their positions."""
     ranks = _ranks(boxes)
     places = {box.name: _place(box, ranks[box.name]) for box in boxes}
-    rows: list[list[_Place]] = [[] for _ in range(max(ranks.values()) + 1)]
+    rows: list[list[_Spot]] = [[] for _ in range(max(ranks.values()) + 1)]
     for place in places.values():
         rows[place.rank].append(place)
-    lanes: dict[tuple[str, int], _Place] = {}  # one line for all that take from a box
+    lanes: dict[tuple[str, int], _Spot] = {}  # one line for all that take from a box
     for box in boxes:
         for name in dict.fromkeys(box.sources):
             end = places[box.name]
@@ -155,7 +155,7 @@ def placed(boxes: Sequence[Box]) -> list[_Place]:
             for rank in range(upper.rank + 1, end.rank):
                 lane = lanes.get((name, rank))
                 if lane is None:
-                    lane = _Place(None, rank, _LANE, 0.0)
+                    lane = _Spot(None, rank, _LANE, 0.0)
                     lanes[name, rank] = lane
                     rows[rank].append(lane)
                     _connect(upper, lane)
@@ -167,14 +167,14 @@ def placed(boxes: Sequence[Box]) -> list[_Place]:
     return [place for row in rows for place in row]
 
 
-def _place(box: Box, rank: int) -> _Place:
+def _place(box: Box, rank: int) -> _Spot:
     widths = [_WIDTHS[style] * len(text) for style, text in box.lines]
     width = max(_LEAST_WIDTH, *widths) + 2 * _MARGIN
     height = _LINE * len(box.lines) + 1.4 * _MARGIN
-    return _Place(box, rank, width, height)
+    return _Spot(box, rank, width, height)
 
 
-def _connect(upper: _Place, lower: _Place) -> None:
+def _connect(upper: _Spot, lower: _Spot) -> None:
     upper.below.append(lower)
     lower.above.append(upper)
 
@@ -202,7 +202,7 @@ def _ranks(boxes: Sequence[Box]) -> dict[str, int]:
     return ranks
 
 
-def _order(rows: list[list[_Place]]) -> None:
+def _order(rows: list[list[_Spot]]) -> None:
     """Order each row by the mean place of its neighbours; keep the order with least crossings."""
     best = [list(row) for row in rows]
     fewest = _crossings(rows)
@@ -223,9 +223,7 @@ def _order(rows: list[list[_Place]]) -> None:
     rows[:] = best
 
 
-def _pairs(
-    rows: Sequence[list[_Place]], *, downward: bool
-) -> list[tuple[list[_Place], list[_Place]]]:
+def _pairs(rows: Sequence[list[_Spot]], *, downward: bool) -> list[tuple[list[_Spot], list[_Spot]]]:
     """Return each row with its neighbour, in the order of a sweep."""
     if downward:
         return [(row, above) for above, row in pairwise(rows)]
@@ -238,7 +236,7 @@ def _mean(values: Sequence[float], default: float) -> float:
     return sum(values) / len(values)
 
 
-def _crossings(rows: Sequence[Sequence[_Place]]) -> int:
+def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
     """Return how many pairs of lines cross."""
     count = 0
     for upper, lower in pairwise(rows):
@@ -253,7 +251,7 @@ def _crossings(rows: Sequence[Sequence[_Place]]) -> int:
     return count
 
 
-def _set_x(rows: Sequence[list[_Place]]) -> None:
+def _set_x(rows: Sequence[list[_Spot]]) -> None:
     """Move the places of each row as near to their neighbours as their order and widths let."""
     for row in rows:
         _spread(row, [0.0] * len(row))
@@ -271,7 +269,7 @@ def _set_x(rows: Sequence[list[_Place]]) -> None:
             place.x += _MARGIN - left
 
 
-def _spread(row: Sequence[_Place], wanted: Sequence[float]) -> None:
+def _spread(row: Sequence[_Spot], wanted: Sequence[float]) -> None:
     """Set the centres of a row by least squares to the wanted ones, without overlaps.
 
     With the distances taken off, centres must not descend: neighbours that would are pooled.
@@ -293,7 +291,7 @@ def _spread(row: Sequence[_Place], wanted: Sequence[float]) -> None:
         place.x = mean + shift
 
 
-def _set_y(rows: Sequence[Sequence[_Place]]) -> None:
+def _set_y(rows: Sequence[Sequence[_Spot]]) -> None:
     y = _MARGIN
     for row in rows:
         height = max(place.height for place in row)
@@ -309,7 +307,7 @@ def _set_y(rows: Sequence[Sequence[_Place]]) -> None:
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-def _lines_to(place: _Place) -> list[str]:
+def _lines_to(place: _Spot) -> list[str]:
     """Return the lines that end at a box, from their sources; they spread over its upper edge."""
     shapes = []
     ends = sorted(place.above, key=lambda other: other.x)
@@ -343,7 +341,7 @@ def _line(points: Sequence[tuple[float, float]]) -> str:
     return f"<path d='{text}'/>"
 
 
-def _box(place: _Place, box: Box) -> str:
+def _box(place: _Spot, box: Box) -> str:
     left = place.x - place.width / 2
     shapes = [
         f"<g><title>{html.escape(box.title)}</title>",

@@ -5,8 +5,7 @@ They lie by kind: products of features in `interaction`, linear layers in `dense
 of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
 """
 
-from hotbed.models.layers.activation import Dice, Softmax
-from hotbed.models.layers.arithmetic import (
+from hotbed.models.graph.layers.arithmetic import (
     Add,
     Cast,
     ElementwiseMultiply,
@@ -17,6 +16,15 @@ from hotbed.models.layers.arithmetic import (
     Sub,
     WeightMultiply,
 )
+from hotbed.models.graph.layers.shape import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+    Gather,
+    Reshape,
+    Slice,
+)
+from hotbed.models.layers.activation import Dice, Softmax
 from hotbed.models.layers.dense import (
     MLP,
     BatchNorm,
@@ -45,14 +53,6 @@ from hotbed.models.layers.sequence import (
     PadSequence,
     SequenceMask,
     TransformerLayer,
-)
-from hotbed.models.layers.shape import (
-    Concat,
-    FusedReshapeConcat,
-    FusedReshapeConcatGeneral,
-    Gather,
-    Reshape,
-    Slice,
 )
 
 __all__ = [

@@ -36,8 +36,8 @@ def unsealed(data: bytes, place: str) -> Manifest:
     """Return the manifest in `data`, once its digest and everything that it says were checked.
 
     Raises:
-        FormatError: It is torn, changed, or not as docs/format.md says; the message names `place`.
-        VersionError: It is of a format version that this build does not read.
+        FormatError: it is torn, changed, or not as docs/format.md says; the message names `place`.
+        VersionError: it is of a format version that this build does not read.
     """
     start = data.rfind(_DIGEST_MEMBER) + len(_DIGEST_MEMBER)
     digest = data[start : start + 64]
@@ -70,11 +70,11 @@ def checked_manifest(plain: Mapping[str, Any], place: str) -> Manifest:
     """Build a manifest from JSON values, and check that it does not contradict itself.
 
     Args:
-        plain: The JSON object, its digest included.
-        place: Where the manifest lies, for messages. Files are not read.
+        plain: the JSON object, its digest included.
+        place: where the manifest lies, for messages. Files are not read.
 
     Raises:
-        FormatError: A member is not as docs/format.md says; the message names it.
+        FormatError: a member is not as docs/format.md says; the message names it.
     """
     _check_nesting(plain, place)
     required = ("format_version", "files", "digest")
@@ -151,7 +151,7 @@ def built_config(entry: TableEntry, place: str) -> dict[str, Any]:
     """Return the values of a table's config, each built by the type hint of its own parameter.
 
     Raises:
-        FormatError: A value cannot be built, or a key is unknown.
+        FormatError: a value cannot be built, or a key is unknown.
     """
     where = f"table {entry.name!r}"
     parameters = config.parameters(Table)

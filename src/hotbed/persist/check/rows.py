@@ -40,7 +40,7 @@ def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of an Arrow IPC file, without copying.
 
     Raises:
-        FormatError: It is not an Arrow file of uncompressed columns; compressed buffers could be a
+        FormatError: it is not an Arrow file of uncompressed columns; compressed buffers could be a
             thousand times larger in memory. The message names `place`.
     """
     try:
@@ -94,12 +94,12 @@ def row_types(entry: TableEntry, contents: str, place: str) -> dict[str, pa.Data
     """Return the columns that the row files of a table must have, by the table's config.
 
     Args:
-        entry: The table in the manifest.
-        contents: Those of the manifest. Published values have neither state nor policies.
-        place: Where the manifest lies, for messages.
+        entry: the table in the manifest.
+        contents: those of the manifest. Published values have neither state nor policies.
+        place: where the manifest lies, for messages.
 
     Raises:
-        FormatError: The config cannot be built.
+        FormatError: the config cannot be built.
     """
     values = built_config(entry, place)
     dim = int(values["dim"])

@@ -46,13 +46,13 @@ def export(checkpoint: Where, to: Where, graph: OnnxGraph, maps: Sequence[Fitted
     """Freeze the newest state under `checkpoint` for servers: values, weights, schema and graph.
 
     Args:
-        checkpoint: A path or URL of states.
-        to: Where the export is written.
-        graph: Of the network that the checkpoint was made of.
-        maps: Files of the checkpoint's fitted maps that are elsewhere now.
+        checkpoint: a path or URL of states.
+        to: where the export is written.
+        graph: of the network that the checkpoint was made of.
+        maps: files of the checkpoint's fitted maps that are elsewhere now.
 
     Raises:
-        FormatError: A file of the checkpoint or of a fitted map is missing or changed.
+        FormatError: a file of the checkpoint or of a fitted map is missing or changed.
         PersistError: `to` cannot be written, or holds states.
     """
     store = open_store(to)
@@ -76,12 +76,12 @@ def export_graph(
     """Return the network after its lookups as a graph, which is checked against torch.
 
     Args:
-        network: The network.
-        schema: Of its features.
-        activate: Applied to the outputs, for example a sigmoid.
+        network: the network.
+        schema: of its features.
+        activate: applied to the outputs, for example a sigmoid.
 
     Raises:
-        ConfigError: The network cannot be exported: it looks up something else than whole
+        ConfigError: the network cannot be exported: it looks up something else than whole
             features, or torch.export rejects it.
         MissingExtra: onnx is not installed.
     """
@@ -323,9 +323,9 @@ def finish_graph(model: Any, names: Collection[str], outputs: Mapping[str, str])
     """Take the weights out of an ONNX model, rename its outputs, and return the weights' names.
 
     Args:
-        model: As torch made it.
-        names: Of the parameters of the network.
-        outputs: New names of the outputs by their names.
+        model: as torch made it.
+        names: of the parameters of the network.
+        outputs: new names of the outputs by their names.
     """
     graph = model.graph
     for node in graph.node:  # traces with paths of this machine, most of the bytes

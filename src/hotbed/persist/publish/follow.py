@@ -40,13 +40,13 @@ class Follower:
     in `told` too, and the earlier version is not yielded. `Replica.apply` takes the versions.
 
     Attributes:
-        away: Why the source could not be read at the last poll: an object store that does not
+        away: why the source could not be read at the last poll: an object store that does not
             answer, or a folder that is gone. None = it was read.
-        told: The newest errors.
+        told: the newest errors.
 
     Args:
-        source: The directory or URL of a `PublishDirectory`, or a `TopicFeed`.
-        poll_seconds: Seconds between two looks at the source.
+        source: the directory or URL of a `PublishDirectory`, or a `TopicFeed`.
+        poll_seconds: seconds between two looks at the source.
 
     Example:
         >>> for reader in Follower("published/clicks"):

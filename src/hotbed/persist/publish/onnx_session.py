@@ -17,7 +17,7 @@ def onnx_runtime() -> Any:
     this variable is set before it is imported.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: it is not installed.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
@@ -31,9 +31,9 @@ def open_graph(
     """Open a graph with weights, which ONNX Runtime may then fold.
 
     Args:
-        graph: The graph as an ONNX file has it.
-        weights: Values of the weights that the graph leaves open, by name.
-        num_threads: Threads for one run; 0 = one for each core.
+        graph: the graph as an ONNX file has it.
+        weights: values of the weights that the graph leaves open, by name.
+        num_threads: threads for one run; 0 = one for each core.
 
     Raises:
         ImportError: onnxruntime is not installed.

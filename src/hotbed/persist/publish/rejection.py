@@ -28,10 +28,10 @@ def rejection(
     It names the layer or the feature, says what the graph cannot hold, and shows the way out.
 
     Args:
-        error: What torch or ONNX Runtime raised.
-        network: The network.
-        schema: Of its features.
-        inputs: Names of the graph's inputs, as far as they are recorded.
+        error: what torch or ONNX Runtime raised.
+        network: the network.
+        schema: of its features.
+        inputs: names of the graph's inputs, as far as they are recorded.
     """
     frames = _frames_of(error)
     if any(_packs(frame) for frame in frames):

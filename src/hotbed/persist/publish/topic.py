@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hotbed.connectors.kafka import Kafka
-from hotbed.connectors.kafka_client import ClientEnded, KafkaClient, KafkaFailure, kafka_library
+from hotbed.connectors.kafka.client import ClientEnded, KafkaClient, KafkaFailure, kafka_library
+from hotbed.connectors.kafka.kafka import Kafka
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import claim_folder, local_path, remove_all
 from hotbed.persist.check.manifest import unsealed
@@ -150,10 +150,10 @@ class TopicFeed(VersionFeed):
     """The versions of a `PublishTopic`, collected in a local folder.
 
     Args:
-        servers: As for `hb.sources.Kafka`.
-        topic: Name of the topic.
-        cache: The local folder. Versions that an earlier feed left there are removed.
-        options: As for `hb.sources.Kafka`.
+        servers: as for `hb.sources.Kafka`.
+        topic: name of the topic.
+        cache: the local folder. Versions that an earlier feed left there are removed.
+        options: as for `hb.sources.Kafka`.
 
     Raises:
         ConfigError: `cache` is a link, or holds what no feed wrote.

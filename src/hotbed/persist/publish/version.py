@@ -47,14 +47,14 @@ class IdsOnnx:
     Both graphs have an input `argument/<name>` for each tensor that they use.
 
     Attributes:
-        onnx: The graph.
-        arguments: The tensors: `name`, `dtype`, `shape` without the first axis, and the `column` of
+        onnx: the graph.
+        arguments: the tensors: `name`, `dtype`, `shape` without the first axis, and the `column` of
             the schema that feeds it with a `part` of its values: "values", "starts" (where the ids
             of each sample begin), "ends" (these, and where the last ones end), or "weights".
-        lookups: Of each lookup its `feature`, and the outputs with its `ids`, `offsets` and
+        lookups: of each lookup its `feature`, and the outputs with its `ids`, `offsets` and
             `weights`, where it has them. `ends`: the offsets include the last one. `padding`: the
             id that its bags leave out.
-        widths: Shape of each output without the first axis, where it has more than that.
+        widths: shape of each output without the first axis, where it has more than that.
     """
 
     file: ClassVar[str] = "ids.onnx"
@@ -80,18 +80,18 @@ class OnnxGraph:
     """An ONNX graph and its inputs.
 
     Attributes:
-        onnx: The graph.
-        weights: Parameters of the network that the graph names and does not hold; each version
+        onnx: the graph.
+        weights: parameters of the network that the graph names and does not hold; each version
             brings its own.
-        lookups: For each lookup of the network its features (name, table, pooling). The graph's
+        lookups: for each lookup of the network its features (name, table, pooling). The graph's
             input with the name of the lookup takes the pooled features side by side, float32
             [n, width]. For a feature that is not pooled, `<lookup>/<feature>` takes the rows,
             float32 [m, dim]. If the feature is a sequence in the schema, `offsets/<feature>` takes
             int64 [n + 1]; else m is n.
-        dense: Columns that the input `dense` takes side by side, float32 [n, sum of widths].
-        outputs: Names of the predictions, one for each label.
-        schema: Of the requests, as `Schema.to_json` returns it; None: that of the state.
-        ids: What computes the ids of the lookups, if the network takes tensors instead of features.
+        dense: columns that the input `dense` takes side by side, float32 [n, sum of widths].
+        outputs: names of the predictions, one for each label.
+        schema: of the requests, as `Schema.to_json` returns it; None: that of the state.
+        ids: what computes the ids of the lookups, if the network takes tensors instead of features.
     """
 
     file: ClassVar[str] = "graph.onnx"
@@ -136,13 +136,13 @@ class Publisher(ABC):
         here, whichever is higher: a number names one version for ever.
 
         Args:
-            saved: What a save returned, or any state, as `open_checkpoint` returns it.
+            saved: what a save returned, or any state, as `open_checkpoint` returns it.
 
         Returns:
             What was published; None if it was published before.
 
         Raises:
-            PersistError: It cannot be published; the message says why.
+            PersistError: it cannot be published; the message says why.
         """
 
 
@@ -150,7 +150,7 @@ def opened(saved: Saved | Reader) -> Reader:
     """Return the state to publish.
 
     Raises:
-        PersistError: It is something else, or published values.
+        PersistError: it is something else, or published values.
     """
     if isinstance(saved, Saved):
         saved = open_checkpoint(saved.folder)
@@ -180,12 +180,12 @@ def write_published(
     It is a delta if `last`, the version published before, is its parent; else a full with `graph`.
 
     Args:
-        writer: Of the version.
-        reader: The state.
-        last: The version published before.
-        graph: The network for servers.
-        maps: Files of its fitted maps that are elsewhere now.
-        highest: The highest number that was published here; the version gets a higher one.
+        writer: of the version.
+        reader: the state.
+        last: the version published before.
+        graph: the network for servers.
+        maps: files of its fitted maps that are elsewhere now.
+        highest: the highest number that was published here; the version gets a higher one.
             -1: none.
     """
     manifest = reader.manifest

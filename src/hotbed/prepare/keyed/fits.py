@@ -80,7 +80,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Learned:
+class FitResult:
     """What a fit learned.
 
     `value`: what `Transform.learned` takes. `encoding`: what training rows get in its place; None
@@ -120,7 +120,7 @@ class KeyedFit(ABC):
         """
 
     @abstractmethod
-    def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
+    def learned(self, results: Sequence[BatchReader], prior: float) -> FitResult:
         """Return what was learned, from the results of all buckets."""
 
     def labels(self, context: Columns) -> pa.Array | None:
@@ -175,7 +175,7 @@ class Vocabulary(KeyedFit):
         counts = sum_counts(bucket.rows)
         return run_of(counts, self.transform.min_count, self.transform.max_size)
 
-    def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
+    def learned(self, results: Sequence[BatchReader], prior: float) -> FitResult:
         keys: list[NDArray[np.int64]] = []
         num_keys = 0
         with WordsFile(self.places.words_file(self.name)) as words:
@@ -185,7 +185,7 @@ class Vocabulary(KeyedFit):
                 words.write(part, num_keys)
                 keys.append(part["key"].to_numpy())
                 num_keys += len(part)
-        return Learned(_write_map(self.places.map_file(self.name), keys, []))
+        return FitResult(_write_map(self.places.map_file(self.name), keys, []))
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ class GroupStatistic(KeyedFit):
         keys, values = group_statistic(bucket.rows, self.transform.statistic)
         return [_key_values(keys, values[:, None])]
 
-    def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
-        return Learned(_map_of(self.places.map_file(self.name), results, 0, 1))
+    def learned(self, results: Sequence[BatchReader], prior: float) -> FitResult:
+        return FitResult(_map_of(self.places.map_file(self.name), results, 0, 1))
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class FoldMeans(KeyedFit):
         values = np.column_stack([means.all_rows, means.out_of_fold])
         return [_key_values(means.keys, values)]
 
-    def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
+    def learned(self, results: Sequence[BatchReader], prior: float) -> FitResult:
         column, step = _only(self.task)
         means = _map_of(self.places.map_file(self.name), results, 0, 1)
         folds_file = self.places.folder / "folds.rows"
@@ -256,7 +256,7 @@ class FoldMeans(KeyedFit):
             self.seed,
             self.rules,
         )
-        return Learned((prior, means), encoding)
+        return FitResult((prior, means), encoding)
 
 
 @dataclass(frozen=True)
@@ -301,11 +301,11 @@ class EarlierMeans(KeyedFit):
         all_rows = smoothed_means(pa.Table.from_batches([sums]), 1, prior, smooth)
         return [_key_values(all_rows.keys, all_rows.all_rows[:, None])]
 
-    def learned(self, results: Sequence[BatchReader], prior: float) -> Learned:
+    def learned(self, results: Sequence[BatchReader], prior: float) -> FitResult:
         column, step = _only(self.task)
         means = _map_of(self.places.map_file(self.name), results, 0, 1)
         encoding = Earlier(column.name, step + 1, self.side, prior)
-        return Learned((prior, means), encoding)
+        return FitResult((prior, means), encoding)
 
 
 def _only(task: Task) -> tuple[Dense | Id, int]:

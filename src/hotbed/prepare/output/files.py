@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotbed.connectors.file_list import write_file_list
+from hotbed.connectors.hugectr.file_list import write_file_list
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data.schema import Schema
 from hotbed.files import DIGESTS, MARK_FILE, digest_of, new_file, sync_folder

@@ -48,7 +48,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownItems:
     """The items of each of some groups: ascending, one group after the other.
 
     `starts`: the place in `items` where each group's items begin, int64 [groups + 1].
@@ -58,7 +58,7 @@ class Known:
     starts: Int64Array
 
     @staticmethod
-    def of(groups: Int64Array, items: Int64Array, num_groups: int) -> Known:
+    def of(groups: Int64Array, items: Int64Array, num_groups: int) -> KnownItems:
         """Return the items of groups 0 .. n - 1 from pairs of both; repeated pairs count once."""
         order = np.lexsort((items, groups))
         groups = groups[order]
@@ -66,11 +66,11 @@ class Known:
         is_first = np.ones(len(groups), bool)
         is_first[1:] = (groups[1:] != groups[:-1]) | (items[1:] != items[:-1])
         starts = np.searchsorted(groups[is_first], np.arange(num_groups + 1))
-        return Known(items[is_first], starts)
+        return KnownItems(items[is_first], starts)
 
 
 @dataclass(frozen=True)
-class Candidates:
+class Drawable:
     """For each of n rows, the items that may be drawn: a stretch of a line without known items.
 
     The weights of the items lie one after the other on the line. The weights of the known items
@@ -83,7 +83,7 @@ class Candidates:
     """
 
     line: Weights
-    known: Known
+    known: KnownItems
     groups: Int64Array
     first: Int64Array
     last: Int64Array
@@ -123,7 +123,7 @@ class Candidates:
         return before - (self._sums[:-1] - self._sums[owners])
 
 
-def draw(choices: Sequence[Candidates], rows: Int64Array, random: Uint64Array) -> Int64Array:
+def draw(choices: Sequence[Drawable], rows: Int64Array, random: Uint64Array) -> Int64Array:
     """Return items of the candidates of m `rows`, int64 [m, k]; -1 for rows without candidates.
 
     The items of one row are independent of each other: they may repeat.

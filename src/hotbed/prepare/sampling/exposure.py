@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.prepare.sampling.draw import Candidates, Int64Array, Known, Weights, running_sum
+from hotbed.prepare.sampling.draw import Drawable, Int64Array, KnownItems, Weights, running_sum
 
 BoolArray = NDArray[np.bool_]
 Seen = Literal["matched", "any", "never"]
@@ -44,7 +44,7 @@ class Visits:
         moments[order] = np.cumsum(is_new) - 1
         return Visits(users, moments, items)
 
-    def candidates(self, seen: Seen, weights: Weights) -> Sequence[Candidates]:
+    def candidates(self, seen: Seen, weights: Weights) -> Sequence[Drawable]:
         """Return for each row the items that may be drawn for it.
 
         Args:
@@ -58,14 +58,14 @@ class Visits:
             return [self._all_but(self.moments, weights, everywhere)]
         return self._matched(weights)
 
-    def _all_but(self, groups: Int64Array, weights: Weights, is_open: BoolArray) -> Candidates:
+    def _all_but(self, groups: Int64Array, weights: Weights, is_open: BoolArray) -> Drawable:
         """Return all items but those of the rows of the same group."""
-        known = Known.of(groups, self.items, num_groups(groups))
+        known = KnownItems.of(groups, self.items, num_groups(groups))
         first = np.zeros(len(groups), np.int64)
         last = np.full(len(groups), len(weights.ends) - 1)
-        return Candidates(weights, known, groups, first, last, is_open)
+        return Drawable(weights, known, groups, first, last, is_open)
 
-    def _matched(self, weights: Weights) -> Sequence[Candidates]:
+    def _matched(self, weights: Weights) -> Sequence[Drawable]:
         """Return items that are as new to the user as the item of the row.
 
         The items of a user stand on a line in the order in which they were first seen: those of
@@ -81,12 +81,12 @@ class Visits:
 
         again = np.flatnonzero(is_repeated)
         num_moments = num_groups(self.moments)
-        at_that_time = Known.of(self.moments[again], own[again], num_moments)
-        nothing = Known.of(self.moments[:0], own[:0], num_moments)
+        at_that_time = KnownItems.of(self.moments[again], own[again], num_moments)
+        nothing = KnownItems.of(self.moments[:0], own[:0], num_moments)
         items = first_seen.items
         return [
-            Candidates(line, at_that_time, self.moments, begin, earlier_end, is_repeated, items),
-            Candidates(line, nothing, self.moments, later_begin, end, ~is_repeated, items),
+            Drawable(line, at_that_time, self.moments, begin, earlier_end, is_repeated, items),
+            Drawable(line, nothing, self.moments, later_begin, end, ~is_repeated, items),
             self._all_but(self.users, weights, ~is_repeated),
         ]
 

@@ -34,10 +34,10 @@ class Bounds:
     """The most that a request may hold.
 
     Args:
-        inputs: Number of tensors.
-        rows: Number of candidates.
-        list_length: Values of a candidate in one column.
-        body_bytes: Size of the body.
+        inputs: number of tensors.
+        rows: number of candidates.
+        list_length: values of a candidate in one column.
+        body_bytes: size of the body.
     """
 
     inputs: int = 1024
@@ -121,7 +121,7 @@ def divide_json(body: bytes, bounds: Bounds) -> DividedRequest:
     In the head, each `data` is replaced by the number of its span.
 
     Raises:
-        DataError: The request has more inputs or a longer head than `bounds` allow.
+        DataError: the request has more inputs or a longer head than `bounds` allow.
     """
     return _divided(_core.split_json(body, bounds.inputs, bounds.head_bytes, SLICE), bounds)
 
@@ -188,7 +188,7 @@ class Readers:
         `work` runs on a thread if the request is longer than `ASIDE_BYTES`.
 
         Raises:
-            Overloaded: Too many long requests wait.
+            Overloaded: too many long requests wait.
         """
         if size <= ASIDE_BYTES:
             return work()

@@ -104,9 +104,9 @@ class Candidates(NamedTuple):
     """What a request asks to score.
 
     Attributes:
-        num_rows: Number of candidates, n.
-        columns: Columns [n].
-        context: If n > 1: columns [1], valid for all candidates.
+        num_rows: number of candidates, n.
+        columns: columns [n].
+        context: if n > 1: columns [1], valid for all candidates.
     """
 
     num_rows: int
@@ -118,8 +118,8 @@ class ModelInputs:
     """The tensors that a model takes: one for each raw column of its schema that serving reads.
 
     Args:
-        schema: The schema.
-        shapes: By column, the shape of its values for each candidate, where the model fixes it.
+        schema: the schema.
+        shapes: by column, the shape of its values for each candidate, where the model fixes it.
     """
 
     def __init__(self, schema: Schema, shapes: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -206,7 +206,7 @@ class ModelInputs:
         """Check all tensors of a request, then decode them.
 
         Raises:
-            DataError: Tensors are unknown, missing, sent twice, too long or of different lengths.
+            DataError: tensors are unknown, missing, sent twice, too long or of different lengths.
         """
         if not isinstance(tensors, PackedTensors):
             return self._check_and_decode(tensors, bounds)

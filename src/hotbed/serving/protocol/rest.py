@@ -31,11 +31,11 @@ class InferRequest:
     """An infer request, not decoded yet.
 
     Attributes:
-        id: The client's name of the request, "" for none.
-        tensors: The inputs.
-        outputs: The requested outputs by name, and whether each is returned as a binary tensor;
+        id: the client's name of the request, "" for none.
+        tensors: the inputs.
+        outputs: the requested outputs by name, and whether each is returned as a binary tensor;
             None = all outputs.
-        binary: Whether outputs are binary by default.
+        binary: whether outputs are binary by default.
     """
 
     id: str

@@ -51,7 +51,7 @@ class Tensor:
     Attributes:
         data: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
             says, or `Undecoded` values.
-        nesting: Lengths of the lists of a candidate in nested data; None = those of `shape`.
+        nesting: lengths of the lists of a candidate in nested data; None = those of `shape`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Tensor:
         Binary numbers are not copied.
 
         Raises:
-            DataError: The values do not match the datatype or the shape.
+            DataError: the values do not match the datatype or the shape.
         """
         shape = self.shape
         data = self.data
@@ -112,7 +112,7 @@ class Tensor:
         Nothing is decoded.
 
         Raises:
-            DataError: The tensor has more than `bounds` allow, or its number of values does not
+            DataError: the tensor has more than `bounds` allow, or its number of values does not
                 match its shape.
         """
         num_rows, width = self.dimensions()

@@ -42,7 +42,7 @@ def read_tokens(path: str) -> list[str]:
     Messages name the line and not the token.
 
     Raises:
-        ConfigError: The file cannot be read or is empty, or it holds a line that is blank, begins
+        ConfigError: the file cannot be read or is empty, or it holds a line that is blank, begins
             with "#", or has a blank or a character outside ASCII in it.
     """
     try:
@@ -88,7 +88,7 @@ def load_tls(
     Both are None if neither file is set.
 
     Raises:
-        ConfigError: Only one file is set, or they cannot be read or do not fit together.
+        ConfigError: only one file is set, or they cannot be read or do not fit together.
     """
     if cert is None and key is None:
         return None, None

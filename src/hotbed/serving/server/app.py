@@ -40,8 +40,8 @@ class Route:
     """How the requests for one path are answered.
 
     Attributes:
-        answer: Answers a complete request.
-        body_bytes: Returns the longest body of a request, in bytes.
+        answer: answers a complete request.
+        body_bytes: returns the longest body of a request, in bytes.
     """
 
     answer: Callable[[HttpRequest], Reply]

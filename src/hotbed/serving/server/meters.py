@@ -15,7 +15,7 @@ from hotbed.errors import ConfigError, HotbedError, MissingExtra
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
-    from hotbed.serving.server.models import Model, Models
+    from hotbed.serving.server.scoring.models import Model, Models
     from hotbed.serving.stores.base import ModelVersion
 
 
@@ -120,7 +120,7 @@ class CallMeters:
     `since`: when the version of each model was loaded, in Unix seconds, by name of the model.
 
     Args:
-        newest: Returns the newest version of each model that has one, by name.
+        newest: returns the newest version of each model that has one, by name.
     """
 
     def __init__(self, newest: Callable[[], Mapping[str, ModelVersion]]) -> None:
@@ -153,11 +153,11 @@ class CallMeters:
         """Answer scrapes at a port, and yield its number.
 
         Args:
-            host: Address to listen at.
+            host: address to listen at.
             port: 0 = a free port; None = do not listen.
 
         Raises:
-            ConfigError: The port is taken.
+            ConfigError: the port is taken.
         """
         if port is None:
             yield None

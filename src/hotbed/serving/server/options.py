@@ -25,11 +25,11 @@ class AccessOptions:
     """The settings that both servers share: their address, access and rows.
 
     Args:
-        host: Address to listen at.
-        token_file: File with one token a line; requests without one of them are rejected.
+        host: address to listen at.
+        token_file: file with one token a line; requests without one of them are rejected.
         tls_cert: PEM file of the certificate, for all ports.
         tls_key: PEM file of its key.
-        rows: Folder of mapped rows; None = a temporary folder.
+        rows: folder of mapped rows; None = a temporary folder.
         dtype: float32, float16 or int8 rows.
     """
 
@@ -56,14 +56,14 @@ class Options(AccessOptions):
     """Settings of a server of models, beside `AccessOptions`.
 
     Args:
-        port: Port of REST; 0 = a free port.
-        grpc_port: Port of gRPC; 0 = a free port; None = no gRPC.
-        drain_seconds: How long requests are still answered after SIGTERM, while readiness is
+        port: port of REST; 0 = a free port.
+        grpc_port: port of gRPC; 0 = a free port; None = no gRPC.
+        drain_seconds: how long requests are still answered after SIGTERM, while readiness is
             false.
-        request_seconds: Limit for a request to arrive completely, and for a client to read an
+        request_seconds: limit for a request to arrive completely, and for a client to read an
             answer.
-        idle_seconds: Connections without a request are closed after this time.
-        workers: Number of processes that answer.
+        idle_seconds: connections without a request are closed after this time.
+        workers: number of processes that answer.
     """
 
     port: int = 8000
@@ -87,10 +87,10 @@ class RowsOptions(AccessOptions):
     """Settings of a parameter server, beside `AccessOptions`.
 
     Args:
-        port: Port of gRPC; 0 = a free port.
-        calls: Calls that are answered at the same time; further calls are rejected at once.
-        drain_seconds: How long calls under way may take to end after SIGTERM.
-        metrics_port: Port for Prometheus, without TLS or token; 0 = a free port; None = no metrics.
+        port: port of gRPC; 0 = a free port.
+        calls: calls that are answered at the same time; further calls are rejected at once.
+        drain_seconds: how long calls under way may take to end after SIGTERM.
+        metrics_port: port for Prometheus, without TLS or token; 0 = a free port; None = no metrics.
     """
 
     port: int = 8002
@@ -110,13 +110,13 @@ class ServerLimits:
     """The load that a server accepts.
 
     Args:
-        batch_rows: Candidates that are scored together, and the most of one request.
-        batch_seconds: How long the first request of a batch may wait for others; 0 = batch only
+        batch_rows: candidates that are scored together, and the most of one request.
+        batch_seconds: how long the first request of a batch may wait for others; 0 = batch only
             requests that already wait.
-        queue_rows: Candidates that may wait; a request beyond that is rejected at once.
-        body_bytes: The largest body of a request. None = 32 bytes for each of `batch_rows`
+        queue_rows: candidates that may wait; a request beyond that is rejected at once.
+        body_bytes: the largest body of a request. None = 32 bytes for each of `batch_rows`
             candidates and each column of the model, at least 1 MiB.
-        list_length: Values that a candidate may have in one column.
+        list_length: values that a candidate may have in one column.
     """
 
     batch_rows: int = 4096
@@ -145,8 +145,8 @@ class RemoteOptions:
     """Settings for models at grpc://HOST:PORT and for the cache of their rows.
 
     Args:
-        store_token_file: A file whose first line is the token to send.
-        store_trusted: A PEM file of certificate authorities for grpcs://.
+        store_token_file: a file whose first line is the token to send.
+        store_trusted: a PEM file of certificate authorities for grpcs://.
         cache_bytes: `max_bytes` of `EmbeddingCache`.
         cache_policy: `policy` of `EmbeddingCache`.
         cache_preload: `preload` of `EmbeddingCache`.

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.serving.process import Stoppable, address
 from hotbed.serving.server.access import load_tls
-from hotbed.serving.server.http import Api
-from hotbed.serving.server.models import Models
+from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
+from hotbed.serving.server.scoring.models import Models
 
 try:
-    from hotbed.serving.server.connection import HttpServer
+    from hotbed.serving.server.endpoints.connection import HttpServer
 except ImportError as error:
     raise MissingExtra(
         f"a server needs {error.name}, which is not installed. Run pip install hotbed[serve]."
     ) from error
 
 if TYPE_CHECKING:
-    from hotbed.serving.server.grpc import GrpcServer
+    from hotbed.serving.server.endpoints.grpc import GrpcServer
 
 log = logging.getLogger("hotbed.serving")
 _LAST_SECONDS = 30
@@ -41,12 +41,12 @@ class Server(Stoppable):
     finished.
 
     Args:
-        models: The models.
-        options: Where to listen, and limits of time.
-        listener: A socket that other processes listen at as well; they share the gRPC port, too.
+        models: the models.
+        options: where to listen, and limits of time.
+        listener: a socket that other processes listen at as well; they share the gRPC port, too.
 
     Raises:
-        ConfigError: It cannot listen.
+        ConfigError: it cannot listen.
 
     Example: `Server(models, Options(port=8000)).run()`
     """
@@ -92,7 +92,7 @@ class Server(Stoppable):
         options = self._options
         if options.grpc_port is None:
             return None
-        from hotbed.serving.server.grpc import start_inference
+        from hotbed.serving.server.endpoints.grpc import start_inference
 
         server = await start_inference(
             self._models,

@@ -26,13 +26,13 @@ class ModelVersion(ABC):
     """One version of a model; it never changes.
 
     Attributes:
-        name: Name of the model.
-        version: Number of the version.
-        digest: Digest of the state, which identifies the version.
-        schema: The columns of the model.
-        graph: The inputs of the graph, see
+        name: name of the model.
+        version: number of the version.
+        digest: digest of the state, which identifies the version.
+        schema: the columns of the model.
+        graph: the inputs of the graph, see
             `hotbed.persist.publish.version.OnnxGraph`.
-        configs: By table, the keywords of its constructor. They determine the row that is read
+        configs: by table, the keywords of its constructor. They determine the row that is read
             for an id without one.
         published: Unix seconds of the publication; None where unknown.
         learned: Unix seconds of the newest learned event; None where unknown.

@@ -54,8 +54,8 @@ class FakeStore(RowStore):
     """A parameter server of one model over dicts.
 
     Attributes:
-        silent: Whether it raises StoreError instead of an answer.
-        asked: The ids by table of each call of `find`.
+        silent: whether it raises StoreError instead of an answer.
+        asked: the ids by table of each call of `find`.
     """
 
     def __init__(self, configs: Mapping[str, Mapping[str, Any]]) -> None:

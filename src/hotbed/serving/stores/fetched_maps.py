@@ -36,8 +36,8 @@ class FetchedMaps:
         Maps that no model needs any more are removed.
 
         Raises:
-            FormatError: A map is not the one of its digest.
-            NotWritten: The disk is full or refuses.
+            FormatError: a map is not the one of its digest.
+            NotWritten: the disk is full or refuses.
         """
         with self._lock:
             if schema.maps:

@@ -28,9 +28,9 @@ class Following:
     """Deliver new versions of each model until `close`.
 
     Args:
-        failed: Called with the model and the error when a version cannot be read or taken; once
+        failed: called with the model and the error when a version cannot be read or taken; once
             for an error that repeats.
-        returned: Called with the model and the error of a source that could not be read, once it
+        returned: called with the model and the error of a source that could not be read, once it
             can be read again.
     """
 
@@ -58,10 +58,10 @@ class Following:
         until a newer one arrives.
 
         Args:
-            name: Name of the model.
-            make: Opens the follower. It is called in the thread, and again after an error.
-            take: Takes a version, for example loads it.
-            poll_seconds: Time between polls.
+            name: name of the model.
+            make: opens the follower. It is called in the thread, and again after an error.
+            take: takes a version, for example loads it.
+            poll_seconds: time between polls.
         """
         subscription = _Subscription(
             make, take, partial(self._failed, name), partial(self._returned, name)

@@ -44,11 +44,11 @@ class MappedVersion(ModelVersion):
     """A version in mapped files.
 
     Attributes:
-        tables: The tables by name.
+        tables: the tables by name.
         key: SHA-256 of the version's own file in the served folder.
-        spec: Content of that file.
-        folder: The folder of the model.
-        blobs: The bytes of the graph, the weights, and the id graph if there is one.
+        spec: content of that file.
+        folder: the folder of the model.
+        blobs: the bytes of the graph, the weights, and the id graph if there is one.
     """
 
     tables: Mapping[str, ServedTable]

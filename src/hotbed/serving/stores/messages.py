@@ -20,9 +20,9 @@ class CallTypes(NamedTuple):
     """The messages of a call.
 
     Attributes:
-        request: Name of the request.
-        answer: Name of the answer, or of each of its parts.
-        is_streamed: Whether the answer is a stream of parts.
+        request: name of the request.
+        answer: name of the answer, or of each of its parts.
+        is_streamed: whether the answer is a stream of parts.
     """
 
     request: str
@@ -35,9 +35,9 @@ class ServiceTypes:
     """The messages and calls of a gRPC service.
 
     Attributes:
-        name: Full name of the service, package first.
-        messages: The class of each message by name.
-        calls: The calls by name, in the order of the .proto file.
+        name: full name of the service, package first.
+        messages: the class of each message by name.
+        calls: the calls by name, in the order of the .proto file.
     """
 
     name: str

@@ -39,11 +39,11 @@ def open_row_store(
 
     Args:
         url: grpc://HOST:PORT, or grpcs:// for TLS.
-        token: The token, where the store requires one.
-        trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
+        token: the token, where the store requires one.
+        trusted: a PEM file of certificate authorities for TLS, instead of those of the system.
 
     Raises:
-        ConfigError: No store has such addresses, or `trusted` cannot be read.
+        ConfigError: no store has such addresses, or `trusted` cannot be read.
     """
     open_store = STORES.get(urlsplit(url).scheme)
     if open_store is None:

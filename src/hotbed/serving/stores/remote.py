@@ -52,9 +52,9 @@ class RemoteParameterServer(RowStore):
 
     Args:
         url: grpc://HOST:PORT, or grpcs:// for TLS.
-        token: The token, where the server requires one.
-        trusted: A PEM file of certificate authorities for TLS, instead of those of the system.
-        deadline_seconds: Limit of the calls without a deadline of their own.
+        token: the token, where the server requires one.
+        trusted: a PEM file of certificate authorities for TLS, instead of those of the system.
+        deadline_seconds: limit of the calls without a deadline of their own.
 
     Raises:
         ConfigError: `url` is not an address, or `trusted` cannot be read.

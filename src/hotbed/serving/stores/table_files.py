@@ -28,11 +28,11 @@ class TableFiles:
     """The files of one table of a version. Files that are there already are not written again.
 
     Args:
-        folder: The folder of the model.
-        reader: The state that becomes the version.
-        number: Number of the table in the manifest of the state.
-        dtype: Type of the rows.
-        before: The version before, whose files may serve again.
+        folder: the folder of the model.
+        reader: the state that becomes the version.
+        number: number of the table in the manifest of the state.
+        dtype: type of the rows.
+        before: the version before, whose files may serve again.
     """
 
     def __init__(

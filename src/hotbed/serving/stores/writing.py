@@ -49,17 +49,17 @@ def write_served(
     before `make_newest`.
 
     Args:
-        folder: The folder of the model.
-        reader: The state.
-        before: The version before. It gives the graph where `reader` does not bring one.
-        dtype: Type of the rows.
-        origin: Digest of the state that a start loads and that this one was followed from; None
+        folder: the folder of the model.
+        reader: the state.
+        before: the version before. It gives the graph where `reader` does not bring one.
+        dtype: type of the rows.
+        origin: digest of the state that a start loads and that this one was followed from; None
             where it is this state.
 
     Raises:
-        ConfigError: The state does not fit the model.
-        FormatError: A file of the state is bad.
-        NotWritten: The disk is full or refuses.
+        ConfigError: the state does not fit the model.
+        FormatError: a file of the state is bad.
+        NotWritten: the disk is full or refuses.
     """
     if LocalStore(folder.path).folders():
         raise ConfigError(

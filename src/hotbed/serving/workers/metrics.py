@@ -15,8 +15,8 @@ def merge_metrics(texts: Mapping[str, str], starts: Mapping[str, int]) -> str:
     """Return the metrics of several processes, each sample with the label `worker`.
 
     Args:
-        texts: The text of each process that answered: "parent", or the number of a worker.
-        starts: How often each worker was started, by its number.
+        texts: the text of each process that answered: "parent", or the number of a worker.
+        starts: how often each worker was started, by its number.
     """
     processes = _Processes(texts, starts)
     return generate_latest(processes).decode()

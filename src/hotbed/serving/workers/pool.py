@@ -20,8 +20,8 @@ from typing import Any
 
 from hotbed.errors import ConfigError, HotbedError, ServingError
 from hotbed.serving.server.meters import combine_statuses
-from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import open_listener
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
@@ -41,18 +41,18 @@ class WorkerProcess:
     """A worker as its parent sees it: a process that is started again whenever it ends.
 
     Attributes:
-        number: Its number, from 1 on.
-        starts: How often it was started.
-        wire: Calls to the process; None before the first start.
-        configured: Set while the process knows which models are unloaded.
-        up: Set while it answers.
-        failed_to_start: Whether a process ended before it answered.
-        problems: The problems of models that it was sent last.
+        number: its number, from 1 on.
+        starts: how often it was started.
+        wire: calls to the process; None before the first start.
+        configured: set while the process knows which models are unloaded.
+        up: set while it answers.
+        failed_to_start: whether a process ended before it answered.
+        problems: the problems of models that it was sent last.
 
     Args:
-        number: Its number.
-        listener: The socket at which all workers listen.
-        calls: The calls that the process may make, by name.
+        number: its number.
+        listener: the socket at which all workers listen.
+        calls: the calls that the process may make, by name.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class WorkerPool:
     `run` blocks. SIGTERM and SIGINT end it, once all workers have drained.
 
     Args:
-        models: The models of this process. It loads and follows them, into the folder
+        models: the models of this process. It loads and follows them, into the folder
             `options.rows` that workers map.
-        sources: All models of the server, by name. Each worker reaches those at grpc:// itself.
-        options: Where to listen, and the number of workers.
-        limits: The load that each worker accepts.
-        remote: How workers reach parameter servers.
+        sources: all models of the server, by name. Each worker reaches those at grpc:// itself.
+        options: where to listen, and the number of workers.
+        limits: the load that each worker accepts.
+        remote: how workers reach parameter servers.
 
     Raises:
-        ConfigError: It cannot listen, or workers cannot start.
+        ConfigError: it cannot listen, or workers cannot start.
     """
 
     def __init__(
@@ -304,7 +304,7 @@ class WorkerPool:
         A worker that ends meanwhile starts with the change.
 
         Raises:
-            HotbedError: A worker raised it; ServingError if one does not answer.
+            HotbedError: a worker raised it; ServingError if one does not answer.
         """
         errors = list[HotbedError]()
         workers = [worker for worker in self._workers if worker.configured.is_set()]

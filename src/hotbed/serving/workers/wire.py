@@ -30,9 +30,9 @@ class Wire:
     Each call and each answer is one line of JSON.
 
     Args:
-        end: The socket, which the wire closes.
-        calls: The functions that the other process may call, by name. Each call has a thread.
-        ended: Called once the other process has closed its end.
+        end: the socket, which the wire closes.
+        calls: the functions that the other process may call, by name. Each call has a thread.
+        ended: called once the other process has closed its end.
     """
 
     def __init__(

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from hotbed.serving.process import log_as_json
-from hotbed.serving.server.models import Models
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.workers.wire import ANSWER_SECONDS, Wire
@@ -51,8 +51,8 @@ class Worker:
     """A server at the ports of its parent, which loads and follows its models.
 
     Args:
-        wire_end: This process's end of the wire to its parent.
-        listener: The socket at which all workers listen.
+        wire_end: this process's end of the wire to its parent.
+        listener: the socket at which all workers listen.
     """
 
     def __init__(self, wire_end: socket.socket, listener: socket.socket) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids of coming batches are mapped to rows while earlier batches train."""
 
-from .cores import Cores
+from hotbed.training.decisions.cores import Cores
+
 from .data import Ahead, depth_for, unwrap
 from .insert import Insert
 from .mapper import Mapper, mapper_of

@@ -14,9 +14,9 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
 from hotbed.training.auto import converted
-from hotbed.training.example import CPU, Example, prepare
+from hotbed.training.decisions.cores import Cores
+from hotbed.training.stages.example import CPU, Example, prepare
 
-from .cores import Cores
 from .mapper import Mapper, mapper_of
 from .stage import Barrier, MapStage
 

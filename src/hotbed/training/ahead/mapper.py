@@ -20,7 +20,7 @@ from hotbed.embedding.modules.planner import obstacle_of
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.auto import Converted, bind, converted
-from hotbed.training.example import Example
+from hotbed.training.stages.example import Example
 
 log = logging.getLogger("hotbed")
 

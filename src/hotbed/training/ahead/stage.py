@@ -11,7 +11,7 @@ from typing import Any
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
-from hotbed.training.example import Example
+from hotbed.training.stages.example import Example
 
 from .mapper import Mapper
 
@@ -23,7 +23,7 @@ Barrier = Callable[[int, int | None], bool]
 
 
 @dataclass
-class _Place:
+class _ReadExample:
     """An example that was read, and its step; None = a tick."""
 
     example: Example | None
@@ -68,10 +68,10 @@ class MapStage:
         self._depth = depth
         self._barrier = barrier
         self._blocked = -1  # the step of the barrier in front
-        self._current = _Place(None, step)
+        self._current = _ReadExample(None, step)
         self._now = now  # the newest event time before the current example
         self._read_step = step  # of the newest example that was read
-        self._waiting: deque[_Place] = deque()
+        self._waiting: deque[_ReadExample] = deque()
         self._error: Exception | None = None  # of reading; its turn comes behind what waits
         self._examples: Generator[Example | None, None, None] | ReadAhead[Example | None] = examples
         self._reader: Dataset | ReadAhead[Example | None] | None = None
@@ -154,14 +154,14 @@ class MapStage:
             except Exception as error:  # raised when its turn comes
                 self._error = error
 
-    def _read(self) -> _Place:
+    def _read(self) -> _ReadExample:
         if self._error is not None:
             raise self._error
         example = next(self._examples)
         self._read_step += example is not None
-        return _Place(example, self._read_step)
+        return _ReadExample(example, self._read_step)
 
-    def _map(self, place: _Place, step: int, now: int | None) -> None:
+    def _map(self, place: _ReadExample, step: int, now: int | None) -> None:
         """Give an example to the thread, unless a barrier lies before it, after `step`."""
         assert self._mapper is not None
         example = place.example
@@ -177,7 +177,7 @@ class MapStage:
             self._blocked = step
         return self._blocked == step
 
-    def _later(self, now: int | None, place: _Place) -> int | None:
+    def _later(self, now: int | None, place: _ReadExample) -> int | None:
         """Return the newest event time up to an example."""
         latest = None
         if self._mapper is not None and place.example is not None:
@@ -187,5 +187,5 @@ class MapStage:
         return max(now, latest)
 
 
-def _failed(place: _Place) -> bool:
+def _failed(place: _ReadExample) -> bool:
     return place.example is not None and place.example.error is not None

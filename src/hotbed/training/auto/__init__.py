@@ -5,21 +5,21 @@ from .binding import bind
 from .convert import auto
 from .network import Converted, converted
 from .plain import plain_state_dict
-from .report import Entry, Report
+from .report import Report, ReportEntry
 from .signature import Leaf, Signature
 from .trace import Call, Findings, IdGraph, inspect
-from .tracing.sources import Source
+from .tracing.sources import IdSource
 
 __all__ = [
     "Call",
     "Converted",
-    "Entry",
+    "ReportEntry",
     "Findings",
     "IdGraph",
     "Leaf",
     "Report",
     "Signature",
-    "Source",
+    "IdSource",
     "auto",
     "bind",
     "converted",

@@ -33,12 +33,12 @@ def bind(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any
     parameter that names no column gets a dict of all columns.
 
     Args:
-        model: An ordinary module.
-        batch: Of NumPy arrays or tensors.
+        model: an ordinary module.
+        batch: of NumPy arrays or tensors.
 
     Raises:
-        ConfigError: A parameter names no column.
-        RowShapeError: Samples have different numbers of ids, and the model takes no offsets.
+        ConfigError: a parameter names no column.
+        RowShapeError: samples have different numbers of ids, and the model takes no offsets.
 
     Example:
         >>> args, kwargs = bind(model, batch)
@@ -128,9 +128,9 @@ def _values(
     """Return the values of parameters or fields, and those that must have one but name no column.
 
     Args:
-        columns: Of the batch.
-        wanted: Whether it must have a value, by parameter or field.
-        types: Their annotations.
+        columns: of the batch.
+        wanted: whether it must have a value, by parameter or field.
+        types: their annotations.
     """
     values: dict[str, Any] = {}
     values.update(columns.take([name for name in wanted if name in columns.names]))

@@ -25,10 +25,10 @@ from hotbed.optim.torch_rules import row_state, rule_of
 from . import trace
 from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
 from .network import Converted, arguments_of, attach, converted
-from .report import Entry, Report
+from .report import Report, ReportEntry
 from .rows import fill
 from .signature import Signature
-from .sites import Weight, weights_of
+from .sites import EmbeddingWeight, weights_of
 
 Optimizer = torch.optim.Optimizer
 Options = Mapping[str, Mapping[str, Any] | None]
@@ -157,12 +157,12 @@ class Move:
         lookups: what the modules become, one each.
     """
 
-    weight: Weight
+    weight: EmbeddingWeight
     table: Table
     lookups: tuple[MovedLookup, ...]
 
     @staticmethod
-    def of(weight: Weight, table: Table, buckets: Sequence[int]) -> Move:
+    def of(weight: EmbeddingWeight, table: Table, buckets: Sequence[int]) -> Move:
         lookups: list[MovedLookup] = []
         for site in weight.sites:
             if isinstance(site.module, nn.EmbeddingBag):
@@ -242,7 +242,7 @@ def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
     return optimizers
 
 
-def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[Weight]) -> None:
+def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[EmbeddingWeight]) -> None:
     known = [path for weight in weights for path in weight.paths]
     for path in paths:
         if path not in known:
@@ -253,7 +253,7 @@ def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[Weight]) 
 
 
 def _check_unbounded(
-    paths: Sequence[str], movable: Sequence[Weight], findings: trace.Findings
+    paths: Sequence[str], movable: Sequence[EmbeddingWeight], findings: trace.Findings
 ) -> None:
     moved = [path for weight in movable for path in weight.paths]
     for path in paths:
@@ -279,7 +279,7 @@ def _check_traced(model: nn.Module, paths: Sequence[str], findings: trace.Findin
     findings.graph.unbounded(paths)
 
 
-def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
+def _kept(weight: EmbeddingWeight, options: Options, findings: trace.Findings) -> str:
     """Return why a weight stays that of an nn.Embedding; "" if it becomes a table."""
     for path in weight.paths:
         if path in options and options[path] is None:
@@ -298,7 +298,7 @@ def _kept(weight: Weight, options: Options, findings: trace.Findings) -> str:
 
 
 def _moves(
-    weights: Sequence[Weight],
+    weights: Sequence[EmbeddingWeight],
     options: Options,
     optimizers: Sequence[Optimizer],
     findings: trace.Findings,
@@ -338,7 +338,9 @@ def _moves(
     return [Move.of(*move) for move in moves]
 
 
-def _owners(weight: Weight, optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, Any]]:
+def _owners(
+    weight: EmbeddingWeight, optimizers: Sequence[Optimizer]
+) -> list[tuple[Optimizer, Any]]:
     """Return the optimizers of a weight, each with the parameter group that holds it."""
     owners = []
     for optimizer in optimizers:
@@ -348,7 +350,7 @@ def _owners(weight: Weight, optimizers: Sequence[Optimizer]) -> list[tuple[Optim
     return owners
 
 
-def _rule(weight: Weight, optimizers: Sequence[Optimizer]) -> Rule:
+def _rule(weight: EmbeddingWeight, optimizers: Sequence[Optimizer]) -> Rule:
     owners = _owners(weight, optimizers)
     if len(owners) > 1:
         names = ", ".join(type(optimizer).__name__ for optimizer, _ in owners)
@@ -364,7 +366,7 @@ def _rule(weight: Weight, optimizers: Sequence[Optimizer]) -> Rule:
     return rule_of(optimizer, group, sparse=weight.is_sparse)
 
 
-def _keywords(weight: Weight, options: Options, rule: Rule) -> dict[str, Any]:
+def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str, Any]:
     """Return the keywords of a weight's table."""
     given: dict[str, Any] = {}
     for path in weight.paths:
@@ -391,7 +393,7 @@ def _keywords(weight: Weight, options: Options, rule: Rule) -> dict[str, Any]:
     return {"init": Normal(1.0), **given, "rule": rule}
 
 
-def _fill(weight: Weight, table: Table, optimizers: Sequence[Optimizer]) -> None:
+def _fill(weight: EmbeddingWeight, table: Table, optimizers: Sequence[Optimizer]) -> None:
     """Load the rows of a weight, with the state that its optimizer has of them."""
     state: list[torch.Tensor] = []
     step = 0
@@ -406,7 +408,7 @@ def _fill(weight: Weight, table: Table, optimizers: Sequence[Optimizer]) -> None
 
 def _report(
     model: nn.Module,
-    weights: Sequence[Weight],
+    weights: Sequence[EmbeddingWeight],
     reasons: Mapping[str, str],
     moves: Sequence[Move],
     findings: trace.Findings,
@@ -418,7 +420,7 @@ def _report(
         reason = reasons[weight.name]
         for site in weight.sites:
             entries.append(
-                Entry(
+                ReportEntry(
                     path=site.path,
                     kind=site.kind,
                     outcome="kept" if reason else "moved",

@@ -10,7 +10,7 @@ from hotbed.config import kind_of
 from hotbed.models.graph.picture import Box, draw_panels, wrapped
 
 if TYPE_CHECKING:
-    from .report import Entry, Report
+    from .report import Report, ReportEntry
 
 COLUMNS = 34  # of a text in a box
 LINES = 3
@@ -25,7 +25,7 @@ def draw_conversion(report: Report) -> str:
     return draw_panels(panels, f"{report.model} before and after its conversion")
 
 
-def _boxes(report: Report, holder: Callable[[Entry], Box]) -> list[Box]:
+def _boxes(report: Report, holder: Callable[[ReportEntry], Box]) -> list[Box]:
     """Return the boxes of inputs, what computes ids, what holds rows, and the dense part."""
     ids: dict[str, Box] = {}
     holders: dict[str, Box] = {}
@@ -70,7 +70,7 @@ def id_boxes(text: str, leaves: Sequence[str], ids: dict[str, Box]) -> list[str]
     return [name]
 
 
-def _embedding(entry: Entry) -> Box:
+def _embedding(entry: ReportEntry) -> Box:
     lines = [
         ("name", entry.path),
         ("kind", f"nn.{entry.kind}"),
@@ -79,7 +79,7 @@ def _embedding(entry: Entry) -> Box:
     return Box(f"holder {entry.path}", "layer", lines, [])
 
 
-def _table(entry: Entry) -> Box:
+def _table(entry: ReportEntry) -> Box:
     if entry.table is None:
         lines = [("name", entry.path), ("kind", f"nn.{entry.kind}, kept")]
         lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]

@@ -14,7 +14,7 @@ from hotbed.files import new_file
 from hotbed.training.described import brief
 
 from .picture import draw_conversion
-from .tracing.sources import Source
+from .tracing.sources import IdSource
 
 Outcome = Literal["moved", "kept"]
 
@@ -22,7 +22,7 @@ _WIDTH = 100  # of the printed report, in characters
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportEntry:
     """What became of one embedding.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
     others: tuple[str, ...] = ()
     num_rows: int = 0
     dim: int = 0
-    source: Source | None = None
+    source: IdSource | None = None
     obstacle: str = ""
     is_unbounded: bool = False
 
@@ -85,19 +85,19 @@ class Report:
         inputs: names of the tensors that the model takes; empty before the first batch.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ReportEntry, ...]
     notes: tuple[str, ...] = ()
     model: str = "model"
     num_dense: int = 0
     inputs: tuple[str, ...] = ()
 
     @property
-    def moved(self) -> tuple[Entry, ...]:
+    def moved(self) -> tuple[ReportEntry, ...]:
         """Return the entries of the embeddings that became tables."""
         return tuple(entry for entry in self.entries if entry.outcome == "moved")
 
     @property
-    def kept(self) -> tuple[Entry, ...]:
+    def kept(self) -> tuple[ReportEntry, ...]:
         """Return the entries of the embeddings that stayed as they were."""
         return tuple(entry for entry in self.entries if entry.outcome == "kept")
 
@@ -138,7 +138,7 @@ class Report:
             yield from wrapped(note, 0)
 
 
-def _words(entry: Entry) -> Iterator[str]:
+def _words(entry: ReportEntry) -> Iterator[str]:
     """Yield what the report says of an embedding, a line each."""
     if entry.table is None:
         yield entry.reason

@@ -26,11 +26,11 @@ def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
     """Return a converted model as `hotbed.persist.publish.plain` exports it.
 
     Args:
-        state: Of the model.
-        schema: Of the Dataset that it learned from, if there was one.
+        state: of the model.
+        schema: of the Dataset that it learned from, if there was one.
 
     Raises:
-        ConfigError: The model was not called yet, cannot be traced, or its ids depend on more than
+        ConfigError: the model was not called yet, cannot be traced, or its ids depend on more than
             the batch.
     """
     signature = state.signature

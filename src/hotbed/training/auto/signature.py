@@ -40,15 +40,15 @@ class Leaf:
     """A tensor among the arguments of a model.
 
     Attributes:
-        name: The parameter, dict key or field; with its parents' names where that is not unique.
-        path: The parameter, then the keys, fields and numbers that lead to the tensor.
-        dtype: As torch names it, such as "int64".
-        shape: Without the first axis.
-        axis: The size of the first axis: "samples" (n), "ends" (n + 1: offsets that include the
+        name: the parameter, dict key or field; with its parents' names where that is not unique.
+        path: the parameter, then the keys, fields and numbers that lead to the tensor.
+        dtype: as torch names it, such as "int64".
+        shape: without the first axis.
+        axis: the size of the first axis: "samples" (n), "ends" (n + 1: offsets that include the
             last one), "values" (the ids of all bags), or "fixed" (the same for every batch; a
             tensor of one number has no axis).
-        size: Of the first axis in the first batch; None: the tensor is one number.
-        bag: The name of the ids that these offsets or weights belong to, or None.
+        size: of the first axis in the first batch; None: the tensor is one number.
+        bag: the name of the ids that these offsets or weights belong to, or None.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Signature:
     """The tensors that a model takes, as its first batch showed them.
 
     Attributes:
-        tensors: Describes each tensor, in the order of the parameters.
-        num_samples: Samples of the first batch.
+        tensors: describes each tensor, in the order of the parameters.
+        num_samples: samples of the first batch.
 
     Example:
         >>> signature = Signature.of(model, (users, items), {})
@@ -107,14 +107,14 @@ class Signature:
         """Return the signature of a call `model(*args, **kwargs)`.
 
         Args:
-            model: An ordinary module.
-            args: Tensors, and dicts, tuples, lists and dataclasses of them. Other values, such as
+            model: an ordinary module.
+            args: tensors, and dicts, tuples, lists and dataclasses of them. Other values, such as
                 numbers or None, are constants.
-            kwargs: Likewise.
-            num_samples: Samples of this batch; None: as the sizes of its tensors show.
+            kwargs: likewise.
+            num_samples: samples of this batch; None: as the sizes of its tensors show.
 
         Raises:
-            ConfigError: The model does not take these arguments.
+            ConfigError: the model does not take these arguments.
         """
         parameters = inspect.signature(model.forward)
         arguments = _by_parameter(model, parameters, args, kwargs)
@@ -163,13 +163,13 @@ class Signature:
         """Return the tensors of the arguments of another batch, in the order of the signature.
 
         Args:
-            args: As the model takes them.
-            kwargs: As the model takes them.
-            needed: Names of the tensors that must be there; None: all. Others may be missing, as
+            args: as the model takes them.
+            kwargs: as the model takes them.
+            needed: names of the tensors that must be there; None: all. Others may be missing, as
                 labels are in a request, and are read as empty tensors.
 
         Raises:
-            RowShapeError: A tensor is missing, or has another type or number of axes than in the
+            RowShapeError: a tensor is missing, or has another type or number of axes than in the
                 first batch.
         """
         arguments = _by_parameter(None, self._parameters, args, kwargs)
@@ -225,10 +225,10 @@ class Signature:
         belong to the column of their ids.
 
         Args:
-            names: Of the tensors to describe; None: all.
+            names: of the tensors to describe; None: all.
 
         Raises:
-            ConfigError: The first axis of a tensor is not the samples of the batch.
+            ConfigError: the first axis of a tensor is not the samples of the batch.
         """
         columns: list[Column] = []
         shapes: dict[str, Shape] = {}
@@ -266,7 +266,7 @@ def includes_last_offset(model: nn.Module) -> bool:
     """Return whether the offsets that a model takes include the last one, as its bags say.
 
     Raises:
-        ConfigError: Its bags differ.
+        ConfigError: its bags differ.
     """
     of_modules = {}
     for path, module in model.named_modules():

@@ -87,7 +87,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Weight:
+class EmbeddingWeight:
     """A weight, and the embeddings that look up its rows.
 
     Attributes:
@@ -123,7 +123,7 @@ def is_embedding(module: nn.Module) -> bool:
     return isinstance(module, KINDS) and not isinstance(module, TableModule)
 
 
-def weights_of(model: nn.Module) -> list[Weight]:
+def weights_of(model: nn.Module) -> list[EmbeddingWeight]:
     """Return the weights of all nn.Embedding and nn.EmbeddingBag modules inside `model`.
 
     Raises:
@@ -148,7 +148,7 @@ def weights_of(model: nn.Module) -> list[Weight]:
     for of_weight in sites.values():
         parameter = of_weight[0].module.weight
         place = _other_place(model, parameter)
-        weights.append(Weight(cast(nn.Parameter, parameter), tuple(of_weight), place))
+        weights.append(EmbeddingWeight(cast(nn.Parameter, parameter), tuple(of_weight), place))
     return weights
 
 

@@ -16,11 +16,11 @@ from hotbed.optim.modes import in_eval_mode, in_train_mode
 
 from .signature import Signature
 from .tracing.branches import Walk, Walks, default_arguments, walk
-from .tracing.exporting import Exported, export
-from .tracing.recording import Lookup, Recorder, undisturbed
-from .tracing.sources import Source, source_of
+from .tracing.exporting import ExportedIds, export
+from .tracing.recording import Recorder, TracedLookup, undisturbed
+from .tracing.sources import IdSource, source_of
 from .tracing.subgraph import Subgraph
-from .tracing.tracer import Known
+from .tracing.tracer import LeafFacts
 
 Range = tuple[tuple[int, int | None], ...]
 """The least and the most size of each axis of a leaf; None = any."""
@@ -62,7 +62,7 @@ class IdGraph:
     module: fx.GraphModule
     calls: list[Call]
     obstacles: dict[str, str] = field(default_factory=dict)
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, IdSource] = field(default_factory=dict)
     ranges: dict[int, Range] = field(default_factory=dict)
 
     def __call__(self, leaves: Sequence[Tensor]) -> list[tuple[str, Ids]]:
@@ -145,7 +145,7 @@ class Findings:
 
     kept: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, IdSource] = field(default_factory=dict)
     obstacles: Mapping[str, str] = field(default_factory=dict)
     graph: IdGraph | None = None
     problem: str = ""
@@ -178,7 +178,7 @@ def inspect(
             return _by_code(model, modules)
         recorder = Recorder(modules)
 
-        def compute(leaves: Sequence[Tensor]) -> list[Lookup]:
+        def compute(leaves: Sequence[Tensor]) -> list[TracedLookup]:
             args, kwargs = signature.arguments(leaves)
             recorder.lookups.clear()
             with recorder.recording():
@@ -267,7 +267,7 @@ def _findings(walks: Walks, names: Sequence[str]) -> Findings:
     for path, where in branched.items():
         refused[path] = f"whether it is looked up depends on the data of the batch, {where}"
     kept: dict[str, str] = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, IdSource] = {}
     obstacles = {}
     for path, where in differing.items():
         obstacles[path] = f"a condition {where}"
@@ -293,7 +293,7 @@ def _by_walks(
         modules,
         signature.arguments,
         [
-            Known(len(leaf.shape) + (leaf.size is not None), getattr(torch, leaf.dtype))
+            LeafFacts(len(leaf.shape) + (leaf.size is not None), getattr(torch, leaf.dtype))
             for leaf in signature.tensors
         ],
     )
@@ -312,19 +312,19 @@ def _by_walks(
 
 def _exported_walk(
     path: Walk, modules: Mapping[str, nn.Module], signature: Signature, names: Mapping[int, str]
-) -> Exported:
+) -> ExportedIds:
     """Export the part of a path that computes ids: the rest is what torch.export cannot follow."""
     module, layout = path.ids()
     recorder = Recorder(modules)
 
-    def compute(leaves: Sequence[Tensor]) -> list[Lookup]:
+    def compute(leaves: Sequence[Tensor]) -> list[TracedLookup]:
         with recorder.recording():
             results = module(*leaves)
         lookups = []
         for lookup in layout:
             numbers = (lookup.ids, lookup.offsets, lookup.weights)
             parts = [None if number is None else results[number] for number in numbers]
-            lookups.append(Lookup(lookup.path, *parts))
+            lookups.append(TracedLookup(lookup.path, *parts))
         return lookups
 
     return export(module, compute, signature, names)
@@ -334,7 +334,7 @@ def _exported_walk(
 
 
 def _id_graph(
-    exported: Exported, signature: Signature, hidden: Mapping[str, str] | None = None
+    exported: ExportedIds, signature: Signature, hidden: Mapping[str, str] | None = None
 ) -> IdGraph:
     """Return the part of an exported graph that depends on the batch alone.
 

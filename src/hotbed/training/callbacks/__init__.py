@@ -11,8 +11,8 @@ callback that watches `auc` looks for `valid.auc` first, then for `auc` (progres
 
 from hotbed.training.callbacks.updates import ClipGradients, LearningRate
 from hotbed.training.callbacks.validation import BestWeights, EarlyStopping, ReducePlateau, Validate
-from hotbed.training.checkpoint import Checkpoint
-from hotbed.training.evict import Evict
+from hotbed.training.decisions.checkpoint import Checkpoint
+from hotbed.training.decisions.evict import Evict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus

@@ -16,7 +16,7 @@ from hotbed.config import described, did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.persist import checkpoint
-from hotbed.training.checkpoint import Checkpoint
+from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.loop import passed
 from hotbed.training.run import Run
 from hotbed.training.watching.history import ReliabilityWatch

@@ -13,7 +13,7 @@ import numpy as np
 
 from hotbed.metrics.reliability import Reliability
 from hotbed.training.run import Run
-from hotbed.training.scorer import Progressive, scorer_of
+from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import statistics
 from hotbed.training.watching.window_log import Window

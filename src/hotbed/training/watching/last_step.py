@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
-from hotbed.models.graph import Graph
+from hotbed.models.graph.network import Graph
 from hotbed.models.recorded import Array, recorded
 from hotbed.optim.modes import in_train_mode
-from hotbed.training.example import prepare
-from hotbed.training.learner import Learner
+from hotbed.training.stages.example import prepare
+from hotbed.training.stages.learner import StepLearner
 
 if TYPE_CHECKING:
     from hotbed.training.model import RecModel
@@ -69,7 +69,7 @@ class LastStep:
             ConfigError: there is no such tensor.
         """
         learner: Any = self._model.learner
-        assert isinstance(learner, Learner)
+        assert isinstance(learner, StepLearner)
         example = prepare(self._batch, learner.device, labelled=True)
         outputs = learner.outputs
         with self._as_before(), recorded(self._graph, names) as record:

@@ -15,9 +15,9 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import AUC, bounded, get_metric
 from hotbed.metrics.metric_set import metric_set
 from hotbed.metrics.popularity import Popularity
-from hotbed.training.example import Example
 from hotbed.training.run import Run
-from hotbed.training.scorer import Scorer, host, scorer_of
+from hotbed.training.stages.example import Example
+from hotbed.training.stages.scorer import Scorer, host, scorer_of
 from hotbed.training.watching.readings import observations, statistics
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 

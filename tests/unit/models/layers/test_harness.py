@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch absent")
 
 from torch import Tensor, nn  # noqa: E402
 
-from hotbed.models.graph.layers import LAYERS  # noqa: E402
+from hotbed.models.graph.kinds import LAYERS  # noqa: E402
 
 from . import (  # noqa: E402
     test_activation,

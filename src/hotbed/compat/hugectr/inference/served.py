@@ -200,7 +200,7 @@ def learner_of(
         translation: of the graph.
         tables: with their rows.
     """
-    from hotbed.models.graph import Graph as Network
+    from hotbed.models.graph.network import Graph as Network
     from hotbed.models.losses import MSE
     from hotbed.training.model import RecModel
 

@@ -62,7 +62,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
 from hotbed.files import writing
-from hotbed.models.graph import Graph as Network
+from hotbed.models.graph.network import Graph as Network
 from hotbed.optim.sparse import dense_parameters
 from hotbed.training.model import Evaluation, RecModel
 from hotbed.training.watching.history import History

@@ -13,7 +13,7 @@ from hotbed.compat.hugectr.clauses import (
     SparseEmbedding,
 )
 from hotbed.compat.hugectr.translate import Translation
-from hotbed.models.graph import Graph as Network
+from hotbed.models.graph.network import Graph as Network
 from hotbed.optim.sparse import dense_parameters
 
 COLUMNS = (40, 30, 30, 30)

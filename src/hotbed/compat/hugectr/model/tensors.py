@@ -9,7 +9,7 @@ from hotbed.compat.hugectr.translate import Translation
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
-from hotbed.models.graph import Graph as Network
+from hotbed.models.graph.network import Graph as Network
 from hotbed.models.recorded import recorded
 from hotbed.training.model import RecModel
 from hotbed.training.watching.last_step import LastStep

@@ -22,7 +22,7 @@ from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import dense_rule, table_rule
 from hotbed.compat.hugectr.translate.translation import DenseWeight, Translation
 from hotbed.data.schema import Schema
-from hotbed.models import graph as models
+from hotbed.models.graph.network import Graph as DescribedNetwork
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -140,7 +140,7 @@ def _shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the network's parameters and statistics, by their names in it."""
     with torch.device("meta"):  # shapes without memory
-        network = models.Graph(schema, tables, description)
+        network = DescribedNetwork(schema, tables, description)
     tensors = (*network.named_parameters(), *network.named_buffers())
     return {name: tuple(tensor.shape) for name, tensor in tensors}
 

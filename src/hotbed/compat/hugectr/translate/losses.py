@@ -11,7 +11,7 @@ from hotbed.compat.hugectr.enums import Layer_t, Regularizer_t
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
-from hotbed.models.graph.layers import NUM_ROWS, shape_text
+from hotbed.models.graph.kinds import NUM_ROWS, shape_text
 from hotbed.models.losses import BCE, Loss, MultiTask
 
 _LOG = logging.getLogger("hotbed.compat.hugectr")

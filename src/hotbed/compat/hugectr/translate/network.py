@@ -12,8 +12,8 @@ from torch import nn
 from hotbed.compat.hugectr.translate.translation import DenseWeight
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
-from hotbed.models.graph.description import Node, Place
-from hotbed.models.graph.layers import NUM_ROWS, Shape, inferred
+from hotbed.models.graph.description import KeyPlace, Node
+from hotbed.models.graph.kinds import NUM_ROWS, Shape, inferred
 
 
 class Network:
@@ -79,7 +79,7 @@ class Network:
                 )
         name = self._named(tops[0])
         entry = {"layer": kind, "name": name, "inputs": inputs, "outputs": list(tops)}
-        node = Node(kind, name, tuple(inputs), tuple(tops), keys or {}, Place(tops[0]))
+        node = Node(kind, name, tuple(inputs), tuple(tops), keys or {}, KeyPlace(tops[0]))
         self.shapes |= inferred(node, self.shapes)
         self.layers.append({**entry, **node.parameters})
         self.tensors.update({top: top for top in tops})

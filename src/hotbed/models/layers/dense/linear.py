@@ -20,7 +20,7 @@ class LogitHead(nn.Module):
     costs AUC.
 
     Args:
-        in_features: Width of the input, or a list with the width of each input.
+        in_features: width of the input, or a list with the width of each input.
 
     >>> LogitHead([2, 3])(torch.ones(4, 2), torch.ones(4, 3)).shape
     torch.Size([4])

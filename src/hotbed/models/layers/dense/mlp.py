@@ -102,10 +102,10 @@ class GroupDense(nn.Module):
     """Linear layers with one activation in a row; every layer is an output.
 
     Args:
-        in_features: Width of the input.
-        widths: Width of each layer.
+        in_features: width of the input.
+        widths: width of each layer.
         activation: relu, gelu, silu, tanh, sigmoid, leaky_relu, prelu, dice; None leaves it out.
-        last_activation: Of the last layer.
+        last_activation: of the last layer.
 
     Source: `GroupDenseLayer` of HugeCTR, up to version 4: ReLU everywhere, the last layer has it or
     not.

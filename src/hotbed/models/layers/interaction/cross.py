@@ -43,8 +43,8 @@ class CrossNetV2(nn.Module):
     """Cross network of DCN-V2: x_{l+1} = x_0 * (W_l x_l + b_l) + x_l, with a matrix a layer.
 
     Args:
-        in_features: Width of the input and the output.
-        num_layers: Cross layers; the degree of the crosses is one more.
+        in_features: width of the input and the output.
+        num_layers: cross layers; the degree of the crosses is one more.
         projection_dim: None = W_l is a full matrix. Otherwise W_l = U_l V_l, of rank
             projection_dim: V_l maps to that width and U_l back.
 

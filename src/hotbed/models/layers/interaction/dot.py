@@ -16,13 +16,13 @@ class DotInteraction(nn.Module):
     """The inner product of every pair of fields, in the order (1, 0), (2, 0), (2, 1), (3, 0), …
 
     Args:
-        num_fields: Number of fields of the last input.
-        with_dense: Take a dense vector [n, dim] before the fields. It is field 0 of the products,
+        num_fields: number of fields of the last input.
+        with_dense: take a dense vector [n, dim] before the fields. It is field 0 of the products,
             and stands before them in the output.
-        padding: End with a column of zeros.
+        padding: end with a column of zeros.
 
     Attributes:
-        output_dim: Columns of the output after the dense vector.
+        output_dim: columns of the output after the dense vector.
 
     Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and
     Recommendation Systems", 2019. With both options it is `Interaction` of HugeCTR, whose output

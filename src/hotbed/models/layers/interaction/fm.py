@@ -16,7 +16,7 @@ class FMOrder2(nn.Module):
     The sums run over the fields; the output has one number for each element of an embedding.
 
     Args:
-        dim: Width of an embedding, needed for inputs [n, fields * dim] alone.
+        dim: width of an embedding, needed for inputs [n, fields * dim] alone.
 
     Source: `FmOrder2` of HugeCTR; "bi-interaction pooling" of He and Chua, "Neural Factorization
     Machines for Sparse Predictive Analytics", SIGIR 2017.

@@ -18,7 +18,7 @@ from hotbed.persist.publish.version import OnnxGraph
 from .ids import IdStage
 from .integers import exact
 from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
-from .places import Place, answered
+from .places import LookupPlace, answered
 from .tracing import drop_unused_inputs, traced
 
 
@@ -45,7 +45,7 @@ class PlainHalf(nn.Module):
             lookups.setdefault(place.group, []).append(place.spec)
         return lookups
 
-    def _placed(self) -> list[Place]:
+    def _placed(self) -> list[LookupPlace]:
         """Return the places of all lookups: those with a bag or row for each sample share one."""
         few = self._bags(FEW_ROWS)
         many = self._bags(self.num_rows)
@@ -67,7 +67,7 @@ class PlainHalf(nn.Module):
                 else:
                     group = f"lookup/{num_groups}"
                     num_groups += 1
-            places.append(Place(lookup, number, group, feature, start))
+            places.append(LookupPlace(lookup, number, group, feature, start))
         return places
 
     def _bags(self, num_rows: int) -> list[int]:
@@ -170,7 +170,7 @@ def _activated(outputs: Any, activate: Callable[[Any], Any]) -> dict[str, Tensor
     """Return the activated outputs of a model by name, [n] instead of [n, 1].
 
     Raises:
-        ConfigError: They are something else than tensors with a row for each sample.
+        ConfigError: they are something else than tensors with a row for each sample.
     """
     if torch.is_tensor(outputs):
         return {"prediction": activate(_column(outputs))}

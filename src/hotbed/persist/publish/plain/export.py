@@ -27,11 +27,11 @@ def export_plain(model: PlainModel, activate: Callable[[Any], Any] | None = None
     """Return a model as an id graph and a dense graph, both checked against torch.
 
     Args:
-        model: The model.
-        activate: Applied to its outputs, for example a sigmoid.
+        model: the model.
+        activate: applied to its outputs, for example a sigmoid.
 
     Raises:
-        ConfigError: It cannot be served; the message says why.
+        ConfigError: it cannot be served; the message says why.
         MissingExtra: onnx is not installed.
     """
     check_installed()

@@ -59,7 +59,7 @@ class IdStage(nn.Module):
         """Return the id graph, which is checked with extreme values.
 
         Raises:
-            ConfigError: Its ids cannot be computed to the bit without torch.
+            ConfigError: its ids cannot be computed to the bit without torch.
         """
         names = [argument(spec.name) for spec in self.tensors]
         few = examples(self.tensors, FEW_ROWS)

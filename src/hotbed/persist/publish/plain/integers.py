@@ -87,7 +87,7 @@ def exact(program: ExportedProgram) -> ExportedProgram:
     """Return the program with its integer operations in a form that ONNX Runtime computes exactly.
 
     Raises:
-        ConfigError: It divides integers by a tensor, where a zero in a request would end a server.
+        ConfigError: it divides integers by a tensor, where a zero in a request would end a server.
     """
     decomposed: ExportedProgram = program.run_decompositions(_DECOMPOSITIONS)
     for node in decomposed.graph.nodes:
@@ -102,8 +102,8 @@ def check_exact(program: ExportedProgram, outputs: dict[int, str]) -> None:
     That is the number of ids, or floats that libraries round differently.
 
     Args:
-        program: Of the id graph.
-        outputs: By number of an integer output, the lookup that takes it.
+        program: of the id graph.
+        outputs: by number of an integer output, the lookup that takes it.
     """
     (result,) = (node for node in program.graph.nodes if node.op == "output")
     for number, path in outputs.items():

@@ -25,13 +25,13 @@ class TensorSpec:
     """A tensor that a model takes.
 
     Attributes:
-        name: Its name.
-        dtype: As torch names it, such as "int64".
-        shape: Without the first axis.
-        axis: What the first axis counts: "samples", "ends" (one more), "values" (the ids of all
+        name: its name.
+        dtype: as torch names it, such as "int64".
+        shape: without the first axis.
+        axis: what the first axis counts: "samples", "ends" (one more), "values" (the ids of all
             bags), or "fixed".
-        size: Of the first axis, where it is fixed; None: a number without an axis.
-        bag: The tensor of ids that these offsets or weights belong to, or None.
+        size: of the first axis, where it is fixed; None: a number without an axis.
+        bag: the tensor of ids that these offsets or weights belong to, or None.
     """
 
     name: str
@@ -47,17 +47,17 @@ class ServedLookup:
     """A lookup of a model in its forward pass.
 
     Attributes:
-        path: Path of the module.
-        module: The module.
-        table: Name of its table.
-        pooling: Of its bags, or "none" for rows.
-        dim: Lanes of a row.
-        ids: Number of the output of the id graph that holds its ids.
-        offsets: Of the output that holds its offsets, or None.
-        weights: Of the output that holds its weights, or None.
-        weighted: Whether it takes weights; without an output they depend on what is learned.
-        ends: Whether its offsets include the last one.
-        padding: The id that its bags leave out, or None.
+        path: path of the module.
+        module: the module.
+        table: name of its table.
+        pooling: of its bags, or "none" for rows.
+        dim: lanes of a row.
+        ids: number of the output of the id graph that holds its ids.
+        offsets: of the output that holds its offsets, or None.
+        weights: of the output that holds its weights, or None.
+        weighted: whether it takes weights; without an output they depend on what is learned.
+        ends: whether its offsets include the last one.
+        padding: the id that its bags leave out, or None.
     """
 
     path: str
@@ -83,12 +83,12 @@ class PlainModel:
     """A model that takes tensors, as the exporter needs it.
 
     Attributes:
-        network: The model.
-        tensors: That it takes.
-        call: Runs the model with these tensors, in their order.
-        ids: Returns the ids, offsets and weights of the lookups for these tensors.
-        lookups: In the order of the forward pass.
-        schema: Returns the schema of requests for tensors of these names, and by tensor the column
+        network: the model.
+        tensors: that it takes.
+        call: runs the model with these tensors, in their order.
+        ids: returns the ids, offsets and weights of the lookups for these tensors.
+        lookups: in the order of the forward pass.
+        schema: returns the schema of requests for tensors of these names, and by tensor the column
             that feeds it.
     """
 

@@ -18,16 +18,16 @@ from .model import ServedLookup
 
 
 @dataclass(frozen=True)
-class Place:
+class LookupPlace:
     """Where the results of a lookup enter the dense graph.
 
     Attributes:
-        lookup: The lookup.
-        number: Of the lookup in the forward pass.
-        group: The lookups that a server performs at once; also the input that takes their pooled
+        lookup: the lookup.
+        number: of the lookup in the forward pass.
+        group: the lookups that a server performs at once; also the input that takes their pooled
             bags side by side.
-        feature: Name of the lookup in its group.
-        start: The first of its columns in that input.
+        feature: name of the lookup in its group.
+        start: the first of its columns in that input.
     """
 
     lookup: ServedLookup
@@ -65,7 +65,7 @@ class Place:
 
 
 @contextmanager
-def answered(places: Sequence[Place], inputs: Mapping[str, Tensor]) -> Iterator[None]:
+def answered(places: Sequence[LookupPlace], inputs: Mapping[str, Tensor]) -> Iterator[None]:
     """Let lookups return inputs of the dense graph, in the order of the forward pass."""
     rest = iter(places)
     modules = {id(place.lookup.module): place.lookup.module for place in places}
@@ -81,7 +81,7 @@ def answered(places: Sequence[Place], inputs: Mapping[str, Tensor]) -> Iterator[
 
 def _answer(
     module: nn.Module,
-    rest: Iterator[Place],
+    rest: Iterator[LookupPlace],
     inputs: Mapping[str, Tensor],
     input: Tensor,
     offsets: Tensor | None = None,

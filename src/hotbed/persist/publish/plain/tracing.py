@@ -16,9 +16,9 @@ def traced(
     """Return a trace of the module for requests of any size.
 
     Args:
-        module: The module.
-        many: Its arguments for some samples.
-        few: Its arguments for fewer samples; sizes that differ from `many` stay open.
+        module: the module.
+        many: its arguments for some samples.
+        few: its arguments for fewer samples; sizes that differ from `many` stay open.
     """
     sizes = []
     for tensor, smaller in zip(many, few, strict=True):

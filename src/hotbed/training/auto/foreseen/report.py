@@ -11,7 +11,7 @@ from typing import Literal
 from hotbed.embedding.table import Table
 from hotbed.files import new_file
 from hotbed.training.auto.report import wrapped
-from hotbed.training.auto.tracing.sources import Source
+from hotbed.training.auto.tracing.sources import IdSource
 from hotbed.training.described import brief
 
 from .picture import draw_stages
@@ -46,7 +46,7 @@ class LookupEntry:
     reason: str = ""
     table: Table | None = None
     num_lookups: int = 0
-    source: Source | None = None
+    source: IdSource | None = None
 
 
 @dataclass(frozen=True)

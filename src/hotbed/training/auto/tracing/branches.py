@@ -16,10 +16,19 @@ from torch import fx, nn
 
 from hotbed.training.auto.lookups import ASKED
 
-from .recording import Lookup, symbolic_len, takes_bags
+from .recording import TracedLookup, symbolic_len, takes_bags
 from .sources import name_of
 from .subgraph import ancestors
-from .tracer import Arguments, Condition, Entry, Known, RandomNumbers, Tracer, asks_shape, key_of
+from .tracer import (
+    Arguments,
+    Condition,
+    LeafFacts,
+    RandomNumbers,
+    TracedRoot,
+    Tracer,
+    asks_shape,
+    key_of,
+)
 
 MOST_PATHS = 64
 
@@ -41,7 +50,7 @@ class Walk:
     graph: fx.Graph
     entry: nn.Module
     leaves: list[fx.Node]
-    lookups: list[Lookup]
+    lookups: list[TracedLookup]
     places: list[fx.Node]
     conditions: list[Condition]
     reads: dict[str, str]
@@ -55,13 +64,13 @@ class Walk:
             keys.setdefault(lookup.path, []).append(parts)
         return keys
 
-    def ids(self) -> tuple[fx.GraphModule, list[Lookup]]:
+    def ids(self) -> tuple[fx.GraphModule, list[TracedLookup]]:
         """Return the module that computes the arguments of all lookups from the leaves.
 
         The arguments of the lookups that come with it are the numbers of its outputs.
         """
         wanted = self._wanted()
-        made: dict[fx.Node, Lookup] = {}
+        made: dict[fx.Node, TracedLookup] = {}
         for node, lookup in zip(self.places, self.lookups, strict=True):
             made[node] = lookup
         graph = fx.Graph()
@@ -76,7 +85,7 @@ class Walk:
                     numbers.append(None if part is None else len(outputs))
                     if part is not None:  # a copy: the code may change its tensors afterwards
                         outputs.append(graph.call_method("clone", (copies[part],)))
-                lookups.append(Lookup(lookup.path, *numbers))
+                lookups.append(TracedLookup(lookup.path, *numbers))
             if node in wanted:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(outputs))
@@ -135,7 +144,7 @@ def walk(
     model: nn.Module,
     modules: Mapping[str, nn.Module],
     arguments: Arguments,
-    leaves: Sequence[Known | None],
+    leaves: Sequence[LeafFacts | None],
 ) -> Walks:
     """Return the paths through the code of `model`, at most 64.
 
@@ -152,7 +161,7 @@ def walk(
         answers = waiting.pop()
         tries += 1
         tracer = Tracer(modules, answers)
-        entry = Entry(model, modules, arguments, leaves)
+        entry = TracedRoot(model, modules, arguments, leaves)
         try:
             with RandomNumbers(tracer), symbolic_len(), torch.no_grad():
                 graph = tracer.trace(entry)
@@ -193,7 +202,7 @@ def default_arguments(model: nn.Module, *, optional: bool) -> tuple[Arguments, l
     return arguments, names
 
 
-def _walk(graph: fx.Graph, entry: Entry, tracer: Tracer) -> Walk:
+def _walk(graph: fx.Graph, entry: TracedRoot, tracer: Tracer) -> Walk:
     leaves: dict[int, fx.Node] = {}
     for node in graph.nodes:
         of_leaves = node.target is operator.getitem and node.args[0].op == "placeholder"
@@ -207,7 +216,7 @@ def _walk(graph: fx.Graph, entry: Entry, tracer: Tracer) -> Walk:
         given = dict(zip(names, node.args, strict=False))
         given.update(node.kwargs)
         parts = [given.get(name) for name in names]
-        lookups.append(Lookup(path, *parts))
+        lookups.append(TracedLookup(path, *parts))
     return Walk(
         graph,
         entry,

@@ -18,15 +18,15 @@ from torch.export.graph_signature import InputKind, InputSpec
 from hotbed.training.auto.signature import Signature
 
 from .packed import packed_stand_ins
-from .recording import Lookup, stand_in, symbolic_len
+from .recording import TracedLookup, stand_in, symbolic_len
 from .sources import name_of
 
-Compute = Callable[[Sequence[Tensor]], Sequence[Lookup]]
+Compute = Callable[[Sequence[Tensor]], Sequence[TracedLookup]]
 """Runs a forward pass for leaves, and returns its lookups."""
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedIds:
     """The id tensors of all lookups as one graph of ATen operators.
 
     Attributes:
@@ -43,14 +43,14 @@ class Exported:
     leaves: list[fx.Node]
     constants: dict[fx.Node, Tensor]
     titles: dict[fx.Node, str]
-    lookups: list[Lookup]
+    lookups: list[TracedLookup]
     obstacles: dict[fx.Node, str]
     ranges: list[tuple[tuple[int, int | None], ...]]
 
 
 def export(
     model: nn.Module, compute: Compute, signature: Signature, names: Mapping[int, str]
-) -> Exported:
+) -> ExportedIds:
     """Return the graph of the ids that `compute` records, for any number of samples.
 
     Args:
@@ -63,7 +63,7 @@ def export(
         Exception: torch.export cannot follow the code; of any type.
         ValueError: the code holds for one number of samples only.
     """
-    layout: list[Lookup] = []
+    layout: list[TracedLookup] = []
 
     def ids(leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
         layout[:] = compute(leaves)
@@ -130,10 +130,10 @@ def _quiet() -> Iterator[None]:
 
 def _read(
     program: ExportedProgram,
-    layout: Sequence[Lookup],
+    layout: Sequence[TracedLookup],
     signature: Signature,
     names: Mapping[int, str],
-) -> Exported:
+) -> ExportedIds:
     graph = program.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     leaves: list[fx.Node] = []
@@ -163,7 +163,7 @@ def _read(
         if leaf.axis in ("samples", "ends", "values") and bounds and bounds[0][0] == bounds[0][1]:
             raise ValueError(f"the code holds for a size of {bounds[0][0]} of {leaf.name!r} only")
     _check_unbinds(graph)
-    return Exported(graph, leaves, constants, titles, lookups, obstacles, ranges)
+    return ExportedIds(graph, leaves, constants, titles, lookups, obstacles, ranges)
 
 
 def _check_unbinds(graph: fx.Graph) -> None:
@@ -178,11 +178,11 @@ def _check_unbinds(graph: fx.Graph) -> None:
             raise ValueError(f"the code takes a tensor apart, as for a size of {len(node.users)}")
 
 
-def _with_nodes(lookup: Lookup, results: Iterator[fx.Node]) -> Lookup:
+def _with_nodes(lookup: TracedLookup, results: Iterator[fx.Node]) -> TracedLookup:
     nodes = []
     for part in (lookup.ids, lookup.offsets, lookup.weights):
         nodes.append(None if part is None else _original(next(results)))
-    return Lookup(lookup.path, *nodes)
+    return TracedLookup(lookup.path, *nodes)
 
 
 def _original(node: fx.Node) -> fx.Node:

@@ -29,7 +29,7 @@ _ASKED = {*ASKED, "grad", "is_leaf"}
 
 
 @dataclass(frozen=True)
-class Lookup:
+class TracedLookup:
     """The arguments of a lookup, as the module's forward function takes them."""
 
     path: str
@@ -56,7 +56,7 @@ class Recorder:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = modules
-        self.lookups: list[Lookup] = []
+        self.lookups: list[TracedLookup] = []
         self.reads: dict[str, str] = {}
 
     @contextmanager
@@ -92,7 +92,7 @@ class Recorder:
             parts: list[Tensor | None] = []
             for part in (input, offsets, per_sample_weights):
                 parts.append(None if part is None else part.clone())
-            self.lookups.append(Lookup(path, *parts))
+            self.lookups.append(TracedLookup(path, *parts))
             shape = [*input.shape, dim]
             if is_bag:
                 num_bags = input.shape[0]

@@ -86,7 +86,7 @@ _SIGNS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class IdSource:
     """Where the ids of a module's lookups come from.
 
     Attributes:
@@ -100,7 +100,7 @@ class Source:
     leaves: tuple[str, ...] = ()
 
 
-def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
+def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> IdSource:
     """Return where the values of nodes come from.
 
     Args:
@@ -118,7 +118,7 @@ def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> Source:
     most = None
     if None not in bins:
         most = max(own for own in bins if own is not None)
-    return Source(" and ".join(texts), most, tuple(leaves))
+    return IdSource(" and ".join(texts), most, tuple(leaves))
 
 
 def name_of(node: fx.Node) -> str:

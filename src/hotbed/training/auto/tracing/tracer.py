@@ -64,7 +64,7 @@ KNOWN = "known"
 
 
 @dataclass(frozen=True)
-class Known:
+class LeafFacts:
     """The number of axes and the type of a leaf: they are the same for all batches."""
 
     num_axes: int
@@ -86,7 +86,7 @@ class Condition:
     answer: bool
 
 
-class Entry(nn.Module):
+class TracedRoot(nn.Module):
     """The root of a trace: leaves -> the model's forward pass.
 
     `modules`: the lookups; torch.fx asks for the path of each, also of one outside of the model.
@@ -97,7 +97,7 @@ class Entry(nn.Module):
         model: nn.Module,
         modules: Mapping[str, nn.Module],
         arguments: Arguments,
-        known: Sequence[Known | None],
+        known: Sequence[LeafFacts | None],
     ) -> None:
         super().__init__()
         self.model = model
@@ -121,7 +121,7 @@ class _Value(fx.Proxy):
     """A tensor of a trace, which knows its axes and type if they are the same for all batches."""
 
     def __getattr__(self, name: str) -> Any:
-        known: Known | None = self.node.meta.get(KNOWN)
+        known: LeafFacts | None = self.node.meta.get(KNOWN)
         if known is not None:
             if name == "ndim":
                 return known.num_axes

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kafka: a topic as an endless source, with its order in the journal."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from hotbed import checks
+from hotbed.connectors.kafka.reader import KafkaReader
+from hotbed.connectors.kafka.topic import PATIENCE_SECONDS, KafkaTopic
+from hotbed.connectors.live import Live
+from hotbed.connectors.messages import Decoder, Json
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import TICK, Batches, Position
+from hotbed.connectors.source import Source
+from hotbed.errors import ConfigError, DataError
+
+HIDDEN = "***"
+_OWN = (
+    "bootstrap.servers",
+    "group.id",
+    "enable.auto.commit",
+    "auto.offset.reset",
+    "enable.partition.eof",
+)
+_SECRETS = re.compile(r"password|secret|token|\.pem$|oauthbearer\.config")
+
+
+@dataclass(frozen=True)
+class Kafka(Source):
+    """The messages of a topic, without end.
+
+    A block is formed when `block_rows` messages wait, or `linger_seconds` after the first of fewer.
+    The journal holds its offsets before its rows are yielded. Within a block messages are in the
+    order of (broker timestamp, partition, offset).
+
+    Offsets are kept in positions, never in the broker. If `group` is given, a position that is safe
+    in a checkpoint is also committed to this group, for lag monitors.
+
+    Reading waits while brokers are away. Gaps in offsets (compaction, markers of transactions) are
+    passed over. New partitions are read from their beginning. With `on_error="skip"` a message that
+    cannot be decoded becomes a dead letter.
+
+    Args:
+        servers: bootstrap servers, such as "localhost:9092,localhost:9093".
+        topic: name of the topic.
+        decoder: turns messages into rows.
+        group: consumer group for commits; None = no commits.
+        start: where reading begins without a position, "earliest" or "latest".
+        partitions: read only these; None = all.
+        shard: (rank, ranks): read only partitions whose number modulo `ranks` is `rank`.
+        options: options for librdkafka (TLS, SASL); `"${NAME}"` stands for an environment variable.
+        block_rows: messages of a full block.
+        linger_seconds: how long a block waits for more messages after its first one.
+        tombstones: messages without a value are bad messages ("refuse"), or passed over ("skip").
+
+    Raises:
+        DataError: offsets of the position are gone (retention), or messages of its block
+            (compaction); the topic or a partition was deleted; or the topic was recreated (its id
+            or the last message that was read differs).
+        DecodeError: a message cannot be decoded.
+        SchemaError: no message has a column of the schema.
+        MissingExtra: confluent-kafka is not installed.
+
+    Example: `hb.sources.Kafka("localhost:9092", "clicks", group="trainer")`
+    """
+
+    servers: str
+    topic: str
+    decoder: Decoder = field(default_factory=Json)
+    group: str | None = None
+    start: Literal["earliest", "latest"] = "earliest"
+    partitions: Sequence[int] | None = None
+    shard: tuple[int, int] = (0, 1)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    block_rows: int = 8192
+    linger_seconds: float = 0.1
+    tombstones: Literal["refuse", "skip"] = "refuse"
+
+    def __post_init__(self) -> None:
+        checks.one_of("start", self.start, ("earliest", "latest"))
+        checks.one_of("tombstones", self.tombstones, ("refuse", "skip"))
+        if not (0 <= self.shard[0] < self.shard[1]):
+            raise ConfigError(
+                f"shard: must be (rank, ranks) with 0 <= rank < ranks, got {self.shard!r}. "
+                "Correct it."
+            )
+        checks.at_least("block_rows", self.block_rows, 1)
+        checks.at_least("linger_seconds", self.linger_seconds, 0)
+        for name in self.options:
+            if name in _OWN:
+                raise ConfigError(
+                    f"options.{name}: Hotbed sets it itself, got {name!r}. Leave it out."
+                )
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        """The fields for a saved configuration, without secrets except as names of variables."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        options = dict(self.options)
+        for key, value in options.items():
+            is_name = str(value).startswith("${")
+            if _SECRETS.search(key) and not is_name:
+                options[key] = HIDDEN
+        values["options"] = options
+        return values
+
+    @property
+    def endless(self) -> bool:
+        return True
+
+    def client_options(self) -> dict[str, Any]:
+        """Return the options for librdkafka, with the values of environment variables."""
+        options: dict[str, Any] = {
+            "reconnect.backoff.max.ms": 2000,
+            "fetch.queue.backoff.ms": 10,  # the pause when its queue is full; its default is 1 s
+            "log_level": 0,
+        }
+        for key, value in self.options.items():
+            options[key] = _expanded(key, value)
+        own = {
+            "bootstrap.servers": self.servers,
+            "group.id": self.group or "hotbed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+        }
+        assert own.keys() == set(_OWN)
+        return {**options, **own}
+
+    @cached_property
+    def _readings(self) -> list[KafkaTopic]:
+        """The topics that are being read, the oldest reading first."""
+        return []
+
+    def schema(self) -> pa.Schema:
+        """Return the fields of the oldest messages; wait some seconds for the first message."""
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return _first_schema(self)
+
+    def commit(self, position: Position) -> None:
+        if self.group is None:
+            return
+        if self._readings:
+            self._readings[0].commit(position["offsets"])
+            return
+        topic = KafkaTopic(self, Live(), {})
+        topic.commit(position["offsets"])
+        topic.close()
+
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Batches:
+        reader = KafkaReader(self, plan.live or Live(), position)
+        self._readings.append(reader.topic)
+        try:
+            while not reader.topic.connect():
+                yield TICK, reader.position()
+            while True:
+                messages = reader.next_block()
+                if messages is None:
+                    yield TICK, reader.position()
+                    reader.topic.poll()
+                    reader.topic.look()
+                else:
+                    yield from reader.rows(messages, batch_rows, plan)
+        finally:
+            self._readings.remove(reader.topic)
+            reader.topic.close()
+
+
+def _expanded(key: str, value: Any) -> Any:
+    """Return `value` with each `${NAME}` replaced by the environment variable of this name."""
+    if value == HIDDEN:
+        raise ConfigError(
+            f"options.{key}: a secret is never written down, got {value!r}. Give it as '${{NAME}}'."
+        )
+
+    def look_up(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise ConfigError(
+                f"options.{key}: no environment variable {match[1]}, got {value!r}. Set it."
+            )
+        return os.environ[match[1]]
+
+    if not isinstance(value, str):
+        return value
+    return re.sub(r"\$\{(\w+)\}", look_up, value)
+
+
+def _first_schema(source: Kafka) -> pa.Schema:
+    """Return the declared fields of a topic, or those of its oldest messages.
+
+    Raises:
+        DataError: no message arrived in time.
+    """
+    try:
+        return source.decoder.infer(())
+    except ValueError:
+        pass
+    topic = KafkaTopic(replace(source, start="earliest"), Live(), {})
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            if topic.fetched or topic.connect():
+                topic.poll()
+            values: list[bytes] = []
+            for messages in topic.pending.values():
+                payloads = (payload for _, _, payload in messages if payload is not None)
+                values += islice(payloads, 1000)
+            if values:
+                return source.decoder.infer(values)
+    finally:
+        topic.close()
+    raise DataError(
+        f"kafka topic {source.topic!r}: no message arrived in {PATIENCE_SECONDS:g} s. Declare the "
+        "columns with Json(columns={...}), or produce a message."
+    )

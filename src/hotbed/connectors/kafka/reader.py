@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One reading of a Kafka topic: blocks of messages, and their rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.connectors.files import first_line
+from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.kafka.topic import KafkaTopic, Message
+from hotbed.connectors.live import Live
+from hotbed.connectors.messages import decode_messages, wanted_types
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
+from hotbed.connectors.times import LATEST
+from hotbed.errors import DataError, DecodeError
+
+if TYPE_CHECKING:
+    from hotbed.connectors.kafka.kafka import Kafka
+
+
+MessagesByPartition = dict[int, list[Message]]
+PlacedMessages = list[tuple[int, Message]]
+"""Messages, each with its partition."""
+
+
+class KafkaReader:
+    """One reading of a topic: the offsets of the current block, and its rows."""
+
+    def __init__(self, source: Kafka, live: Live, position: Position | None) -> None:
+        self.source = source
+        self.live = live
+        state: Mapping[str, Any] = {}
+        if position is not None and position.state:
+            position.require("Kafka", source)
+            state = position.state
+        self.number: int = state.get("block", 0)
+        self.offsets = _by_partition(state.get("offsets", {}))
+        self.take = _by_partition(state.get("take", {}))
+        self.row = state.get("row", 0)
+        self.now = state.get("now", 0)
+        self.types = state.get("schema", "")
+        self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
+        self.identity = TopicIdentity.from_json(state.get("topic", {}))
+        reached = {**self.offsets, **self.take}
+        self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached)
+        self._waiting_since: float | None = None
+
+    def position(self) -> Position:
+        """Return the position after `row` rows of the current block."""
+        count = 0
+        if self.take:
+            count = self.count
+        return Position(
+            {
+                "block": self.number,
+                "offsets": _by_name(self.offsets),
+                "take": _by_name(self.take),
+                "row": self.row,
+                "now": self.now,
+                "count": count,
+                "schema": self.types,
+                "topic": self.identity.to_json(),
+            }
+        )
+
+    def next_block(self) -> PlacedMessages | None:
+        """Return the messages of the next block in their order, or None if it is not complete yet.
+
+        The decision about a returned block is in the journal and in `take`.
+
+        Raises:
+            DataError: the position lies in the block, and some of its messages are gone.
+        """
+        if not self.topic.is_proven:
+            return None
+        self.identity.id = self.topic.id
+        if not self.offsets and self.number == 0:
+            self.offsets = dict(self.topic.begins)
+        by_partition, expected = self._next_messages()
+        if by_partition is None:
+            self.live.lag = self._lag()
+            return None
+        self.count = 0
+        for messages in by_partition.values():
+            self.count += len(messages)
+        # a position counts rows of the block, so that all of its messages are needed to resume
+        if self.count < expected:
+            raise DataError(
+                f"kafka topic {self.source.topic!r}: messages of the block that the position lies "
+                f"in are gone, got {self.count} of {expected}. Set "
+                "min.compaction.lag.ms above the time between checkpoints, or begin with another "
+                "position."
+            )
+        self.identity.block = {}
+        for partition, messages in by_partition.items():
+            del self.topic.pending[partition][: len(messages)]
+            if messages:
+                self.identity.block[partition] = Mark.of(messages[-1])
+        self._waiting_since = None
+        self.topic.needed = {}
+        self.live.lag = self._lag()
+        return _by_time(by_partition)
+
+    def _next_messages(self) -> tuple[MessagesByPartition | None, int]:
+        """Return the messages of the next block, None if they are not complete yet.
+
+        Also return the number of its messages that a position expects.
+        """
+        if self.take:
+            decision = {"take": self.take, "now": self.now}
+            return self._replayed(decision), self.count
+        recorded = self.live.journal.get("block", self.number)
+        if recorded is not None:
+            return self._replayed(recorded), 0
+        return self._decide(), 0
+
+    def _lag(self) -> int | None:
+        """Return the number of messages behind the current block; None while it is not known."""
+        lag = 0
+        for partition in {**self.offsets, **self.take}:
+            waiting = self.topic.num_waiting(partition)
+            if waiting is None:
+                return None
+            lag += waiting
+        return lag
+
+    def _replayed(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
+        """Return the messages of a block that was decided before; None until all are fetched."""
+        take = _by_partition(decision["take"])
+        self.topic.needed = take
+        for partition, end in take.items():
+            if not self.topic.reaches(partition, end):
+                return None
+        self.offsets |= _by_partition(decision.get("begin", {}))
+        self.take = take
+        self.now = decision["now"]
+        self.types = decision.get("types", self.types)
+        by_partition: MessagesByPartition = {}
+        for partition, end in take.items():
+            pending = self.topic.pending[partition]
+            messages = [message for message in pending if message[1] < end]
+            by_partition[partition] = messages
+        return by_partition
+
+    def _decide(self) -> MessagesByPartition | None:
+        """Return the messages of a new block, which is written to the journal; None if not due."""
+        if not self._is_due():
+            return None
+        by_partition = self._earliest()
+        begin = dict(self.topic.begins)
+        for partition in self.offsets:
+            begin.pop(partition, None)
+        self.offsets = {**self.offsets, **begin}
+        self.now = self.live.now()
+        self.take = {}
+        for partition, messages in by_partition.items():
+            _, last_offset, _ = messages[-1]
+            self.take[partition] = last_offset + 1
+        value = {"take": _by_name(self.take), "now": self.now}
+        if begin:
+            value["begin"] = _by_name(begin)
+        self.live.journal.append("block", self.number, value)
+        return by_partition
+
+    def _is_due(self) -> bool:
+        """Return whether the pending messages form a block now."""
+        count = self.topic.num_pending
+        if not count:
+            return False
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        waited = now - self._waiting_since
+        if count < self.source.block_rows and waited < self.source.linger_seconds:
+            return False
+        # Later events of other partitions would overtake a partition that lags and has no message
+        # pending: wait a second for it.
+        is_lagging = False
+        for partition, messages in self.topic.pending.items():
+            if not messages and not self.topic.is_at_end(partition):
+                is_lagging = True
+        if not is_lagging:
+            return True
+        return waited >= max(1.0, self.source.linger_seconds)
+
+    def _earliest(self) -> MessagesByPartition:
+        """Return the oldest `block_rows` pending messages by partition.
+
+        None of them is later than the last pending message of a partition that has more to fetch.
+        """
+        limit = self.source.block_rows
+        heads: MessagesByPartition = {}
+        times: list[np.ndarray] = []
+        owners: list[np.ndarray] = []
+        horizon = LATEST
+        for partition, messages in self.topic.pending.items():
+            if not messages:
+                continue
+            heads[partition] = messages[:limit]
+            own_times = _rising(heads[partition])
+            times.append(own_times)
+            owners.append(np.full(len(own_times), partition))
+            if not self.topic.is_at_end(partition):
+                horizon = min(horizon, int(own_times[-1]))
+        flat = np.concatenate(times)
+        order = np.argsort(flat, kind="stable")[:limit]
+        order = order[flat[order] <= horizon]
+        chosen = np.concatenate(owners)[order]
+        earliest: MessagesByPartition = {}
+        for partition, messages in heads.items():
+            count = int((chosen == partition).sum())
+            if count:
+                earliest[partition] = messages[:count]
+        return earliest
+
+    def rows(self, messages: PlacedMessages, batch_rows: int, plan: ReadPlan) -> Batches:
+        """Yield the decoded rows of the block from row `row` on.
+
+        The last position is the one before the next block.
+        """
+        batch = self._decoded(messages, plan)
+        yield OPENED, self.position()
+        while self.row + batch_rows < batch.num_rows:
+            part = batch.slice(self.row, batch_rows)
+            self.row += batch_rows
+            yield part, self.position()
+        last = batch.slice(self.row)
+        self.number = self.number + 1
+        self.row = 0
+        self.offsets = {**self.offsets, **self.take}
+        self.take = {}
+        self.identity.last |= self.identity.block
+        self.identity.block = {}
+        yield last, self.position()
+
+    def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
+        """Return the rows of some messages, each with its place; bad messages are put aside."""
+        if self.source.tombstones == "skip":
+            messages = [place for place in messages if place[1][2] is not None]
+            if not messages:
+                return TICK
+        values = [message[2] or b"" for _, message in messages]
+        schema, types = wanted_types(self.source.decoder, values, plan, self.types)
+        if types != self.types:
+            self.types = types
+            self._record_types()
+        parts, counts, bad = decode_messages(self.source.decoder, values, schema)
+        if bad:
+            self._put_aside(messages, bad, plan)
+        if not parts:
+            return TICK
+        places = _places(self.source.topic, messages)
+        table = pa.Table.from_batches(parts)
+        table = table.combine_chunks()
+        if bad or self.source.decoder.many:
+            owner = np.repeat(np.arange(len(messages)), counts)
+            places = places.take(pa.array(owner))
+        table = table.append_column(PLACE, places)
+        if not table.num_rows:
+            return TICK
+        return table.to_batches()[0]
+
+    def _record_types(self) -> None:
+        """Write the types of the columns to the journal, with the decision about the block."""
+        decision = self.live.journal.get("block", self.number)
+        if decision is not None and self.live.journal.last("block") == self.number:
+            self.live.journal.revise("block", self.number, {**decision, "types": self.types})
+
+    def _put_aside(
+        self, messages: PlacedMessages, bad: Mapping[int, Exception], plan: ReadPlan
+    ) -> None:
+        """Write bad messages to the dead letters, or raise if the plan has no `skips`."""
+        letters = []
+        message = ""
+        for index, error in bad.items():
+            partition, (_, offset, value) = messages[index]
+            payload = value or b""
+            where = f"topic {self.source.topic}, partition {partition}, offset {offset}"
+            message = f"{where}: cannot be decoded ({first_line(error)})"
+            advice = "Correct its producer or use on_error='skip'."
+            if value is None:
+                message = f"{where}: it is a tombstone, a message without a value"
+                advice = "Use Kafka(tombstones='skip') to pass over tombstones."
+            if plan.skips is None:
+                raise DecodeError(f"{message}, got {payload[:80]!r}. {advice}")
+            place = {"topic": self.source.topic, "partition": partition, "offset": offset}
+            letters.append((place, "undecodable", payload))
+        assert plan.skips is not None
+        plan.skips.add("value", message, len(bad))
+        self.live.dead_letters.add_all(letters)
+
+
+def _places(topic: str, messages: PlacedMessages) -> pa.StructArray:
+    """Return topic, partition and offset of each message."""
+    count = len(messages)
+    all_partitions = (partition for partition, _ in messages)
+    partitions = np.fromiter(all_partitions, np.int32, count)
+    all_offsets = (offset for _, (_, offset, _) in messages)
+    offsets = np.fromiter(all_offsets, np.int64, count)
+    zeros = pa.array(np.zeros(count, np.int8))
+    columns = {
+        "topic": pa.DictionaryArray.from_arrays(zeros, [topic]),
+        "partition": pa.array(partitions),
+        "offset": pa.array(offsets),
+    }
+    return pa.StructArray.from_arrays(list(columns.values()), list(columns))
+
+
+def _by_partition(offsets: Mapping[Any, Any]) -> dict[int, int]:
+    """Return offsets by partition from JSON, where the names of partitions are text."""
+    return {int(partition): int(offset) for partition, offset in offsets.items()}
+
+
+def _by_name(offsets: Mapping[int, int]) -> dict[str, int]:
+    """Return offsets with partitions as text, rising, for JSON."""
+    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+
+
+def _rising(messages: Sequence[Message]) -> np.ndarray:
+    """Return timestamps that never fall: each is raised to the latest before it."""
+    timestamps = (timestamp for timestamp, _, _ in messages)
+    times = np.fromiter(timestamps, np.int64, len(messages))
+    return np.maximum.accumulate(times)
+
+
+def _by_time(by_partition: MessagesByPartition) -> PlacedMessages:
+    """Return all messages by (timestamp, partition, offset), each with its partition."""
+    flat: PlacedMessages = []
+    times: list[np.ndarray] = []
+    for partition in sorted(by_partition):
+        messages = by_partition[partition]
+        flat += [(partition, message) for message in messages]
+        times.append(_rising(messages))
+    order = np.argsort(np.concatenate(times), kind="stable")
+    return [flat[place] for place in order.tolist()]

@@ -1,0 +1,622 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kafka topic at its broker: find and fetch partitions, wait for brokers, check the position."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hotbed.connectors.kafka.client import (
+    ClientEnded,
+    ClientError,
+    KafkaClient,
+    KafkaFailure,
+    PolledEntry,
+)
+from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.live import Live
+from hotbed.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from hotbed.connectors.kafka.kafka import Kafka
+
+logger = logging.getLogger("hotbed.kafka")
+
+LOOK_SECONDS = 3.0
+"""Interval between two checks of the topic: its partitions, and the bounds of one of them."""
+PATIENCE_SECONDS = 10.0
+"""How long a topic may contradict the position before DataError is raised.
+
+A missing topic, missing partitions or too few messages may come from a broker that is starting.
+"""
+PROOF_SECONDS = 4.0
+"""The same for a topic with another id: it is a copy if it has the last messages that were read."""
+LOOK_TIMEOUT = 1.0
+RETRY_SECONDS = 0.5
+COMMIT_SECONDS = 3.0
+"""How long the end of reading waits for the answers to commits."""
+AWAY_SECONDS = 2.0
+MAX_ENDS = 5
+"""How often in a row the process of the client may end before it has fetched anything."""
+REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
+HELD_BLOCKS = 16
+"""Fetching pauses while about so many blocks of messages are pending in all partitions together."""
+
+Message = tuple[int, int, bytes | None]
+"""Timestamp in milliseconds, offset, payload."""
+
+
+class KafkaTopic:
+    """The partitions of a topic that a source reads.
+
+    `pending` holds the fetched messages that are not in a block yet, `fetched` the offset after the
+    last fetched message, by partition.
+
+    Args:
+        source: the settings.
+        live: journal and clock.
+        begins: the offset to begin with, by partition.
+        identity: the topic that the position was written for. Whenever reading begins or a broker
+            is back, the last message of each partition is fetched again and compared with it.
+        reached: the offset before which messages were read, by partition; None = `begins`.
+    """
+
+    def __init__(
+        self,
+        source: Kafka,
+        live: Live,
+        begins: Mapping[int, int],
+        identity: TopicIdentity | None = None,
+        reached: Mapping[int, int] | None = None,
+    ) -> None:
+        self.source = source
+        self.live = live
+        self.begins = dict(begins)
+        self.pending: dict[int, list[Message]] = {}
+        self.fetched: dict[int, int] = {}
+        self.needed: dict[int, int] = {}
+        """The ends of the block that is read again, by partition, until all of it is fetched."""
+        self._identity = identity or TopicIdentity()
+        self._reached = dict(begins)
+        if reached is not None:
+            self._reached = dict(reached)
+        self._id = self._identity.id  # from the broker
+        # of the last messages that were fetched
+        self._marks = {**self._identity.last, **self._identity.block}
+        self._newest: dict[int, Message] = {}  # last messages since the last assignment
+        self._expected: dict[int, Mark] = {}  # marks to compare with the messages to come
+        # the id differs: these partitions still have to yield the message of their mark
+        self._unproven: set[int] = set()
+        self._unproven_since: float | None = None
+        self._lows: dict[int, int] = {}
+        self._ended: dict[int, int] = {}  # ends of partitions, as the broker reported them
+        self._paused: set[int] = set()
+        self._doubts: dict[str, float] = {}
+        self._next_look = 0.0
+        self._turn = 0
+        self._commits = deque[Mapping[str, int]](maxlen=1)  # of the thread that does not poll
+        self._num_ends = 0  # of the client, in a row
+        self._refused = ""
+        self._down = False
+        self._shaken = False
+        self._failing_since: float | None = None
+        options = source.client_options()
+        self.client = KafkaClient(options, self._on_error, self._on_commit)
+
+    @property
+    def num_pending(self) -> int:
+        """Number of pending messages."""
+        return sum(map(len, self.pending.values()))
+
+    @property
+    def id(self) -> str | None:
+        """The topic's id; None if the broker gives no id."""
+        if self._unproven:
+            return self._identity.id
+        return self._id
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the topic is known to be the one that the position was written for."""
+        return not self._unproven
+
+    def end(self, partition: int) -> int:
+        """Return the offset after the last message, as of the last fetch; -1 = not known yet."""
+        return max(-1, self.client.ends.get(partition, -1))
+
+    def is_at_end(self, partition: int) -> bool:
+        """Return whether all known messages of a partition were fetched."""
+        offset = self.fetched[partition]
+        if self._ended.get(partition, -1) >= offset:
+            return True
+        end = self.end(partition)
+        return 0 <= end <= offset
+
+    def num_waiting(self, partition: int) -> int | None:
+        """Return the number of messages that are not in a block yet; None if it is not known.
+
+        Fetched messages are counted. Of those after them the offsets are counted, so that control
+        records and removed messages count until they are passed over.
+        """
+        pending = self.pending.get(partition)
+        if pending is None:
+            return None
+        passed = max(self.fetched[partition], self._ended.get(partition, -1))
+        end = max(self.end(partition), self._ended.get(partition, -1))
+        if end < 0:
+            return None
+        return len(pending) + max(0, end - passed)
+
+    def reaches(self, partition: int, offset: int) -> bool:
+        """Return whether all messages before `offset` were fetched.
+
+        The last ones of a compacted topic may be gone; the end of the partition counts as well.
+        """
+        fetched = self.fetched.get(partition, -1)
+        ended = self._ended.get(partition, -1)
+        return max(fetched, ended) >= offset
+
+    def connect(self) -> bool:
+        """Return whether the topic was found and is being fetched; call again if not."""
+        return self.look(first=True)
+
+    def poll(self) -> None:
+        """Fetch the messages that arrive within a tick, and send the offsets to commit."""
+        linger_seconds = max(self.source.linger_seconds, 0.01)
+        timeout = min(self.live.tick_seconds, linger_seconds)
+        try:
+            self._send_commit()
+            entries = self.client.consume(self.source.block_rows, timeout)
+            self._add(entries)
+            self._pause()
+        except ClientEnded as ended:
+            self._on_end(ended)
+        except KafkaFailure as failure:
+            logger.info("topic %r: %s", self.source.topic, failure)
+            self._shake()
+
+    def _add(self, entries: Iterable[PolledEntry]) -> None:
+        """Add fetched messages to the pending ones."""
+        pending = self.pending
+        fetched = self.fetched
+        for partition, offset, timestamp, value, error in entries:
+            if error is not None:
+                self._failed(error, partition, offset)
+            if error is not None or self._shaken:  # it is fetched again
+                continue
+            message = (timestamp, offset, value)
+            if partition in self._expected:
+                self._compare(partition, offset, message)
+            # lower offsets were fetched before, and again after a new assignment
+            if offset >= fetched.get(partition, 0):
+                pending[partition].append(message)
+                fetched[partition] = offset + 1
+                self._newest[partition] = message
+            self._num_ends = 0
+
+    def commit(self, offsets: Mapping[str, int]) -> None:
+        """Have the thread that polls commit offsets to the group; newer ones replace older ones."""
+        self._commits.append(offsets)
+
+    def _send_commit(self) -> None:
+        """Send the offsets to commit, without waiting for the answer."""
+        try:
+            offsets = self._commits.pop()
+        except IndexError:
+            return
+        places: dict[int, int] = {}
+        for name, offset in offsets.items():
+            partition = int(name)
+            places[partition] = offset
+            if self.fetched.get(partition) == offset:  # only control records may follow
+                places[partition] = max(offset, self._ended.get(partition, -1))
+        try:
+            self.client.request("commit", self.source.topic, places)
+        except KafkaFailure as failure:
+            self._on_commit(str(failure))
+            if isinstance(failure, ClientEnded):
+                raise
+
+    def close(self, wait_seconds: float = COMMIT_SECONDS) -> None:
+        """End the client; wait up to `wait_seconds` for the answers to commits."""
+        with contextlib.suppress(ClientEnded):
+            self._send_commit()
+        self.client.close(wait_seconds)
+
+    def look(self, first: bool = False) -> bool:
+        """Check the topic, at most once per interval, and begin to fetch new partitions.
+
+        Args:
+            first: check now, and begin to fetch all partitions.
+
+        Returns:
+            Whether the topic is being fetched; False after a check that failed.
+
+        Raises:
+            DataError: the topic contradicts the position.
+            ConfigError: the broker refuses the credentials at the first check.
+        """
+        now = time.monotonic()
+        if not first and now < self._next_look:
+            return True
+        self._next_look = now + LOOK_SECONDS
+        try:
+            partitions = self._partitions()
+            new = sorted(partitions - self.fetched.keys())
+            again = list(self.fetched)
+            if not self._shaken:
+                again = self._next_in_turn()
+            bounds = {partition: self._bounds(partition) for partition in [*new, *again]}
+            if first or self._shaken:
+                self._check_id()
+            elif self._has_other_id(self._id):
+                self._shake()
+                return True
+            self._accept(bounds, new)
+        except ClientEnded as ended:
+            self._on_end(ended)
+        except KafkaFailure as failure:
+            self._is_down(failure, first)
+        except _Doubt:
+            pass
+        else:
+            if self._down:
+                logger.warning("kafka at %s is back, reading resumes", self.source.servers)
+                self._do_not_count(now)
+            self._down = False
+            self._failing_since = None
+            self._check_proof(now)
+            return True
+        if first:
+            self._wait()
+        return False
+
+    def _wait(self) -> None:
+        """Wait for a tick, and get the errors of the client."""
+        time.sleep(self.live.tick_seconds)
+        try:
+            self.client.request("wait", 0.0)
+        except ClientEnded as ended:
+            self._on_end(ended)
+
+    def _partitions(self) -> set[int]:
+        """Return the partitions of the topic that the source reads."""
+        tick_seconds = max(self.live.tick_seconds, 0.1)
+        timeout = min(LOOK_TIMEOUT, tick_seconds)
+        name = self.source.topic
+        there, error = self.client.request("partitions", name, timeout, seconds=timeout)
+        if error is not None:
+            cause = ClientError(*error)
+            if cause.name == "TOPIC_AUTHORIZATION_FAILED":
+                advice = "Ask for the right to read it."
+                raise self._error(cause.text, f"{self.source.servers}", advice)
+            advice = "Create it or correct the name."
+            self._doubt("topic", "the broker does not know it", cause.text, advice)
+            raise _Doubt
+        rank, ranks = self.source.shard
+        partitions = {p for p in there if p % ranks == rank}
+        required = self.begins.keys() | self.fetched.keys()
+        if self.source.partitions is not None:
+            own = {p for p in self.source.partitions if p % ranks == rank}
+            partitions &= own
+            required |= own
+        missing = sorted(required - partitions)
+        if missing:
+            ours = f"of which {sorted(partitions)} are to be read"
+            received = f"partitions {there}, {ours}"
+            advice = (
+                "Begin without the position if the topic was recreated, or read other partitions."
+            )
+            patience = PATIENCE_SECONDS
+            if self._has_other_id(self._identity.id):
+                patience = min(PATIENCE_SECONDS, PROOF_SECONDS)
+            self._doubt("topic", f"partitions {missing} are not there", received, advice, patience)
+            raise _Doubt
+        self._doubts.pop("topic", None)
+        return partitions
+
+    def _next_in_turn(self) -> list[int]:
+        """Return one partition to check: one with a doubt, else the next in turn."""
+        partitions = sorted(self.fetched)
+        self._turn += 1
+        if not partitions:
+            return []
+        for partition in partitions:
+            if f"end of {partition}" in self._doubts:
+                return [partition]
+        return [partitions[self._turn % len(partitions)]]
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        """Return the first offset that the broker still has, and the one after its last."""
+        low, high = self.client.request(
+            "bounds", self.source.topic, partition, LOOK_TIMEOUT, seconds=LOOK_TIMEOUT
+        )
+        self._lows[partition] = low
+        return low, high
+
+    def _check_id(self) -> None:
+        """Compare the topic's id with that of the position.
+
+        If it differs, each partition has to yield the last message that was read.
+
+        Raises:
+            DataError: the broker no longer has one of these messages.
+        """
+        self._id = self._described_id() or self._identity.id
+        self._keep_marks()
+        self._unproven = set()
+        if self._identity.id in (None, self._id):
+            return
+        self._unproven = set(self._marks)
+        difference = f"id {self._id} instead of {self._identity.id}"
+        for partition, mark in self._marks.items():
+            if mark.offset < self._lows.get(partition, 0):
+                raise self._other_topic(difference)
+        # an older position has no mark in the first block
+        for partition in self._lows:
+            reached = max(self._reached.get(partition, 0), self.fetched.get(partition, 0))
+            if not self._marks and reached > self._lows[partition]:
+                raise self._other_topic(difference)
+
+    def _has_other_id(self, topic_id: str | None) -> bool:
+        """Return whether the broker gives the topic another id than `topic_id` now."""
+        return topic_id is not None and self._described_id() not in (None, topic_id)
+
+    def _check_proof(self, now: float) -> None:
+        """Raise DataError if a topic with another id does not yield the last messages in time."""
+        if not self._unproven:
+            self._unproven_since = None
+            return
+        self._next_look = min(self._next_look, now + RETRY_SECONDS)
+        self._unproven_since = self._unproven_since or now
+        if now - self._unproven_since >= PROOF_SECONDS:
+            self._must_be_proven(min(self._unproven))
+
+    def _do_not_count(self, now: float) -> None:
+        """Take the outage until now off the time in which the topic had to prove itself."""
+        if self._unproven_since is not None and self._failing_since is not None:
+            self._unproven_since += now - self._failing_since
+
+    def _described_id(self) -> str | None:
+        """Return the id that the broker gives the topic now; None if it gives no id."""
+        try:
+            topic_id: str = self.client.request(
+                "topic_id", self.source.topic, LOOK_TIMEOUT, seconds=2 * LOOK_TIMEOUT
+            )
+        except ClientEnded:
+            raise
+        except KafkaFailure as failure:
+            logger.debug("%s: no id: %s", self.source.topic, failure)
+            return None
+        return topic_id
+
+    def _keep_marks(self) -> None:
+        for partition, message in self._newest.items():
+            if partition not in self._expected:
+                self._marks[partition] = Mark.of(message)
+        self._newest = {}
+
+    def _compare(self, partition: int, offset: int, message: Message) -> None:
+        """Raise DataError if another message was read at this offset before."""
+        mark = self._expected[partition]
+        if offset < mark.offset:
+            return
+        # compaction may have removed the message, but a different id needs it as proof
+        if offset > mark.offset:
+            self._must_be_proven(partition)
+        elif Mark.of(message) != mark:
+            place = f"message {offset} of partition {partition}"
+            raise self._other_topic(f"{place} with {Mark.of(message)} instead of {mark}")
+        del self._expected[partition]
+        self._unproven.discard(partition)
+
+    def _must_be_proven(self, partition: int) -> None:
+        if partition in self._unproven:
+            raise self._other_topic(f"id {self._id} instead of {self._identity.id}")
+
+    def _other_topic(self, received: str) -> DataError:
+        what = "it is not the topic that the position was written for: it was recreated"
+        return self._error(what, received, "Begin without the position.")
+
+    def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> None:
+        """Check that partitions hold the messages of the position, and begin to fetch new ones."""
+        if not self.begins:
+            self._choose_start(bounds)
+        begins: dict[int, int] = {}
+        for partition in new:
+            low, _ = bounds[partition]
+            begins[partition] = self._begin_of(partition, low)
+        offsets = {**self.fetched, **begins}
+        for partition, (low, high) in bounds.items():
+            self._check_bounds(partition, offsets[partition], low, high)
+        self.begins |= begins
+        self.fetched |= begins
+        self.pending |= {partition: [] for partition in new}
+        if new or self._shaken:
+            self._assign()
+
+    def _check_bounds(self, partition: int, offset: int, low: int, high: int) -> None:
+        """Check that a partition still has the message at `offset`.
+
+        Raises:
+            DataError: it is gone, or the partition has ended before it for a while.
+        """
+        if offset < low:
+            raise self._error(
+                f"messages {offset} to {low - 1} of partition {partition} are gone",
+                f"{low} as the oldest",
+                "Keep more on the broker (retention), or begin without the position and lose them.",
+            )
+        doubt = f"end of {partition}"
+        needed = max(offset, self.needed.get(partition, 0))
+        # Tansu reports too low an end, but fetches rightly
+        end = max(high, self._ended.get(partition, -1))
+        if end >= offset and max(end, self.fetched.get(partition, -1)) >= needed:
+            self._doubts.pop(doubt, None)
+            return
+        self._doubt(
+            doubt,
+            f"partition {partition} ends before the position",
+            f"{high} messages, position {needed}",
+            "If the topic was recreated, begin without the position and its journal.",
+        )
+
+    def _choose_start(self, bounds: Mapping[int, tuple[int, int]]) -> None:
+        """Decide once where reading without a position begins."""
+        begin = self.live.journal.get("begin", 0)
+        if begin is None and bounds:
+            begin = {}
+            for partition, (low, high) in bounds.items():
+                begin[str(partition)] = low
+                if self.source.start == "latest":
+                    begin[str(partition)] = high
+            self.live.journal.append("begin", 0, begin)
+        for name, offset in (begin or {}).items():
+            self.begins[int(name)] = int(offset)
+
+    def _begin_of(self, partition: int, low: int) -> int:
+        """Return the offset to begin a new partition with.
+
+        It is that of the position, or of a block in the journal, which may have to be read again,
+        else `low`.
+        """
+        if partition in self.begins:
+            return self.begins[partition]
+        for _, block in self.live.journal.after("block", -1):
+            begin = block.get("begin", {})
+            if str(partition) in begin:
+                return int(begin[str(partition)])
+        return low
+
+    def _assign(self) -> None:
+        """Fetch all partitions from the last message that was read on.
+
+        If the broker still has this message, it is compared; else fetching begins after it.
+        """
+        self._keep_marks()
+        offsets: dict[int, int] = {}
+        self._expected = {}
+        for partition, offset in self.fetched.items():
+            offsets[partition] = offset
+            mark = self._marks.get(partition)
+            if mark is not None and mark.offset >= self._lows.get(partition, 0):
+                offsets[partition] = min(offset, mark.offset)
+                self._expected[partition] = mark
+        self._ended = {}
+        self._paused = set()
+        self._shaken = False
+        self.client.request("assign", self.source.topic, offsets)
+
+    def _pause(self) -> None:
+        """Pause partitions with many pending messages until most of these are used."""
+        limit = max(
+            self.source.block_rows // 2,
+            HELD_BLOCKS * self.source.block_rows // max(1, len(self.pending)),
+        )
+        full: set[int] = set()
+        light: set[int] = set()
+        for partition, messages in self.pending.items():
+            is_paused = partition in self._paused
+            if not is_paused and len(messages) >= limit:
+                full.add(partition)
+            if is_paused and len(messages) < limit // 4:
+                light.add(partition)
+        if full:
+            self.client.request("pause", self.source.topic, sorted(full))
+        if light:
+            self.client.request("resume", self.source.topic, sorted(light))
+        self._paused = (self._paused | full) - light
+
+    # --- errors and outages
+
+    def _error(self, what: str, received: str, advice: str) -> DataError:
+        topic = self.source.topic
+        return DataError(f"kafka topic {topic!r}: {what}, got {received}. {advice}")
+
+    def _doubt(
+        self, key: str, what: str, received: str, advice: str, patience: float | None = None
+    ) -> None:
+        """Note a contradiction to the position, which may pass while a broker starts.
+
+        Raises:
+            DataError: it has lasted for `patience` seconds; None = `PATIENCE_SECONDS`.
+        """
+        if patience is None:
+            patience = PATIENCE_SECONDS
+        since = self._doubts.setdefault(key, time.monotonic())
+        if time.monotonic() - since >= patience:
+            raise self._error(what, received, advice)
+
+    def _failed(self, error: ClientError, partition: int, offset: int) -> None:
+        if error.name == "_PARTITION_EOF":
+            self._num_ends = 0
+            self._ended[partition] = offset
+            if partition in self._unproven and offset > self._marks[partition].offset:
+                self._must_be_proven(partition)
+        elif error.name == "TOPIC_AUTHORIZATION_FAILED" or error.fatal:
+            advice = "Ask for the right to read it, or start again."
+            raise self._error(error.text, error.name, advice)
+        # librdkafka stops to fetch such a partition; the next check finds the cause and assigns it
+        # again
+        else:
+            logger.info("topic %r, partition %d: %s", self.source.topic, partition, error.text)
+            self._shake()
+
+    def _shake(self) -> None:
+        """Drop messages until the next check, because they may come from another topic."""
+        self._shaken = True
+        self._next_look = min(self._next_look, time.monotonic() + RETRY_SECONDS)
+
+    def _is_down(self, error: Exception, first: bool) -> None:
+        if self._refused and first:
+            raise ConfigError(
+                f"options: the broker refuses the connection, got {self._refused}. Check user, "
+                "password and certificates."
+            ) from error
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        self._next_look = now + RETRY_SECONDS
+        # one slow answer is not an outage
+        if not self._down and now - self._failing_since >= AWAY_SECONDS:
+            logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
+            self._down = True
+
+    def _on_error(self, error: ClientError) -> None:
+        # in TLS 1.3 a broker checks the client's certificate after the handshake, and librdkafka
+        # reports its alert as an error of transport
+        if error.name in REFUSALS or "SSL alert number" in error.text:
+            self._refused = f"{error.text} ({error.name})"
+        self._shake()  # the broker that is back may be another one
+        logger.debug("%s", error.text)
+
+    def _on_commit(self, error: str | None) -> None:
+        if error is not None:
+            logger.warning("offsets were not committed to group %r: %s", self.source.group, error)
+
+    def _on_end(self, ended: ClientEnded) -> None:
+        """Log that the process of the client ended; the next check starts another one.
+
+        Raises:
+            DataError: it ended too often without having fetched anything.
+        """
+        self._num_ends += 1
+        if self._num_ends >= MAX_ENDS:
+            raise self._error(
+                f"the client library ended {MAX_ENDS} times in a row",
+                str(ended),
+                "Install another version of confluent-kafka, and report the topic's history.",
+            )
+        logger.warning(
+            "topic %r: the process of the client ended (%s), it is started again",
+            self.source.topic,
+            ended,
+        )
+        self._shake()
+
+
+class _Doubt(Exception):
+    """The topic contradicts the position, but this may pass."""

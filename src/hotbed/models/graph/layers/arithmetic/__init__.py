@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic of tensors: element by element, matrices, sums over a dimension."""
+
+from hotbed.models.graph.layers.arithmetic.cast import Cast
+from hotbed.models.graph.layers.arithmetic.elementwise import Add, ElementwiseMultiply, Sub
+from hotbed.models.graph.layers.arithmetic.matrix_multiply import MatrixMultiply
+from hotbed.models.graph.layers.arithmetic.reduce import ReduceMean, ReduceSum
+from hotbed.models.graph.layers.arithmetic.scale import Scale
+from hotbed.models.graph.layers.arithmetic.weight_multiply import WeightMultiply
+
+__all__ = [
+    "Add",
+    "Cast",
+    "ElementwiseMultiply",
+    "MatrixMultiply",
+    "ReduceMean",
+    "ReduceSum",
+    "Scale",
+    "Sub",
+    "WeightMultiply",
+]

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other shapes: parts of tensors, tensors side by side, the same elements in another shape."""
+
+from hotbed.models.graph.layers.shape.concat import (
+    Concat,
+    FusedReshapeConcat,
+    FusedReshapeConcatGeneral,
+)
+from hotbed.models.graph.layers.shape.reshape import Reshape
+from hotbed.models.graph.layers.shape.slice import Gather, Slice
+
+__all__ = [
+    "Concat",
+    "FusedReshapeConcat",
+    "FusedReshapeConcatGeneral",
+    "Gather",
+    "Reshape",
+    "Slice",
+]

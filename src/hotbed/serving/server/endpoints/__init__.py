@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What clients of a server call.
+
+http.py          the routes of REST: inference, metrics, status and a page
+connection.py    HTTP/1.1 by uvicorn, with limits of time and size
+grpc.py          the Open Inference Protocol over gRPC
+triton.py        calls of Triton's tools outside the Open Inference Protocol
+rows_service.py  the parameter server: versions and rows over gRPC
+"""

@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Open Inference Protocol over gRPC. Needs the extra `serve`.
+
+`inference.proto` describes the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from hotbed.errors import (
+    ConfigError,
+    DataError,
+    HotbedError,
+    NotServed,
+    Overloaded,
+    PersistError,
+    ServingError,
+)
+from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
+from hotbed.serving.protocol.bodies import (
+    SLICE,
+    Bounds,
+    DividedRequest,
+    Undecoded,
+    ValueSpan,
+    divide_message,
+)
+from hotbed.serving.protocol.offered import (
+    check_load,
+    check_tensor_parameters,
+    choose_outputs,
+    server_metadata,
+)
+from hotbed.serving.protocol.tensors import Tensor, text_of
+from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.endpoints.triton import model_config, model_statistics
+from hotbed.serving.server.scoring.models import DecodedRequest, Models, ServedVersion
+from hotbed.serving.session import Scores
+from hotbed.serving.stores.messages import load_service
+
+log = logging.getLogger("hotbed.serving")
+UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
+_OPEN = (
+    "/ServerLive",
+    "/ServerReady",
+    "/Ready",
+    f"/{HEALTH_SERVICE}/Check",
+    f"/{HEALTH_SERVICE}/Watch",
+)
+STREAMS = 256  # calls of one connection at the same time
+_CALL_BYTES = 64 << 10  # of a request other than for predictions
+# the longest message, unless an option or a loaded model allows longer ones
+_INFER_BYTES = 16 << 20
+
+_TYPES = load_service(Path(__file__).with_name("inference.binpb"))
+SERVICE = _TYPES.name
+MESSAGES = _TYPES.messages
+_CALLS = tuple(_TYPES.calls)
+
+# Datatype -> the field of InferTensorContents with its values. FP16 has none: it is always raw.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP16": "raw_input_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def grpc_status(error: Exception) -> grpc.StatusCode:
+    """Return the gRPC status of an error."""
+    codes = grpc.StatusCode
+    for kind, code in (
+        (NotServed, codes.NOT_FOUND),
+        (Overloaded, codes.RESOURCE_EXHAUSTED),
+        (ServingError, codes.UNAVAILABLE),
+        (PersistError, codes.FAILED_PRECONDITION),
+        (HotbedError, codes.INVALID_ARGUMENT),
+    ):
+        if isinstance(error, kind):
+            return code
+    return codes.INTERNAL
+
+
+class InferenceService:
+    """The calls of the protocol.
+
+    Each takes and returns a message of `MESSAGES`; `_infer` takes the bytes of its message.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def handlers(self) -> Any:
+        """Return the handlers of the calls for a gRPC server."""
+        calls: tuple[Callable[[Any], Awaitable[Any]], ...] = (
+            self._live,
+            self._ready,
+            self._server,
+            self._model_ready,
+            self._metadata,
+            self._config,
+            self._statistics,
+            self._infer,
+            self._index,
+            self._load,
+            self._unload,
+        )
+        # Requests are received as bytes, which are checked before they are decoded.
+        handlers = {}
+        for name, call in zip(_CALLS, calls, strict=True):
+            request = MESSAGES[f"{name}Request"]
+            decode = bytes if name == "ModelInfer" else partial(_decode_call, request)
+            answer = unary_handler(call, request, decode)
+            write = MESSAGES[f"{name}Response"].SerializeToString
+            handlers[name] = grpc.unary_unary_rpc_method_handler(answer, None, write)
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    async def _live(self, request: Any) -> Any:
+        return MESSAGES["ServerLiveResponse"](live=True)
+
+    async def _ready(self, request: Any) -> Any:
+        return MESSAGES["ServerReadyResponse"](ready=self._models.ready)
+
+    async def _server(self, request: Any) -> Any:
+        return MESSAGES["ServerMetadataResponse"](**server_metadata())
+
+    async def _model_ready(self, request: Any) -> Any:
+        try:
+            ready = self._models.named(request.name, request.version).ready
+        except NotServed:
+            ready = False
+        return MESSAGES["ModelReadyResponse"](ready=ready)
+
+    async def _metadata(self, request: Any) -> Any:
+        metadata = self._models.metadata(request.name, request.version)
+        for tensor in metadata["inputs"]:
+            tensor.pop("parameters", None)  # the protocol has them in its REST form alone
+        return MESSAGES["ModelMetadataResponse"](**metadata)
+
+    async def _config(self, request: Any) -> Any:
+        config = model_config(self._models, request.name, request.version)
+        return MESSAGES["ModelConfigResponse"](config=config)
+
+    async def _statistics(self, request: Any) -> Any:
+        statistics = await asyncio.to_thread(
+            model_statistics, self._models, request.name, request.version
+        )
+        return MESSAGES["ModelStatisticsResponse"](model_stats=statistics)
+
+    async def _index(self, request: Any) -> Any:
+        return MESSAGES["RepositoryIndexResponse"](models=self._models.index(request.ready))
+
+    async def _load(self, request: Any) -> Any:
+        check_load(request.parameters)
+        models = self._models
+        await asyncio.wrap_future(models.aside.submit(models.load, request.model_name))
+        return MESSAGES["RepositoryModelLoadResponse"]()
+
+    async def _unload(self, request: Any) -> Any:
+        models = self._models
+        await asyncio.wrap_future(models.aside.submit(models.unload, request.model_name))
+        return MESSAGES["RepositoryModelUnloadResponse"]()
+
+    async def _infer(self, data: bytes) -> Any:
+        started = time.perf_counter()
+        meters = self._models.meters
+        divide = partial(_divide, data, self._models.bounds)
+        divided, request = await self._models.readers.read(len(data), divide)
+        name = request.model_name
+
+        def decode(served: ServedVersion) -> DecodedRequest[Any]:
+            bounds = served.bounds
+            if len(data) > bounds.body_bytes:
+                raise DataError(
+                    f"the request: expected at most {bounds.body_bytes} bytes, got {len(data)}. "
+                    "Send fewer candidates, or raise body_bytes of the server."
+                )
+            for output in request.outputs:
+                check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
+            tensors = list(input_tensors(request, data, divided))
+            candidates = served.inputs.columns(tensors, bounds)
+            return DecodedRequest(candidates, partial(_write_answer, request))
+
+        try:
+            response = await self._models.score(name, request.model_version, len(data), decode)
+        except BaseException as error:
+            meters.ended(name, "grpc", started, error)
+            raise
+        meters.ended(name, "grpc", started)
+        return response
+
+
+def _divide(data: bytes, bounds: Bounds) -> tuple[DividedRequest, Any]:
+    """Return a divided ModelInferRequest, and its head as a message."""
+    divided = divide_message(data, bounds)
+    return divided, MESSAGES["ModelInferRequest"].FromString(divided.head)
+
+
+def _write_answer(request: Any, scores: Scores) -> Any:
+    """Return the answer to a ModelInferRequest."""
+    names = [output.name for output in request.outputs] or None
+    version = str(scores.version)
+    response = MESSAGES["ModelInferResponse"](
+        model_name=request.model_name, model_version=version, id=request.id
+    )
+    for output, values in choose_outputs(scores.outputs, names).items():
+        response.outputs.add(name=output, datatype="FP32", shape=values.shape)
+        response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+    if scores.late:
+        response.parameters["late_rows"].int64_param = scores.late
+    return response
+
+
+def input_tensors(request: Any, data: bytes, divided: DividedRequest) -> Iterator[Tensor]:
+    """Yield the inputs of a ModelInferRequest: raw, or typed and not decoded yet.
+
+    Args:
+        request: the head of `data`.
+        data: the bytes of the message.
+        divided: the places of its values.
+
+    Raises:
+        DataError: an input has raw and typed contents, or some inputs have no raw contents.
+    """
+    raw = divided.raw
+    if raw and len(raw) != len(request.inputs):
+        raise DataError(
+            f"raw_input_contents: expected {len(request.inputs)}, one for each input, got "
+            f"{len(raw)}. Send all inputs raw, or none."
+        )
+    typed: list[list[ValueSpan]] = [[] for _ in request.inputs]
+    for span in divided.spans:
+        typed[span.input].append(span)
+    for number, tensor in enumerate(request.inputs):
+        if raw and typed[number]:
+            raise DataError(
+                f"input {tensor.name[:100]!r}: expected raw or typed contents, got both. "
+                "Send one of them."
+            )
+        values: Any
+        if raw:
+            values = data[raw[number].start : raw[number].end]
+        else:
+            values = TypedValues(tensor.name, tensor.datatype, data, typed[number])
+        check_tensor_parameters(f"input {tensor.name[:100]!r}", tensor.parameters)
+        yield Tensor(tensor.name, tensor.datatype, tensor.shape, values)
+
+
+class TypedValues(Undecoded):
+    """The typed `contents` of an input, at `spans` of `data`.
+
+    Only the field of the input's datatype may be filled.
+    """
+
+    def __init__(self, name: str, datatype: str, data: bytes, spans: Sequence[ValueSpan]) -> None:
+        self.entries = sum(span.entries for span in spans)
+        self._name = name
+        self._datatype = datatype
+        self._data = data
+        self._spans = spans
+
+    def slices(self) -> Iterable[Any]:
+        message = b"".join(self._data[span.start : span.end] for span in self._spans)
+        fields = MESSAGES["InferTensorContents"].FromString(message).ListFields()
+        if len(fields) > 1:
+            names = [field.name for field, _ in fields]
+            raise DataError(
+                f"input {self._name[:100]!r}: expected contents of one type, got several types: "
+                f"{names}. Fill one field."
+            )
+        if not fields:
+            yield []
+            return
+        field, values = fields[0]
+        # an unknown datatype is rejected later
+        expected = _CONTENTS.get(self._datatype, field.name)
+        if field.name != expected:
+            raise DataError(
+                f"input {self._name[:100]!r}: expected {expected} for {self._datatype}, got "
+                f"{field.name}. Fill the field of the tensor's datatype."
+            )
+        for start in range(0, len(values), SLICE):
+            part = values[start : start + SLICE]
+            if expected == "bytes_contents":
+                yield [text_of(self._name, value) for value in part]
+            else:
+                yield list(part)
+
+
+def _decode_call(message: Any, data: bytes) -> Any:
+    """Return the message in `data`. Raises DataError if it is longer than `_CALL_BYTES`."""
+    if len(data) > _CALL_BYTES:
+        raise DataError(
+            f"the request: expected a {message.DESCRIPTOR.name} of at most {_CALL_BYTES} bytes, "
+            f"got {len(data)}. Send less."
+        )
+    return message.FromString(data)
+
+
+def unary_handler(
+    call: Callable[[Any], Awaitable[Any]], message: Any, decode: Callable[[bytes], Any]
+) -> UnaryHandler:
+    """Return a handler that decodes a request and awaits `call`.
+
+    Errors end the call with a status and their reason.
+    """
+
+    async def answer(data: bytes, context: Any) -> Any:
+        try:
+            return await call(decode(data))
+        except Exception as error:
+            await abort_with(error, message, context)
+
+    return answer
+
+
+async def abort_with(error: Exception, message: Any, context: Any) -> None:
+    """End a call whose request is a `message`, with the status and the reason of `error`."""
+    if isinstance(error, HotbedError):
+        await context.abort(grpc_status(error), str(error))
+    if isinstance(error, DecodeError):
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"the request is not a {message.DESCRIPTOR.name}: {error}",
+        )
+    log.error("a request failed", exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, "an error of the server; its log has more")
+
+
+def _refusing(code: grpc.StatusCode, reason: str) -> Any:
+    """Return a handler of any call that ends it before its message is received."""
+
+    async def refuse(requests: Any, context: Any) -> None:
+        await context.abort(code, reason)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Rejects calls without a valid token, except those for health and readiness."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._refused = _refusing(
+            grpc.StatusCode.UNAUTHENTICATED,
+            "no token, or a wrong one. Send authorization: Bearer TOKEN.",
+        )
+
+    async def intercept_service(self, proceed: Any, details: Any) -> Any:
+        if details.method.endswith(_OPEN):
+            return await proceed(details)
+        token = None
+        for name, value in details.invocation_metadata:
+            if name == "authorization":
+                token = value
+                break
+        if self._tokens.admit(token):
+            return await proceed(details)
+        return self._refused
+
+
+class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Rejects calls of methods that no other handler has, and names them."""
+
+    def service(self, details: Any) -> Any:
+        return _refusing(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"method {details.method[:200]!r}: the server has no such method. "
+            "Ask its reflection for those it has.",
+        )
+
+
+async def start_inference(
+    models: Models,
+    address: str,
+    tokens: Tokens | None,
+    tls: tuple[bytes, bytes] | None,
+    shares_port: bool,
+    idle_seconds: float,
+) -> GrpcServer:
+    """Start a gRPC server of the protocol.
+
+    Args:
+        models: the models to serve.
+        address: HOST:PORT to listen at.
+        tokens: the tokens of which calls need one; None = no token is needed.
+        tls: key and certificate; None = no TLS.
+        shares_port: whether several processes listen at the port.
+        idle_seconds: connections without a call are closed after this time.
+
+    Raises:
+        ConfigError: it cannot listen.
+    """
+    longest = models.limits.body_bytes or max(_INFER_BYTES, models.bounds.body_bytes)
+    options = {
+        "grpc.max_receive_message_length": longest,
+        "grpc.so_reuseport": int(shares_port),
+        "grpc.max_connection_idle_ms": int(idle_seconds * 1000),
+        "grpc.max_concurrent_streams": STREAMS,
+    }
+    handlers = InferenceService(models).handlers()
+    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready)
+    return await start_grpc(service, address, tokens, tls, options)
+
+
+@dataclass(frozen=True)
+class GrpcService:
+    """A service of a gRPC server: full name, handlers, messages by name, whether it is ready."""
+
+    name: str
+    handlers: Any
+    messages: Mapping[str, Any]
+    ready: Callable[[], bool]
+
+
+class GrpcServer:
+    """A gRPC server at `port` with its service, grpc.health.v1 and reflection."""
+
+    def __init__(self, server: Any, port: int, health: Health) -> None:
+        self.port = port
+        self._server = server
+        self._health = health
+
+    async def stop(self, seconds: float) -> None:
+        """Reject new calls, and wait at most `seconds` for those under way."""
+        self._health.close()
+        await self._server.stop(seconds)
+
+
+async def start_grpc(
+    service: GrpcService,
+    address: str,
+    tokens: Tokens | None,
+    tls: tuple[bytes, bytes] | None,
+    options: Mapping[str, int],
+) -> GrpcServer:
+    """Start a gRPC server of any service.
+
+    Args:
+        service: the service.
+        address: HOST:PORT to listen at.
+        tokens: the tokens of which calls need one; None = no token is needed.
+        tls: key and certificate; None = no TLS.
+        options: options of the gRPC channel.
+
+    Raises:
+        ConfigError: it cannot listen.
+    """
+    gates = [] if tokens is None else [Gate(tokens)]
+    server = grpc.aio.server(interceptors=gates, options=list(options.items()))
+    server.add_generic_rpc_handlers((service.handlers,))
+    pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
+    health = add_health_and_reflection(server, service.name, pool, service.ready)
+    server.add_generic_rpc_handlers((UnknownMethods(),))  # the last one
+    try:
+        if tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"serve: cannot listen at {address}, got {error}. Give a free port, or 0."
+        ) from error
+    await server.start()
+    return GrpcServer(server, port, health)

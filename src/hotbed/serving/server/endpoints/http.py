@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of REST: the Open Inference Protocol, metrics, the status and a page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from hotbed.errors import (
+    HotbedError,
+    NotServed,
+    Overloaded,
+    PersistError,
+    ServingError,
+    Unauthorized,
+)
+from hotbed.serving.protocol.offered import check_load, server_metadata
+from hotbed.serving.protocol.rest import (
+    HEADER_LENGTH,
+    InferRequest,
+    RequestReader,
+    check_type,
+    read_object,
+    write_answer,
+)
+from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Reply, Route, refusal
+from hotbed.serving.server.endpoints.triton import model_config, model_statistics
+from hotbed.serving.server.meters import combine_statuses
+from hotbed.serving.server.scoring.models import DecodedRequest, Models, ServedVersion
+from hotbed.serving.session import Scores
+
+log = logging.getLogger("hotbed.serving")
+_OPEN = ("/v2/health/live", "/v2/health/ready")  # probes send no token
+_PAGE = Path(__file__).with_name("page.html")
+_BODY_BYTES = 64 << 10  # of a request other than for predictions
+_CACHED_PATHS = 256
+_MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
+_REPOSITORY = r"/v2/repository"
+T = TypeVar("T")
+
+
+def http_status(error: Exception) -> int:
+    """Return the HTTP status of an error."""
+    for kind, status in (
+        (NotServed, 404),
+        (Overloaded, 429),
+        (Unauthorized, 401),
+        (ServingError, 503),
+        (PersistError, 409),
+        (HotbedError, 400),
+    ):
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+class Api(App):
+    """The routes of the protocol.
+
+    A handler takes the names in the path, then the request.
+    """
+
+    def __init__(self, models: Models, tokens: Tokens | None) -> None:
+        self._models = models
+        self._tokens = tokens
+        self._reader = RequestReader()
+        routes: list[tuple[str, str, Callable[..., Reply]]] = [
+            ("POST", f"{_MODEL}/infer", self._infer),
+            ("GET", "/v2/health/live", self._live),
+            ("GET", "/v2/health/ready", self._ready),
+            ("GET", "/v2/?", self._server),
+            ("GET", f"{_MODEL}/ready", self._model_ready),
+            ("GET", f"{_MODEL}/config", self._config),
+            ("GET", f"{_MODEL}/stats", self._model_statistics),
+            ("GET", "/v2/models/stats", self._statistics),
+            ("GET", _MODEL, self._metadata),
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/status", self._status),
+            ("GET", "/", self._page),
+            ("POST", f"{_REPOSITORY}/index", self._index),
+            ("POST", f"{_REPOSITORY}/models/([^/]+)/load", self._load),
+            ("POST", f"{_REPOSITORY}/models/([^/]+)/unload", self._unload),
+        ]
+        self._routes = [
+            (method, re.compile(pattern), handler) for method, pattern, handler in routes
+        ]
+        self._find_cached = lru_cache(_CACHED_PATHS)(self._find)
+
+    def refuse(self, request: HttpRequest) -> HttpResponse | None:
+        """Reject requests without a valid token or with a Content-Encoding."""
+        token = request.headers.get("authorization")
+        if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(token):
+            return refusal(
+                401,
+                "no token, or a wrong one. Send Authorization: Bearer TOKEN.",
+                {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'},
+            )
+        coding = request.headers.get("content-encoding", "")
+        if any(name.strip().lower() not in ("", "identity") for name in coding.split(",")):
+            return refusal(
+                415,
+                f"content-encoding: expected none, got {coding[:40]!r}. Send the body as it is.",
+            )
+        return None
+
+    def route(self, request: HttpRequest) -> Route:
+        return self._find_cached(request.method, request.path)
+
+    def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        if isinstance(error, HotbedError):
+            status = http_status(error)
+            headers = {"Retry-After": "1"} if status == 429 else None
+            return refusal(status, str(error), headers)
+        log.error("a request failed: %s %s", request.method, request.path, exc_info=error)
+        return refusal(500, "an error of the server; its log has more")
+
+    def _find(self, method: str, path: str) -> Route:
+        """Return the route of a path; for an unknown path, one that answers with an error."""
+        allowed: list[str] = []
+        for expected, pattern, handler in self._routes:
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            methods = ["GET", "HEAD"] if expected == "GET" else [expected]
+            if method in methods:
+                names = [unquote(name or "") for name in match.groups()]
+                answer = partial(handler, *names)
+                if handler == self._infer:
+                    return Route(answer, partial(self._infer_bytes, names[0]))
+                return Route(answer, _call_bytes)
+            allowed += methods
+        reason = f"{method} {unquote(path)[:200]}: there is no such route. See docs/serving.md."
+        if not allowed:
+            return Route(lambda request: refusal(404, reason), _call_bytes)
+        headers = {"Allow": ", ".join(dict.fromkeys(allowed))}
+        return Route(lambda request: refusal(405, reason, headers), _call_bytes)
+
+    def _infer_bytes(self, name: str) -> int:
+        """Return the longest body of a request to a model."""
+        model = self._models.find(name)
+        if model is None:
+            return self._models.bounds.body_bytes
+        return model.bounds.body_bytes
+
+    def _live(self, request: HttpRequest) -> HttpResponse:
+        return _json({"live": True})
+
+    def _ready(self, request: HttpRequest) -> HttpResponse:
+        ready = self._models.ready
+        return replace(_json({"ready": ready}), status=200 if ready else 503)
+
+    def _server(self, request: HttpRequest) -> HttpResponse:
+        return _json(server_metadata())
+
+    def _model_ready(self, name: str, version: str, request: HttpRequest) -> HttpResponse:
+        self._models.metadata(name, version)  # raises NotServed unless it is ready
+        return _json({"name": name, "ready": True})
+
+    def _metadata(self, name: str, version: str, request: HttpRequest) -> HttpResponse:
+        return _json(self._models.metadata(name, version))
+
+    def _config(self, name: str, version: str, request: HttpRequest) -> HttpResponse:
+        return _json(model_config(self._models, name, version))
+
+    def _statistics(self, request: HttpRequest) -> Reply:
+        return self._model_statistics("", "", request)
+
+    def _model_statistics(self, name: str, version: str, request: HttpRequest) -> Reply:
+        collect = partial(model_statistics, self._models, name, version)
+        return _on_thread(collect, lambda statistics: _json({"model_stats": statistics}))
+
+    def _infer(self, name: str, version: str, request: HttpRequest) -> Reply:
+        started = time.perf_counter()
+        meters = self._models.meters
+        length = request.headers.get(HEADER_LENGTH.lower())
+
+        def decode(served: ServedVersion) -> DecodedRequest[HttpResponse]:
+            infer = cached or self._reader.read(request.body, length, served.bounds)
+            candidates = served.inputs.columns(infer.tensors, served.bounds)
+            return DecodedRequest(candidates, partial(_write_scores, infer, name))
+
+        try:
+            cached = self._reader.read_cached(request.body, length)
+            size = 0 if cached else len(request.body)  # binary numbers are not decoded
+            future = self._models.score(name, version, size, decode)
+        except Exception as error:
+            meters.ended(name, "http", started, error)
+            raise
+        meters.watch(name, "http", started, future)
+        return future
+
+    def _metrics(self, request: HttpRequest) -> Reply:
+        parent = self._models.parent
+        if parent is None:
+            return _text(self._models.meters.text())
+        return _on_thread(parent.metrics, _text)
+
+    def _status(self, request: HttpRequest) -> Reply:
+        parent = self._models.parent
+        if parent is None:
+            return _status_json({"models": combine_statuses([self._models.status()])})
+        return _on_thread(parent.status, _status_json)
+
+    def _page(self, request: HttpRequest) -> HttpResponse:
+        nonce = secrets.token_urlsafe(16)  # only the page's own script runs
+        policy = (
+            "default-src 'none'; style-src 'unsafe-inline'; "
+            f"script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; frame-ancestors 'none'"
+        )
+        headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",  # for browsers that do not know frame-ancestors
+        }
+        page = _PAGE.read_text(encoding="utf-8").replace("$nonce", nonce)
+        return HttpResponse(200, page.encode(), "text/html; charset=utf-8", headers)
+
+    def _index(self, request: HttpRequest) -> HttpResponse:
+        spec = read_object(request.body or b"{}")
+        ready: bool = check_type(spec.get("ready", False), bool, "ready")
+        return _json(self._models.index(ready))
+
+    def _load(self, name: str, request: HttpRequest) -> Reply:
+        spec = read_object(request.body or b"{}")
+        check_load(check_type(spec.get("parameters", {}), dict, "parameters"))
+        return asyncio.ensure_future(_change(self._models.aside.submit(self._models.load, name)))
+
+    def _unload(self, name: str, request: HttpRequest) -> Reply:
+        return asyncio.ensure_future(_change(self._models.aside.submit(self._models.unload, name)))
+
+
+def _call_bytes() -> int:
+    return _BODY_BYTES
+
+
+def _write_scores(request: InferRequest, name: str, scores: Scores) -> HttpResponse:
+    body, head_bytes = write_answer(request, name, scores)
+    if head_bytes is None:
+        return HttpResponse(200, body)
+    headers = {HEADER_LENGTH: str(head_bytes)}
+    return HttpResponse(200, body, "application/octet-stream", headers)
+
+
+def _on_thread(work: Callable[[], T], write: Callable[[T], HttpResponse]) -> Reply:
+    """Answer with what `work` returns; it runs on a thread, since it waits for other processes."""
+
+    async def answer() -> HttpResponse:
+        return write(await asyncio.to_thread(work))
+
+    return asyncio.ensure_future(answer())
+
+
+async def _change(done: Future[None]) -> HttpResponse:
+    await asyncio.wrap_future(done)
+    return HttpResponse()
+
+
+def _text(metrics: bytes) -> HttpResponse:
+    return HttpResponse(200, metrics, "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _status_json(status: Mapping[str, Any]) -> HttpResponse:
+    return _json({**server_metadata(), **status}, {"Cache-Control": "no-store"})
+
+
+def _json(value: Any, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return HttpResponse(200, body, headers=headers or {})

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of all clients, gathered into batches of bounded size, wait and number."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed.errors import HotbedError, Overloaded
+from hotbed.serving.protocol.inputs import Candidates
+from hotbed.serving.protocol.tensors import ColumnValues
+from hotbed.serving.server.options import ServerLimits
+from hotbed.serving.session import InferenceSession, Scores
+
+log = logging.getLogger("hotbed.serving")
+_LOOP_ROWS = (
+    256  # candidates of a request that is scored on the loop, which reads nothing meanwhile
+)
+_LOOP_VALUES = 8192  # values of its lists
+_LOOP_SECONDS = 0.001  # of several requests that are scored on the loop
+_NEWEST_SHARE = 0.1  # of the newest batch in the mean time of a candidate
+
+
+class QueuedRequest:
+    """Candidates that wait to be scored.
+
+    `future` belongs to the loop that made the request. Its result is `write(scores)`, or an error.
+    If it is cancelled before the request is scored, the request is dropped.
+    """
+
+    __slots__ = ("columns", "context", "future", "num_rows", "queued", "write")
+
+    def __init__(self, candidates: Candidates, write: Callable[[Scores], Any]) -> None:
+        self.num_rows = candidates.num_rows
+        self.columns = candidates.columns
+        self.context = candidates.context
+        self.write = write
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.queued = time.perf_counter()
+
+    @property
+    def size(self) -> int:
+        """Number of candidates; at least 1, so that the queue stays bounded."""
+        return max(1, self.num_rows)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the request may be scored on the loop."""
+        if self.num_rows > _LOOP_ROWS:
+            return False
+        num_values = 0
+        for values in (*self.columns.values(), *self.context.values()):
+            if isinstance(values, pa.LargeListArray):
+                num_values += len(values.values)
+        return num_values <= _LOOP_VALUES
+
+    def resolve(self, scores: Scores | Exception) -> None:
+        """Set the result of the future, unless it is done; called on its loop."""
+        if self.future.done():
+            return
+        try:
+            if isinstance(scores, Exception):
+                raise scores
+            self.future.set_result(self.write(scores))
+        except Exception as error:
+            self.future.set_exception(error)
+
+    def fits(self, other: QueuedRequest) -> bool:
+        """Whether both have the same columns, of the same types."""
+        return self._types() == other._types()
+
+    def _types(self) -> set[tuple[str, str]]:
+        types = set()
+        for columns in (self.columns, self.context):
+            for name, values in columns.items():
+                types.add((name, _type_of(values)))
+        return types
+
+    def spread(self, name: str) -> ColumnValues:
+        """Return a column [n]; context is repeated for each candidate."""
+        if name not in self.context:
+            return self.columns[name]
+        value = self.context[name]
+        if isinstance(value, np.ndarray):
+            return np.repeat(value, self.num_rows)
+        return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
+
+
+Result: TypeAlias = tuple[QueuedRequest, Scores | Exception]
+
+
+def _type_of(values: ColumnValues) -> str:
+    if isinstance(values, np.ndarray):
+        return values.dtype.str
+    return str(values.type)
+
+
+class Batcher:
+    """Scores requests, alone on the loop or in batches on a thread.
+
+    A single small request is scored at once, on the loop, and so are small requests that arrive
+    together if that takes less than a millisecond: to wake a thread takes longer. Others, and
+    requests that arrive while others are scored, are scored on a thread. Requests that fit are one
+    batch.
+
+    Args:
+        session: returns the session of the version that is served now. It is called once for each
+            batch, so that no answer mixes two versions.
+        limits: size and wait of a batch, and size of the queue.
+        scored: called after each batch with its requests, and when scoring started and ended
+            (`time.perf_counter`).
+        on_loop: whether requests may be scored on the loop; False if scoring may wait for rows.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[], InferenceSession],
+        limits: ServerLimits,
+        scored: Callable[[Sequence[QueuedRequest], float, float], None],
+        on_loop: bool = True,
+    ) -> None:
+        self._session = session
+        self._limits = limits
+        self._scored = scored
+        self._on_loop = on_loop and limits.batch_seconds == 0
+        self._arrived = list[QueuedRequest]()  # in this turn of the loop; used by the loop only
+        self._busy = False  # whether the thread scores a batch
+        self._row_seconds = 0.0  # processor time of a candidate, a mean of the newest batches
+        self._waiting = deque[QueuedRequest]()
+        self._rows = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="hotbed-batcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of candidates that wait now."""
+        return self._rows
+
+    def submit(self, request: QueuedRequest) -> asyncio.Future[Any]:
+        """Queue a request, and return its future.
+
+        Raises:
+            Overloaded: too many candidates wait, or the server stops.
+        """
+        size = request.size
+        with self._changed:
+            if self._closed:
+                raise Overloaded(
+                    f"too many requests: the server stops, got {size} candidates. Try again later."
+                )
+            if self._rows + size > max(self._limits.queue_rows, size):
+                raise Overloaded(
+                    f"too many requests: {self._rows} candidates wait, got {size} more. "
+                    "Try again later."
+                )
+            self._rows += size
+        if not self._arrived:
+            # runs after everything that this turn of the loop reads
+            request.future.get_loop().call_soon(self._take_arrived)
+        self._arrived.append(request)
+        return request.future
+
+    def close(self) -> None:
+        """Score the requests that wait, then end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _take_arrived(self) -> None:
+        """Score what is quick here; leave all else to the thread."""
+        arrived = deque(self._arrived)
+        self._arrived = []
+        with self._changed:
+            is_free = self._on_loop and not self._busy and not self._waiting
+            if not self._closed and not (is_free and self._is_quick(arrived)):
+                self._waiting.extend(arrived)
+                self._changed.notify()
+                return
+            self._rows -= sum(request.size for request in arrived)
+        while arrived:
+            batch = [arrived.popleft()]
+            num_rows = batch[0].size
+            while arrived and self._may_join(batch[0], num_rows, arrived[0]):
+                num_rows += arrived[0].size
+                batch.append(arrived.popleft())
+            _resolve_all(self._score(batch))
+
+    def _is_quick(self, arrived: Sequence[QueuedRequest]) -> bool:
+        """Whether requests may be scored on the loop."""
+        if not all(request.is_small for request in arrived):
+            return False
+        num_rows = sum(request.size for request in arrived)
+        return len(arrived) == 1 or num_rows * self._row_seconds <= _LOOP_SECONDS
+
+    def _may_join(self, first: QueuedRequest, num_rows: int, following: QueuedRequest) -> bool:
+        """Whether a request may join a batch of `num_rows` candidates that begins with `first`."""
+        return num_rows + following.size <= self._limits.batch_rows and following.fits(first)
+
+    def _work(self) -> None:
+        """Score batches until the end; the function of the thread."""
+        while batch := self._next_batch():
+            batch = [request for request in batch if not request.future.cancelled()]
+            if batch:
+                results = self._score(batch)
+                loop = batch[0].future.get_loop()
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                    loop.call_soon_threadsafe(_resolve_all, results)
+
+    def _next_batch(self) -> list[QueuedRequest]:
+        """Wait for requests, and return those of one batch; an empty list at the end."""
+        with self._changed:
+            self._busy = False
+            while not self._waiting:
+                if self._closed:
+                    return []
+                self._changed.wait()
+            self._busy = True
+            first = self._waiting.popleft()
+            batch = [first]
+            num_rows = first.size
+            deadline = first.queued + self._limits.batch_seconds
+            while num_rows < self._limits.batch_rows and self._wait_until(deadline):
+                if not self._may_join(first, num_rows, self._waiting[0]):
+                    break
+                num_rows += self._waiting[0].size
+                batch.append(self._waiting.popleft())
+            self._rows -= num_rows
+            return batch
+
+    def _wait_until(self, deadline: float) -> bool:
+        """Wait for a request, with the lock held; return whether there is one."""
+        while not self._waiting:
+            seconds = deadline - time.perf_counter()
+            if seconds <= 0 or self._closed or not self._changed.wait(seconds):
+                return False
+        return True
+
+    def _score(self, batch: list[QueuedRequest]) -> list[Result]:
+        """Score a batch; if that fails, each request of it by itself."""
+        started = time.perf_counter()
+        processor_started = time.thread_time()
+        try:
+            session = self._session()
+            waited = started - min(request.queued for request in batch)
+            if len(batch) == 1:
+                request = batch[0]
+                scores = [session.ask(request.columns, request.context, waited)]
+            else:
+                scores = _split(session.ask(_join_requests(batch), waited=waited), batch)
+        except Exception as error:
+            if len(batch) > 1:  # scored one by one, only the request at fault fails
+                return [result for request in batch for result in self._score([request])]
+            if not isinstance(error, HotbedError):
+                log.exception("a request could not be scored")
+            return [(batch[0], error)]
+        self._scored(batch, started, time.perf_counter())
+        row_seconds = (time.thread_time() - processor_started) / sum(one.size for one in batch)
+        self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
+        return list(zip(batch, scores, strict=True))
+
+
+def _resolve_all(results: Sequence[Result]) -> None:
+    for request, scores in results:
+        request.resolve(scores)
+
+
+def _join_requests(batch: Sequence[QueuedRequest]) -> dict[str, ColumnValues]:
+    """Return the columns of all candidates of a batch."""
+    first = batch[0]
+    columns = dict[str, ColumnValues]()
+    for name in (*first.columns, *first.context):
+        parts = [request.spread(name) for request in batch]
+        if isinstance(parts[0], np.ndarray):
+            columns[name] = np.concatenate(parts)
+        else:
+            columns[name] = pa.concat_arrays(parts)
+    return columns
+
+
+def _split(scores: Scores, batch: Sequence[QueuedRequest]) -> list[Scores]:
+    """Return the scores of each request of a batch."""
+    parts = []
+    start = 0
+    for request in batch:
+        end = start + request.num_rows
+        outputs = {name: values[start:end] for name, values in scores.outputs.items()}
+        parts.append(Scores(scores.version, outputs, scores.late))
+        start = end
+    return parts

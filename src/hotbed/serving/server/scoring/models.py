@@ -1,0 +1,582 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a server: which version each serves, and how it follows its trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten, PersistError
+from hotbed.files import Where
+from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
+from hotbed.persist.publish import Follower
+from hotbed.serving.arguments import column_shapes
+from hotbed.serving.cache import EmbeddingCache
+from hotbed.serving.parameter_server import ParameterServer
+from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
+from hotbed.serving.server.meters import Meters, model_status
+from hotbed.serving.server.options import ServerLimits
+from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest
+from hotbed.serving.session import InferenceSession, Scores
+from hotbed.serving.stores.base import ModelVersion, RowStore
+from hotbed.serving.stores.following import Following, nothing_yet
+from hotbed.serving.stores.opening import is_remote
+from hotbed.serving.threads import DaemonThreads
+
+log = logging.getLogger("hotbed.serving")
+T = TypeVar("T")
+_LOADS = 8  # threads for loads and unloads, most of which wait for each other
+_READINGS = 512  # request times kept for the page
+_REMOTE_SECONDS = 1.0  # between polls of a parameter server
+
+
+@dataclass(frozen=True)
+class DecodedRequest(Generic[T]):
+    """The candidates of a request, and a function that turns their scores into an answer."""
+
+    candidates: Candidates
+    write: Callable[[Scores], T]
+
+
+@dataclass(frozen=True)
+class ServedVersion:
+    """The version that a model serves now, with all that requests need; replaced as a whole."""
+
+    session: InferenceSession
+    inputs: ModelInputs
+    bounds: Bounds
+    since: float = field(default_factory=time.time)
+
+    @property
+    def version(self) -> ModelVersion:
+        """The version: rows and graph."""
+        return self.session.model
+
+
+@dataclass
+class RequestCounts:
+    """Counts of a model's requests since the start.
+
+    `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
+    that were in a batch; `queue_seconds`: the time that they waited; `compute_seconds`: the time of
+    their batches. `last_scored`: Unix time, 0 = never.
+    """
+
+    answered: int = 0
+    answered_seconds: float = 0.0
+    refused: int = 0
+    refused_seconds: float = 0.0
+    scored: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    last_scored: float = 0.0
+
+    def ended(self, seconds: float, well: bool) -> None:
+        """Count a request that ended with an answer (`well`) or an error."""
+        if well:
+            self.answered += 1
+            self.answered_seconds += seconds
+        else:
+            self.refused += 1
+            self.refused_seconds += seconds
+
+
+class Model:
+    """A model: the version that it serves, its queue and its last problem. Created by `Models`.
+
+    Attributes:
+        find: returns the newest version.
+        served: the version that is served; None = no version is loaded.
+        cache: caches rows that the versions do not hold.
+        look: checks at once whether a watched model has a new version.
+        looking: held while `look` runs: the later of two calls serves the newer version.
+        wanted: False after an unload.
+        problem: why the newest version is not served; "" = it is.
+        outside_problem: the problem of the process that loads the model for this one.
+        seconds: times of the last answered requests, in seconds.
+    """
+
+    def __init__(self, name: str, find: Callable[[], ModelVersion], limits: ServerLimits) -> None:
+        self.name = name
+        self.find = find
+        self._limits = limits
+        self.cache: EmbeddingCache | None = None
+        self.looking = threading.Lock()
+        self.look: Callable[[], None] = lambda: None
+        self.wanted = True
+        self.outside_problem = ""
+        self.served: ServedVersion | None = None
+        self._batcher: Batcher | None = None
+        self.problem = ""
+        self.swaps: int = 0
+        self.problems: int = 0
+        self.rows: int = 0
+        self.batches: int = 0
+        self.batch_seconds: float = 0.0
+        self.seconds = deque[float](maxlen=_READINGS)
+        self.counts = RequestCounts()
+
+    @property
+    def current(self) -> ServedVersion:
+        """The version that is served. Raises NotServed if no version is loaded."""
+        served = self.served
+        if served is None:
+            raise self._not_loaded()
+        return served
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of a request; if no version is loaded, those of a model without columns."""
+        served = self.served
+        if served is None:
+            return self._limits.bounds(0)
+        return served.bounds
+
+    @property
+    def batcher(self) -> Batcher:
+        """The queue. Raises NotServed if no version is loaded."""
+        batcher = self._batcher
+        if batcher is None:
+            raise self._not_loaded()
+        return batcher
+
+    @property
+    def ready(self) -> bool:
+        """Whether a version is loaded."""
+        return self.served is not None
+
+    @property
+    def reason(self) -> str:
+        """Why the newest version is not served, as the process knows that loads it; "" = it is."""
+        return self.outside_problem or self.problem
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of candidates in the queue."""
+        if self._batcher is None:
+            return 0
+        return self._batcher.waiting_rows
+
+    def serve(self, loaded: ModelVersion, problem: str = "") -> None:
+        """Answer with this version from the next batch on.
+
+        A batch under way ends with the version that it began with. `problem`: why this is not the
+        version that was requested.
+        """
+        inputs = ModelInputs(loaded.schema, column_shapes(loaded.graph))
+        bounds = self._limits.bounds(len(inputs.allowed))
+        served = ServedVersion(InferenceSession(loaded, self.cache), inputs, bounds)
+        if self._batcher is None:
+            self._batcher = Batcher(
+                lambda: self.current.session,
+                self._limits,
+                self._scored,
+                on_loop=self.cache is None,  # with a cache, scoring may wait for rows
+            )
+        if self.served is not None:
+            self.swaps += 1
+        self.served = served
+        self.problem = problem
+        log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
+
+    def advance(self, newest: ModelVersion) -> None:
+        """Serve a version, unless it is served already or the model is unloaded."""
+        if not self.wanted:
+            return
+        if self.served is None or self.served.version.digest != newest.digest:
+            self.serve(newest)
+        self.problem = self.outside_problem
+
+    def set_wanted(self, wanted: bool) -> None:
+        """Serve the newest version of a watched model, or none."""
+        self.wanted = wanted
+        self.look()
+
+    def failed(self, error: Exception) -> None:
+        """Record and log a problem; the served version stays."""
+        self.problem = str(error)
+        self.problems += 1
+        consequence = "it is not served"
+        if self.served is not None:
+            consequence = f"version {self.served.version.version} stays"
+        log.warning("model %s: %s; %s", self.name, error, consequence)
+
+    def recovered(self, error: Exception) -> None:
+        """Forget a problem that is over; the served version stays."""
+        if self.problem == str(error):
+            self.problem = ""
+        log.info("model %s: what it follows can be read again", self.name)
+
+    def close(self) -> None:
+        """Answer the requests that wait, then stop serving."""
+        batcher = self._batcher
+        self._batcher = None
+        if batcher is not None:
+            batcher.close()
+        self.served = None
+
+    def _not_loaded(self) -> NotServed:
+        return NotServed(
+            f"model {self.name!r}: not loaded, got {self.reason or 'an unload'}. Load it."
+        )
+
+    def _scored(self, batch: Sequence[QueuedRequest], started: float, ended: float) -> None:
+        seconds = ended - started
+        self.batches += 1
+        self.batch_seconds += seconds
+        counts = self.counts
+        for request in batch:
+            self.rows += request.num_rows
+            counts.queue_seconds += started - request.queued
+            counts.compute_seconds += seconds
+        counts.scored += len(batch)
+        counts.last_scored = time.time()
+
+
+class Models:
+    """The models of a server.
+
+    They are named at the start, loaded and unloaded by clients, and followed in the background. A
+    model at grpc://HOST:PORT[/NAME] belongs to a parameter server elsewhere.
+
+    Args:
+        server: loads models from folders.
+        limits: bounds of requests and of the queues.
+        reach: returns the store at the address of a parameter server.
+        cache: keywords of the `EmbeddingCache` for the rows of a parameter server.
+
+    Example:
+        >>> models = Models(hb.ParameterServer("rows"))
+        >>> models.add("ranker", "exported")
+        >>> models.follow("ranker", lambda: Follower("published"))
+    """
+
+    def __init__(
+        self,
+        server: VersionLoader,
+        limits: ServerLimits | None = None,
+        reach: Callable[[str], RowStore] = ParameterServer.connect,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.stopping = False
+        self.meters = Meters(self)
+        self.parent: ParentProcess | None = (
+            None  # in a worker: the process that loads and unloads for all
+        )
+        self._server = server
+        self._models = dict[str, Model]()
+        self._lock = threading.Lock()
+        self._reach = reach
+        self._cache = dict(cache or {})
+        # loads and unloads that clients request run here
+        self.aside = DaemonThreads(_LOADS, "hotbed-load")
+        self.readers = Readers()
+        self._following = Following(
+            lambda name, error: self.named(name).failed(error),
+            lambda name, error: self.named(name).recovered(error),
+        )
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._models.values()))
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of a request to an unknown model: those of the model with most columns."""
+        bounds = [model.bounds for model in self]
+        return max(bounds, key=lambda each: each.inputs, default=self.limits.bounds(0))
+
+    @property
+    def ready(self) -> bool:
+        """Whether all models are loaded, and the server does not stop."""
+        return not self.stopping and all(model.ready for model in self)
+
+    def add(self, name: str, source: Where, *, is_followed: bool = False) -> None:
+        """Add a model, and load it.
+
+        If its rows cannot be written, serve the version that the folder of rows holds. A source
+        that is followed may be empty: the model is not ready until its first version is there.
+
+        Raises:
+            ConfigError: the name does not fit into a URL, or is reserved.
+            HotbedError: whatever `ParameterServer.load` raises.
+        """
+        if not name or set(name) & set("/?#%"):
+            raise ConfigError(
+                f"model {name!r}: expected a name for a URL, without / ? # %, got {name!r}. "
+                "Give the model another: NAME=SOURCE."
+            )
+        if name == "stats":  # /v2/models/stats returns the statistics of all models
+            raise ConfigError(
+                "model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE."
+            )
+        if is_remote(source):
+            self._add_remote(name, str(source))
+        else:
+            model = Model(name, partial(self._find, name, source, is_followed), self.limits)
+            self._models[name] = model
+            if is_followed and holds_nothing(source):
+                model.failed(nothing_yet(source))
+                return
+            try:
+                self.load(name)
+            except NotWritten:
+                version = self._server.find(name)
+                if version is None:
+                    raise
+                model.serve(version, model.problem)
+
+    def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
+        """Load the newest version at a source.
+
+        Raises:
+            PersistError: the source is followed, and went back to an earlier version.
+        """
+        served = self.named(name).served
+        if is_followed and served is not None:
+            newest = open_checkpoint(source).manifest
+            if newest.version < served.version.version:
+                raise PersistError(
+                    f"{source}: versions only grow, got version {newest.version} after version "
+                    f"{served.version.version}, which stays. Publish the earlier state again to "
+                    "return to it."
+                )
+        return self._server.load(name, source, InferenceSession)
+
+    def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
+        """Add a model that another process loads, and serve the version that `find` returns.
+
+        `find` is called now and every `poll_seconds`.
+        """
+        model = self._models[name] = Model(name, find, self.limits)
+        model.look = lambda: self._advance(model)
+        try:
+            model.look()
+        except HotbedError as error:  # a version may appear later
+            model.failed(error)
+        self._following.repeat(name, model.look, poll_seconds)
+
+    def load(self, name: str) -> None:
+        """Load the newest version of a model from the place that it was added with.
+
+        On an error, the served version stays. If a trainer is followed, the version that it
+        published last is loaded afterwards.
+        """
+        model = self.named(name)
+        if self.parent is not None:
+            self.parent.load(name)
+            return
+        with self._lock:
+            model.wanted = True
+            try:
+                model.serve(model.find())
+            except Exception as error:
+                model.failed(error)
+                raise
+            finally:
+                if not model.problem or not model.ready:
+                    self._following.again(name)
+
+    def unload(self, name: str) -> None:
+        """Answer the requests of a model that wait, then stop serving it."""
+        model = self.named(name)
+        if self.parent is not None:
+            self.parent.unload(name)
+            return
+        with self._lock:
+            model.wanted = False
+            if model.ready:
+                model.close()
+                if model.cache is None:
+                    self._server.unload(name)
+
+    def find(self, name: str) -> Model | None:
+        """Return the model of that name, or None."""
+        return self._models.get(name)
+
+    def named(self, name: str, version: str = "") -> Model:
+        """Return the model of that name.
+
+        Raises:
+            NotServed: the name is unknown, or another `version` is served.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise NotServed(
+                f"model: unknown name, got {name[:100]!r}. Use one of {sorted(self._models)}."
+            )
+        if version:
+            served = str(model.current.version.version)
+            if version != served:
+                raise NotServed(
+                    f"model {name!r}: version {version[:40]!r} is not served, the server has "
+                    f"{served}. Leave the version out for the newest."
+                )
+        return model
+
+    def index(self, ready: bool = False) -> list[dict[str, str]]:
+        """Return name, version, state (READY or UNAVAILABLE) and reason of each model.
+
+        If `ready`, only those that are loaded.
+        """
+        entries = []
+        for model in self:
+            try:
+                entry = {
+                    "name": model.name,
+                    "version": str(model.current.version.version),
+                    "state": "READY",
+                }
+            except NotServed:
+                entry = {"name": model.name, "version": "", "state": "UNAVAILABLE"}
+            if model.ready or not ready:
+                entries.append({**entry, "reason": model.reason})
+        return entries
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Return the model metadata of the protocol."""
+        current = self.named(name, version).current
+        widths = current.version.graph.get("ids", {}).get("widths", {})
+        outputs = [
+            {"name": output, "datatype": "FP32", "shape": [-1, *widths.get(output, ())]}
+            for output in current.version.graph["outputs"]
+        ]
+        return {
+            "name": name,
+            "versions": [str(current.version.version)],
+            "platform": "hotbed_onnx",
+            "inputs": current.inputs.metadata(),
+            "outputs": outputs,
+        }
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the state of each model in this process; see `together`."""
+        entries = zip(self, self.index(), strict=False)
+        return [{**entry, **model_status(model)} for model, entry in entries]
+
+    def follow(
+        self, name: str, follower: Callable[[], Follower], poll_seconds: float = 1.0
+    ) -> None:
+        """Serve the versions that a trainer publishes from now on; a thread follows it.
+
+        `follower` is called on the thread, and again after an error.
+        """
+        self._following.follow(
+            name, follower, lambda reader: self._take(self.named(name), reader), poll_seconds
+        )
+
+    def close(self) -> None:
+        """Stop following, answer the requests that wait, and release all models."""
+        self.stopping = True
+        self._following.close()
+        for model in self:
+            model.close()
+
+    def score(
+        self,
+        name: str,
+        version: str,
+        size: int,
+        decode: Callable[[ServedVersion], DecodedRequest[T]],
+    ) -> asyncio.Future[T]:
+        """Score the candidates that `decode` finds in a request of `size` bytes.
+
+        Called on a loop. Long requests are decoded on a thread.
+
+        Args:
+            name: name of the model.
+            version: the version that the client asks for; "" = any.
+            size: bytes that `decode` decodes.
+            decode: returns the candidates for the version that is served.
+
+        Raises:
+            DataError, NotServed, Overloaded: at once, or as the error of the future.
+        """
+        model = self.named(name, version)
+        if size > ASIDE_BYTES:
+            return asyncio.ensure_future(self._score_long(model, version, size, decode))
+        request = _queued(model, version, decode(model.current))
+        return model.batcher.submit(request)
+
+    async def _score_long(
+        self,
+        model: Model,
+        version: str,
+        size: int,
+        decode: Callable[[ServedVersion], DecodedRequest[T]],
+    ) -> T:
+        decoded = await self.readers.read(size, lambda: decode(model.current))
+        result: T = await model.batcher.submit(_queued(model, version, decoded))
+        return result
+
+    def _add_remote(self, name: str, source: str) -> None:
+        parts = urlsplit(source)
+        store = self._reach(f"{parts.scheme}://{parts.netloc}")
+        remote_name = unquote(parts.path.strip("/")) or name
+
+        def find() -> ModelVersion:
+            newest = store.model(remote_name)
+            model = self.named(name)
+            model.cache = model.cache or EmbeddingCache(store, remote_name, **self._cache)
+            return newest
+
+        self.watch(name, find, _REMOTE_SECONDS)
+
+    def _advance(self, model: Model) -> None:
+        if not model.wanted:
+            with self._lock:
+                model.close()
+            return
+        with model.looking:
+            newest = model.find()
+            with self._lock:
+                model.advance(newest)
+
+    def _take(self, model: Model, reader: Reader) -> None:
+        with self._lock:
+            if model.wanted:
+                loaded = self._server.load(model.name, reader, InferenceSession)
+                if not self.stopping:
+                    model.serve(loaded)
+
+
+def _queued(model: Model, version: str, decoded: DecodedRequest[Any]) -> QueuedRequest:
+    """Return a request for the queue; its answer is an error if another version scored it."""
+
+    def write(scores: Scores) -> Any:
+        if version and version != str(scores.version):
+            raise NotServed(
+                f"model {model.name!r}: version {version} was replaced, got {scores.version}. "
+                "Send the request again."
+            )
+        return decoded.write(scores)
+
+    return QueuedRequest(decoded.candidates, write)
+
+
+class ParentProcess(Protocol):
+    """The process that started several servers at the same ports."""
+
+    def load(self, name: str) -> None: ...
+    def unload(self, name: str) -> None: ...
+    def metrics(self) -> bytes: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class VersionLoader(Protocol):
+    """The part of a parameter server that `Models` uses."""
+
+    def load(
+        self, name: str, source: Where | Reader, accept: Callable[[Any], object]
+    ) -> ModelVersion: ...
+    def unload(self, name: str) -> None: ...
+    def find(self, name: str) -> ModelVersion | None: ...

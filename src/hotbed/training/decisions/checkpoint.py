@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoint: resume a stream or a fit that was killed, to the bits of an uninterrupted run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from hotbed import checks
+from hotbed.config import described
+from hotbed.connectors import DeadLetters, Journal, Live, Position
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.files import Lock
+from hotbed.persist.checkpoint import Saver, State, capture, track_changes
+from hotbed.persist.format import Reader, Saved, open_checkpoint
+from hotbed.persist.network import random_state, set_random_state
+from hotbed.persist.publish import Publisher
+from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
+from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
+from hotbed.training.auto.network import converted
+from hotbed.training.column_types import learn_types
+from hotbed.training.decisions import cores
+from hotbed.training.decisions.evict import TOPIC, sweeping
+from hotbed.training.loop import passed
+from hotbed.training.run import Counts, Run, WallClock
+from hotbed.training.stages.learner import SelfUpdating
+from hotbed.training.stages.scorer import Progressive
+from hotbed.training.watching.columns import columns, rows_of
+
+log = logging.getLogger("hotbed")
+PATIENCE = 1000
+"""Steps that a due checkpoint waits for an eviction under way, which a snapshot finishes at once.
+
+An idle stream has no steps that would finish the eviction, so a due checkpoint does not wait there.
+"""
+
+
+@described
+class Checkpoint:
+    """Save the state of a stream or a fit under `path`; a later call with this path resumes it.
+
+    It saves when training begins, every `every_steps` steps and every `every_seconds` seconds,
+    whichever is first, at the end of each epoch of a fit, and when training ends, is stopped or
+    fails. The state is captured at once and written on its own thread. A save that falls due
+    meanwhile is made as soon as that write is done. The first save is a full; the next ones hold
+    what changed. Tables whose rule moves idle rows are always saved in full. A save that fails is
+    logged and retried when the next is due; an error is raised only if the last save fails.
+
+    A state holds model, optimizers, tables, callbacks, metrics, random state and the position in
+    the data. The folder also holds `journal` (decisions that depend on the clock) and
+    `dead_letters.jsonl` (rows that could not be used). After kill -9 at any moment, the same call
+    ends with the bits of a run that was never killed. A batch that fails half learned is not saved:
+    training resumes from the newest checkpoint, and learns the batches after it again.
+
+    Needs a Dataset; a stream may be other data with `position` and `resume(position)`.
+
+    Args:
+        path: a local path, or a URL for fsspec, where decisions of the clock are not journalled.
+        every_steps: steps between two saves.
+        every_seconds: seconds between two saves.
+        full_every: every `full_every`-th save is a full.
+        keep: number of fulls that are kept, with the deltas that build on them.
+        publish: a `Publisher` that receives each saved version; fulls come with the network as a
+            graph for servers.
+        wait: training waits for the write under way when a save falls due.
+        allow: names of fields that may change at a resume, such as `"schema.clicked.threshold"`.
+
+    Raises:
+        PersistError: at a resume, a rule, column, label, unit, order of ids, seed or dtype differs
+            from the state's; the message names it. Another learning rate, batch size or policy is
+            accepted and logged.
+
+    Example:
+        >>> callbacks = [EarlyStopping("auc"), Checkpoint("runs/ranker")]
+        >>> model.fit(train, valid, epochs=10, callbacks=callbacks)
+        >>> callbacks = [Evict(seconds_interval=3600), Checkpoint("runs/clicks", every_seconds=60)]
+        >>> model.online_train(dataset, callbacks)
+    """
+
+    runs_last = True
+
+    def __init__(
+        self,
+        path: str | Path,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        full_every: int = 10,
+        keep: int = 2,
+        publish: Publisher | None = None,
+        wait: bool = False,
+        allow: Sequence[str] = (),
+    ) -> None:
+        for name, value in (
+            ("every_steps", every_steps),
+            ("full_every", full_every),
+            ("keep", keep),
+        ):
+            if value is not None or name != "every_steps":
+                where = f"Checkpoint.{name}"
+                checks.whole_number(where, value, 1, advice="Give a positive integer.")
+        checks.above("Checkpoint.every_seconds", every_seconds, 0, "Give a number of seconds.")
+        if publish is not None and not callable(getattr(publish, "publish", None)):
+            raise ConfigError(
+                f"Checkpoint.publish: must be a Publisher, got {publish!r:.60}. Give "
+                "hb.PublishDirectory(path) or hb.PublishTopic(…)."
+            )
+        if not isinstance(allow, (list, tuple)) or not all(isinstance(name, str) for name in allow):
+            raise ConfigError(
+                f"Checkpoint.allow: must be names of fields, got {allow!r}. Give a list of strings."
+            )
+        self._allow = tuple(allow)
+        self.path = path
+        self._every = every_steps
+        self._seconds = every_seconds
+        self._full_every = full_every
+        self._keep = keep
+        self._publisher = publish
+        self._wait = wait
+        self._deltas = True
+        self._since_full = 0
+        self._taken: list[int] = []  # snapshots of the tables that took changes, at the last save
+        self._due = False
+        self._looked = 0
+        self._at = 0.0
+        self._saved_at: tuple[int, int] | None = None
+        self._published_step = -1
+        self._has_graph = False  # whether the network was exported, or cannot be
+        self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
+        self._saver: Saver | None = None
+        self._ready = False
+        self._clock = WallClock()
+        self._opened = ExitStack()  # journal, dead letters and locks of the run
+        self._thread: ThreadPoolExecutor | None = None
+        self._published: list[Future[Any]] = []
+
+    # --- events
+
+    def on_fit_begin(self, run: Run) -> None:
+        _resumable(run)
+        if len(run.callbacks.of(Checkpoint)) > 1:
+            raise ConfigError(
+                "Checkpoint: a run takes one, got several. "
+                "Keep one, and copy or publish its states."
+            )
+        self._open(run)
+        if not run.online:
+            try:
+                self._begin(run)
+            except BaseException:
+                self.on_fit_end(run)
+                raise
+
+    def on_stream_begin(self, run: Run) -> None:
+        self._begin(run)
+
+    def _begin(self, run: Run) -> None:
+        """Resume from the newest state, or save the first."""
+        self._saver = Saver(self.path, self._keep)
+        if self._publisher is not None:
+            self._thread = ThreadPoolExecutor(1, "hotbed-publish")
+            self._has_graph = self._export(run)
+        self._saved_at = None
+        self._caught = []
+        finish_first(self.path)
+        if open_store(self.path).newest_state() is not None:
+            reader = open_checkpoint(self.path)
+            resume(run, reader, self._allow)
+            self._publish(run, reader.saved)  # if it was not published, as after `hotbed restore`
+            # tables that were loaded begin anew
+            self._deltas = self._tracks_changes(run)
+            self._saved_at = _moment(run)
+        else:
+            run.position = Position({})
+            dataset = run.dataset
+            if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
+                run.position = _resumable(run).position
+            if isinstance(dataset, Dataset):
+                learn_types(run.model, dataset)  # the first version brings them to servers
+            self._deltas = self._tracks_changes(run)
+            self._save(run)
+            self._settle(run, raises=True)
+        self._due = False
+        self._looked = run.step
+        self._clock = run.clock
+        self._at = run.clock()
+        self._ready = True
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        if self._saver is None or (self._saver.busy and not self._wait):
+            return False  # a save that is due takes place when the write under way is done
+        return self._is_due(self._clock()) or passed(step, self._looked, self._every)
+
+    def on_step_end(self, run: Run) -> None:
+        self._due = self._due or passed(run.step, self._looked, self._every)
+        if not self._due:
+            self._looked = run.step
+        if run.stopped and not run.online:  # the end of an epoch that is not over changes no state
+            self._finish(run, whole=True, raises=True)
+        else:
+            self._look(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        if run.online or run.model.counters["epochs"] == run.epoch:
+            return
+        if run.stopped or run.epoch + 1 == run.goal.end_epoch:
+            self._finish(run, whole=True, raises=True)
+        else:
+            self._due = True
+            self._look(run)
+
+    def on_idle(self, run: Run) -> None:
+        self._look(run, idle=True)
+
+    def on_stream_end(self, run: Run) -> None:
+        self._finish(run, whole=True, raises=True)
+
+    def on_error(self, run: Run) -> None:
+        if not self._ready:  # a half resumed run cannot be saved
+            return
+        whole = run.ending is None or run.ending.whole
+        if not whole:
+            log.error(
+                "step %d failed half learned and is not saved; a new start resumes from the newest "
+                "checkpoint in %s",
+                run.step + 1,
+                self.path,
+            )
+        self._finish(run, whole=whole, raises=False)
+
+    def on_fit_end(self, run: Run) -> None:
+        saver = self._saver
+        self._saver = None
+        self._ready = False
+        try:
+            if saver is not None:
+                saver.wait()
+        except PersistError as error:
+            log.error("%s", error)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._log_publishing()
+        self._opened.close()
+
+    def _tracks_changes(self, run: Run) -> bool:
+        """Make the tables track their changes, if deltas are saved and rules allow it."""
+        return self._full_every > 1 and track_changes(run.tables.values())
+
+    # --- saving
+
+    def _look(self, run: Run, *, idle: bool = False) -> None:
+        """Save if a save is due and can be made now."""
+        assert self._saver is not None
+        if self._caught and not self._saver.busy:
+            self._settle(run, raises=False)
+        now = run.clock()
+        self._at = min(self._at, now)  # the clock may be set back
+        if run.ahead or not self._is_due(now):  # behind the next barrier, nothing is ahead
+            return
+        late = run.step - self._looked >= PATIENCE
+        if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
+            return
+        if sweeping(run) is not None and not (late or idle):
+            return
+        self._settle(run, raises=False)
+        try:
+            self._save(run)
+        except PersistError as error:
+            log.error("not saved at step %d: %s", run.step, error)
+        self._due = False
+        self._looked = run.step
+        self._at = now
+
+    def _is_due(self, now: float) -> bool:
+        return self._due or (self._seconds is not None and now - self._at >= self._seconds)
+
+    def _finish(self, run: Run, *, whole: bool, raises: bool) -> None:
+        """Save this step if it is `whole` and not saved yet, and wait until it is on disk."""
+        try:
+            self._settle(run, raises=False)
+            if whole and _moment(run) != self._saved_at:
+                self._save(run)
+            self._settle(run, raises=raises)
+        except PersistError as error:
+            if raises:
+                raise
+            log.error("the last state could not be saved: %s", error)
+
+    def _save(self, run: Run) -> None:
+        assert self._saver is not None
+        if run.position is None:
+            raise ConfigError(
+                "Checkpoint: the newest batch has no position to resume from, got data that are no "
+                "hb.Batch. Yield batches with their position, or leave Checkpoint out."
+            )
+        full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
+        # another reader of the changes took some that a delta would need
+        is_record_whole = self._taken == _num_taken(run)
+        changes = self._deltas and not full_due and is_record_whole
+        self._saver.submit(capture(state_of(run), changes=changes, takes=self._deltas))
+        self._taken = _num_taken(run)
+        if changes:
+            self._since_full += 1
+        else:
+            self._since_full = 0
+        self._saved_at = _moment(run)
+        self._caught.append((run.step, run.position))
+
+    def _settle(self, run: Run, *, raises: bool) -> None:
+        """Wait for the write under way, then release the events and decisions before it."""
+        if not self._caught or self._saver is None:
+            return
+        step, position = self._caught.pop()
+        try:
+            saved = self._saver.wait()
+        except PersistError as error:
+            self._saved_at = None
+            if raises:
+                raise
+            log.error("not saved at step %d, the state before is kept: %s", step, error)
+            return
+        assert saved is not None
+        run.model.parent = saved.digest
+        commit = getattr(run.dataset, "commit", None)
+        if commit is not None:
+            commit(position)
+        if run.clock.journal is not None:
+            run.clock.journal.forget({TOPIC: step, cores.TOPIC: step})
+        # versions increase: the end of an epoch at the same step is not another version
+        if step != self._published_step:
+            self._published_step = step
+            self._publish(run, saved)
+
+    def _publish(self, run: Run, saved: Saved) -> None:
+        if self._publisher is None or self._thread is None:
+            return
+        self._log_publishing()
+        self._has_graph = self._has_graph or self._export(run)
+        if self._has_graph:
+            self._published.append(self._thread.submit(self._publisher.publish, saved))
+
+    def _export(self, run: Run) -> bool:
+        """Give the publisher the graph for servers; return False if it needs a batch first."""
+        assert self._publisher is not None
+        state = converted(run.model.network)
+        if state is not None and state.signature is None:
+            return False  # the state before the first batch is not published
+        self._publisher.graph = _graph(run)
+        return True
+
+    def _log_publishing(self) -> None:
+        """Log the versions that could not be published; readers recover with the next full."""
+        while self._published and self._published[0].done():
+            error = self._published.pop(0).exception()
+            if error is not None:
+                log.error("not published: %s", error)
+
+    def _open(self, run: Run) -> None:
+        """Open the journal and the dead letters next to the states, before data are read.
+
+        A journal that the user set is kept.
+        """
+        store = open_store(self.path)
+        folder = store.root if isinstance(store, LocalStore) else None
+        live = getattr(run.dataset, "live", None)
+        if live is not None and live.journal.path is not None:
+            run.clock.journal = live.journal
+            if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):
+                # only one run may write the states
+                self._opened.enter_context(Lock(folder / JOURNAL))
+            return
+        if folder is None:
+            log.warning(
+                "%s: a journal needs a local disk: without one a killed stream resumes without "
+                "loss or repeat, but decisions of the clock may differ; set dataset.live.journal",
+                self.path,
+            )
+            journal = Journal(None)
+            letters = DeadLetters(None)
+        else:
+            journal = Journal(folder / JOURNAL)
+            letters = DeadLetters(folder / LETTERS)
+        self._opened.callback(journal.close)
+        run.clock.journal = journal
+        if live is not None:
+            self._opened.enter_context(_recording(live, journal, letters))
+
+
+@contextmanager
+def _recording(live: Live, journal: Journal, letters: DeadLetters) -> Iterator[None]:
+    """Let a dataset record in `journal` and `letters` within."""
+    before = (live.journal, live.dead_letters)
+    live.journal = journal
+    live.dead_letters = letters
+    try:
+        yield
+    finally:
+        live.journal, live.dead_letters = before
+
+
+class Resumable(Protocol):
+    """Data that a run can resume: a Dataset, or a stream of the user's own."""
+
+    position: Position
+
+    def resume(self, position: Position) -> Any:
+        """Begin after `position`."""
+
+
+def _resumable(run: Run) -> Resumable:
+    """Return the data of a run; raise ConfigError if they have no position to resume from."""
+    data: Any = run.dataset
+    if isinstance(data, Dataset) or (run.online and callable(getattr(data, "resume", None))):
+        resumable: Resumable = data
+        return resumable
+    raise ConfigError(
+        f"Checkpoint: the data have no position to resume from, got {type(data).__name__}. "
+        "Give a hb.Dataset, or leave Checkpoint out."
+    )
+
+
+def _moment(run: Run) -> tuple[int, int]:
+    """Return the step and the number of epochs that are over: an epoch ends after its last step."""
+    return run.step, run.model.counters["epochs"]
+
+
+def _same_file(path: Path, other: Path) -> bool:
+    return path.resolve() == other.resolve()
+
+
+def _graph(run: Run) -> Any:
+    """Return the network as a graph for servers; None if it cannot be exported here."""
+    try:
+        return run.model.graph()
+    except (ConfigError, PersistError, MissingExtra) as error:
+        log.warning("published versions contain no graph, servers need an export: %s", error)
+        return None
+
+
+def _num_taken(run: Run) -> list[int]:
+    return [table.num_taken for table in run.tables.values()]
+
+
+def state_of(run: Run) -> State:
+    """Return everything from which `run` resumes to the same bits."""
+    assert not run.ahead, "the tables hold ids of batches that are not learned"
+    positions = {}
+    if run.position is not None:
+        positions[_source(run)] = run.position.to_json()
+    counts = asdict(run.counts)
+    del counts["epoch"]  # it follows from the model's counters
+    if run.online:
+        del counts["epoch_began"]
+    progress: dict[str, Any] = {
+        "run": counts,
+        "callbacks": run.callbacks.state(),
+        "learner": run.learner.state(),
+        "wall_caught": run.clock(),
+        "wall_setting": setting_of(run),
+    }
+    live = getattr(run.dataset, "live", None)
+    if live is not None:
+        progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
+    if not run.online:
+        progress["metrics"] = columns([run.metrics])
+    if isinstance(run.observer, Progressive):
+        progress["observer"] = run.observer.state()
+    return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
+
+
+def _source(run: Run) -> str:
+    """Return the name of the position in a state."""
+    return STREAM if run.online else EPOCHS
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """Return settings that may change the results of a run, but not the meaning of its state."""
+    torch_threads: int | str = torch.get_num_threads()
+    for own in run.callbacks.of(cores.Cores):
+        torch_threads = own.torch_threads
+    return {
+        "run.batch_size": getattr(run.dataset, "batch_size", None),
+        "run.callbacks": run.callbacks.names(),
+        "machine.torch": torch.__version__,
+        "machine.torch_threads": torch_threads,
+        "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
+    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
+    position = reader.manifest.positions.get(_source(run))
+    if position is None:
+        kind = "stream" if run.online else "fit"
+        raise PersistError(
+            f"{reader.folder}: it holds a model, but no position in a {kind}, got a checkpoint of "
+            "another kind of training, or of save(). Load it with hb.load(), and give Checkpoint a "
+            "folder of its own."
+        )
+    progress: Mapping[str, Any] = reader.progress
+    compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
+    dense = reader.manifest.dense
+    if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
+        raise PersistError(
+            f"{reader.folder}: it holds the state of an optimizer, got a model without one, which "
+            "would lose it. Give RecModel the optimizer, or Checkpoint a folder of its own."
+        )
+    run.model.restore(reader, allow)
+    run.counts = Counts(**progress["run"])
+    run.callbacks.load_state(progress["callbacks"])
+    run.learner.load_state(progress["learner"])
+    if isinstance(run.observer, Progressive) and "observer" in progress:
+        run.observer.load_state(progress["observer"])
+    run.position = Position.from_json(position)
+    if not run.online:
+        run.counts.epoch = run.model.counters["epochs"]
+        run.metrics.update(rows_of(progress["metrics"])[0])
+    if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
+        _resumable(run).resume(run.position)
+    set_random_state(reader.random)
+    log.info("resuming at step %d, from %s", run.step, reader.folder)

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of a step, in the order in which the loop calls them.
+
+example.py    an item of a dataset as the arguments of a network
+criterion.py  the loss function of a model, checked against labels and outputs
+learner.py    forward, backward and update
+scorer.py     scoring without learning: evaluation, prediction, predict-then-learn
+"""

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of one training step, which the loop calls one after another.
+
+`StepLearner` holds the network, its criterion and its two optimizers (dense parameters, rows of
+tables). A batch whose gradients are not finite changes none of them: parameters, rows, optimizer
+state and the network's buffers stay as they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.sparse import SparseOptimizer
+from hotbed.optim.unchanged import LeftOut, Unchanged
+from hotbed.training.ahead.mapper import Mapper, mapper_of
+from hotbed.training.auto.network import converted
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import CPU, Example, misfits_named
+
+
+class Update(Protocol):
+    """The part of the loop that learns from a batch.
+
+    Attributes:
+        planner: maps ids before the forward pass; None if the forward pass maps all ids.
+    """
+
+    planner: Mapper | None
+
+    def map(self, example: Example) -> Example:
+        """Map the ids of a batch to rows; return the example with the plans of its lookups.
+
+        Call it after everything that must see the tables as they were. An example that was mapped
+        ahead keeps its plans. `forward` maps ids that were not mapped here.
+        """
+
+    def forward(self, example: Example) -> Tensor:
+        """Run the network on a mapped example and return the loss, a scalar tensor."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of dense parameters and rows."""
+
+    def gradients_are_finite(self) -> bool:
+        """Return True to update, False to skip this batch.
+
+        Raises:
+            NonFiniteGradient: a gradient is not finite, and a skip would hide a fault.
+        """
+
+    def step(self) -> None:
+        """Update dense parameters and rows of tables, then drop all gradients."""
+
+
+class StepLearner:
+    """Learns with a dense torch optimizer, and a `SparseOptimizer` if the network has tables.
+
+    Args:
+        network: to train.
+        criterion: its loss; None: the network returns its loss.
+        dense: the optimizer of dense parameters; None if there are none.
+        sparse: the optimizer of tables; None if there are none.
+        combined: the optimizers whose parts these two are; they are stepped instead.
+        precision: the number format of the network.
+        boost: settings of torch.compile; None = the network is not compiled.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        criterion: Criterion | None,
+        dense: torch.optim.Optimizer | None,
+        sparse: SparseOptimizer | None,
+        *,
+        combined: Sequence[torch.optim.Optimizer] = (),
+        precision: AmpPrecision | None = None,
+        boost: Boost | None = None,
+    ) -> None:
+        self.network = network
+        self.criterion = criterion
+        self.dense = dense
+        self.sparse = sparse
+        stepped = combined or (dense, sparse)
+        self._optimizers = [optimizer for optimizer in stepped if optimizer is not None]
+        self.precision = precision or AmpPrecision()
+        self.device = device_of(network)
+        self.skipped = 0
+        self.outputs: Any = None  # of the network in the last training forward
+        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
+        self._network: Callable[..., Any] = network
+        self.planner: Mapper | None = None
+        if boost is not None:
+            self._network = boost.compile(network)
+        elif converted(network) is not None or _looks_up_every_id_once(network):
+            self.planner = mapper_of(network)
+        self._dense_parameters = parameters_of(dense)
+        self._row_parameters = parameters_of(sparse)
+        self._left_out = LeftOut(network, self._dense_parameters)
+        self._buffers = [buffer for buffer in network.buffers() if buffer.numel()]
+        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._scaler: torch.amp.GradScaler | None = None
+        if self.precision.scaled and dense is not None:
+            self._scaler = torch.amp.GradScaler(self.device.type)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return all parameters with gradients: dense parameters and row parameters of tables."""
+        return [*self._dense_parameters, *self._row_parameters]
+
+    def begin(self) -> None:
+        """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
+        # what an interrupted training, or a loop of the user's own, left behind
+        self.forget()
+        self._left_out.look()
+
+    def end(self) -> None:
+        """End a training."""
+
+    def map(self, example: Example) -> Example:
+        if self.planner is None:
+            return example
+        return self.planner.map(example)
+
+    def forward(self, example: Example) -> Tensor:
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+        network = self._network
+        with self.precision.autocast(self.device), misfits_named(network, example):
+            outputs = network(*example.arguments, **example.keywords)
+        self.outputs = outputs
+        if self.criterion is None:
+            return _own_loss(outputs)
+        self.outputs = outputs = self.criterion.shape(outputs, example.labels)
+        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise ConfigError(
+                "network: there is nothing to learn, got a loss that depends on no parameter or "
+                "table that is trained. Unfreeze one, or train without detach() and no_grad()."
+            )
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def gradients_are_finite(self) -> bool:
+        if self._scaler is not None:
+            self._unscale(self._scaler)
+        fault = self._fault()
+        if fault is None:
+            return True
+        self.forget()
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
+        if self._scaler is None:
+            raise fault
+        scale = self._scaler.get_scale() * self._scaler.get_backoff_factor()
+        self._scaler.update(scale)
+        self.skipped += 1
+        return False
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self.forget()
+        if self._scaler is not None:
+            self._scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of skipped batches and the state of the loss scale."""
+        scaler = None if self._scaler is None else self._scaler.state_dict()
+        return {"skipped": self.skipped, "scaler": scaler}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.skipped = state["skipped"]
+        if self._scaler is not None and state["scaler"] is not None:
+            self._scaler.load_state_dict(dict(state["scaler"]))
+
+    def forget(self) -> None:
+        """Drop every gradient."""
+        for parameter in parameters_of(self.dense):
+            parameter.grad = None
+        if self.sparse is not None:
+            self.sparse.zero_grad()
+
+    def _unscale(self, scaler: torch.amp.GradScaler) -> None:
+        assert self.dense is not None
+        scaler.unscale_(self.dense)
+        factor = 1.0 / scaler.get_scale()
+        for parameter in self._row_parameters:  # on the host, also if the network is elsewhere
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def _fault(self) -> NonFiniteGradient | None:
+        if self.sparse is not None:
+            try:
+                self.sparse.check_finite()
+            except NonFiniteGradient as fault:
+                return fault
+        gradients = []
+        for parameter in self._dense_parameters:
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
+        if not gradients or _all_finite(gradients):
+            return None
+        return NonFiniteGradient(
+            f"dense parameter {self._bad_parameter()!r}: its gradient is not finite, got NaN or "
+            "inf. Nothing was updated: look for NaN in the batch's dense columns or labels, or "
+            "lower the learning rate."
+        )
+
+    def _bad_parameter(self) -> str:
+        """Return the name of the first dense parameter whose gradient is not finite."""
+        names = {id(parameter): name for name, parameter in self.network.named_parameters()}
+        for parameter in self._dense_parameters:
+            gradient = parameter.grad
+            if gradient is not None and not _all_finite([gradient]):
+                return names.get(id(parameter), "?")
+        return "?"
+
+
+class SelfUpdating:
+    """A network that runs backward and updates itself (`optimizer=None`).
+
+    The loop calls its forward only. Of several outputs, the first is the loss.
+    """
+
+    def __init__(self, network: nn.Module, criterion: Criterion | None) -> None:
+        self.network = network
+        self.criterion = criterion
+        self.device = device_of(network)
+        self.dense = None
+        self.sparse = None
+        self.planner: Mapper | None = None
+        self.skipped = 0
+        self.outputs: Any = None
+        self.loss: Tensor | None = None  # of these outputs, where there is a criterion
+        self._unchanged = Unchanged(network)
+
+    def begin(self) -> None:
+        """Begin a training."""
+        self._unchanged.begin()
+
+    def end(self) -> None:
+        """End a training, and log if the network never changes."""
+        self._unchanged.look()
+
+    def forget(self) -> None:
+        """Do nothing: the network drops its gradients itself."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        return []
+
+    def map(self, example: Example) -> Example:
+        return example
+
+    def forward(self, example: Example) -> Tensor:
+        with misfits_named(self.network, example):
+            outputs = self.network(*example.arguments, **example.keywords)
+        self.outputs = outputs
+        if self.criterion is None:
+            return _own_loss(outputs[0] if _is_several(outputs) else outputs)
+        outputs = self.criterion.shape(outputs, example.labels)
+        self.loss = loss = self.criterion(outputs, example.labels, example.weight)
+        return loss
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+    def backward(self, loss: Tensor) -> None: ...
+
+    def gradients_are_finite(self) -> bool:
+        return True
+
+    def step(self) -> None:
+        self._unchanged.count()
+
+
+def _looks_up_every_id_once(network: nn.Module) -> bool:
+    """Return True for a network of `hb.models`: its lookups can be mapped before its forward pass.
+
+    A network of the user's own may look up other ids at any step. Ids that were mapped for nothing
+    would be inserted and counted, and a resumed run would not repeat that.
+    """
+    return type(network).__module__.startswith("hotbed.models.")
+
+
+def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:
+    """Return every parameter of an optimizer; none for None."""
+    if optimizer is None:
+        return []
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device of a network's dense part: the first that is not the CPU, else the CPU."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type != "cpu":
+            return tensor.device
+    return CPU
+
+
+def _all_finite(gradients: Sequence[Tensor]) -> bool:
+    values = []
+    for grad in gradients:
+        own = grad.coalesce().values() if grad.is_sparse else grad
+        if own.numel():
+            values.append(own)
+    if not values:
+        return True
+    if values[0].device == CPU:
+        found = torch.zeros(())
+        # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
+        torch._amp_foreach_non_finite_check_and_unscale_(values, found, torch.ones(()))
+        return not found.item()
+    norms = torch._foreach_norm(values, math.inf)  # other devices know the former for some dtypes
+    greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
+    return math.isfinite(greatest.item())
+
+
+def _is_several(outputs: Any) -> bool:
+    return isinstance(outputs, (tuple, list)) and len(outputs) > 0
+
+
+def _own_loss(outputs: Any) -> Tensor:
+    if torch.is_tensor(outputs) and outputs.numel() == 1:
+        return outputs.reshape(())
+    kind = type(outputs).__name__
+    if torch.is_tensor(outputs):
+        kind += f"{list(outputs.shape)}"
+    raise ConfigError(
+        f"network: without loss_fn it must return its loss, one number, got {kind}. Return the "
+        "loss, or give RecModel a loss_fn."
+    )

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scoring without learning: the observers of evaluation, prediction and predict-then-learn."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hotbed.data.batch import Batch
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError
+from hotbed.metrics import bounded
+from hotbed.optim.modes import in_eval_mode
+from hotbed.optim.precision import AmpPrecision
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import Example, misfits_named
+
+LOSS = "loss"
+ALL = slice(None)
+Scores = tuple[Any, ...]
+"""(loss, prediction, label) of an example, or the values of `eval_network`."""
+
+Observed = tuple[Scores, Example]
+"""An example with its scores."""
+
+Fed = tuple[str, str | None, Any]
+"""Name of a metric, the label that it reads (None = the only one), and the metric."""
+
+
+class Watcher(Protocol):
+    """Receives every batch that an observer scored, once it is learned."""
+
+    def watch(self, outputs: Scores, example: Example) -> None:
+        """Take the `outputs` of the example, those of `Scorer.outputs`."""
+
+
+class Scorer:
+    """Scores examples, with every module in eval mode, and feeds metrics.
+
+    Without `eval_network`, outputs are (loss, prediction, label) of the network and its criterion.
+    With `eval_network`, outputs are the values that it returns; it may share modules with the
+    network. `indexes` are the positions of loss, prediction and label among them. Without `indexes`
+    every metric gets all outputs, and may pick with `Metric.set_indexes`.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        criterion: Criterion | None,
+        metrics: Mapping[str, Any],
+        *,
+        eval_network: Any = None,
+        indexes: tuple[int, int, int] | None = None,
+        precision: AmpPrecision | None = None,
+    ) -> None:
+        self.network = network
+        self.criterion = criterion
+        self.metrics = metrics
+        self.eval_network = eval_network
+        self._indexes = (0, 1, 2) if eval_network is None else indexes
+        self._precision = precision or AmpPrecision()
+        self._fed: list[Fed] = []
+        self._saved: Mapping[str, Any] = {}
+        self._loss = 0.0
+        self._seen: float = 0  # samples, or their weight
+        self._observed: Observed | None = None
+        self.watchers: list[Watcher] = []
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether predictions are probabilities, because the loss is a cross-entropy of logits.
+
+        False where that is not known.
+        """
+        if self.has_own_outputs or self.criterion is None:
+            return False
+        return self.criterion.gives_probabilities
+
+    def outputs(self, example: Example) -> Scores:
+        """Return the outputs for one example, as NumPy arrays on the host.
+
+        They are (loss, prediction, label), or the values that `eval_network` returns.
+        """
+        with torch.no_grad(), in_eval_mode(self.network, self.eval_network):
+            with self._precision.autocast(example.device):
+                if self.eval_network is None:
+                    with misfits_named(self.network, example):
+                        raw = self.network(*example.arguments, **example.keywords)
+                else:
+                    raw = self.eval_network(*example.everything)
+            if self.has_own_outputs:
+                if not isinstance(raw, (tuple, list)):
+                    raw = (raw,)
+                return tuple(host(part) for part in raw)
+        if self.criterion is None:
+            return None, host(raw), host(example.labels)
+        return self.outputs_of(self.criterion.shape(raw, example.labels), example)
+
+    def outputs_of(self, raw: Any, example: Example, loss: torch.Tensor | None = None) -> Scores:
+        """Return (loss, prediction, label) from the network's outputs for the example.
+
+        Args:
+            raw: the outputs as `Criterion.shape` returns them.
+            example: the samples.
+            loss: that of these outputs, if it is known.
+        """
+        assert self.criterion is not None
+        with torch.no_grad():
+            if loss is None and example.labels is not None:
+                loss = self.criterion(raw, example.labels, _with_mean_one(example.weight))
+            return host(loss), host(self.criterion.activate(raw)), host(example.labels)
+
+    @property
+    def has_own_outputs(self) -> bool:
+        """Whether outputs are those of an `eval_network`."""
+        return self.eval_network is not None
+
+    def observe(self, example: Example) -> None:
+        """Score one example."""
+        outputs = self.outputs(example)
+        self._observed = (outputs, example)
+
+    def settle(self) -> None:
+        """Feed every metric and watcher with the example that was observed."""
+        if self._observed is None:
+            return
+        outputs, example = self._observed
+        self._observed = None
+        self.feed(outputs, example)
+        for watcher in self.watchers:
+            watcher.watch(outputs, example)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True: scoring reads the tables."""
+        return True
+
+    def feed(self, outputs: Scores, example: Example, rows: slice = ALL) -> None:
+        """Feed every metric with the `outputs` of an example, or of some of its rows."""
+        num_rows = example.num_samples
+        if self._indexes is None:
+            for _, _, metric in self._fed or self._lay_out(None):
+                _update(metric, outputs, {}, rows, num_rows)
+            return
+        loss, prediction, label = (self._pick(outputs, place) for place in self._indexes)
+        weight = host(example.weight)
+        if loss is not None:
+            mass: float = len(range(*rows.indices(num_rows)))
+            if weight is not None and not self.has_own_outputs:
+                mass = float(weight[rows].sum(dtype=np.float64))
+            if np.ndim(loss):
+                loss = np.mean(loss)
+            self._loss += float(loss) * mass
+            self._seen += mass
+        if self.metrics and label is None:
+            raise ConfigError(
+                "metrics: they need labels, got data without labels. Use predict(), or add a Label "
+                "column."
+            )
+        for _, name, metric in self._fed or self._lay_out(prediction):
+            arguments: Scores = (prediction, label)
+            extras: dict[str, Any] = {}
+            has_indexes = getattr(metric, "indexes", None) is not None
+            if has_indexes:
+                arguments = outputs
+            if not (has_indexes and self.has_own_outputs):
+                extras = _extras(metric, weight, example)
+            if name is not None:
+                arguments = tuple(_of_label(value, name) for value in arguments)
+            _update(metric, arguments, extras, rows, num_rows)
+
+    def state(self) -> dict[str, Any]:
+        """Return the sums and the metrics' states, as JSON values and NumPy arrays.
+
+        A user's metric without `state` starts anew after a resumption.
+        """
+        metrics = {}
+        for name, _, metric in self._fed:
+            if hasattr(metric, "state"):
+                metrics[name] = metric.state()
+        return {"loss": self._loss, "seen": self._seen, "metrics": metrics or dict(self._saved)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; a metric without an entry starts anew."""
+        self._loss = float(state["loss"])
+        self._seen = state["seen"]
+        self._fed = []  # metrics are laid out by the first batch
+        self._saved = dict(state["metrics"])
+        self._observed = None
+
+    def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
+        """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
+        fresh = copy.copy(self)
+        if metrics is not None:
+            fresh.metrics = metrics
+        fresh._fed = []
+        fresh._saved = {}
+        fresh._loss = 0.0
+        fresh._seen = 0
+        fresh._observed = None
+        fresh.watchers = []
+        return fresh
+
+    def bounded(self) -> Scorer:
+        """Return a scorer without data whose metrics need memory that does not grow.
+
+        See `hb.metrics.bounded`.
+        """
+        return self.again(_bounded(self.metrics))
+
+    def results(self) -> dict[str, float]:
+        """Return the value of each metric, and the mean loss where one is computed.
+
+        Metrics of several labels are named `label.metric`.
+        """
+        values: dict[str, float] = {}
+        if self._seen:
+            values[LOSS] = self._loss / self._seen
+        for name, _, metric in self._fed:
+            values[name] = float(metric.eval())
+        return values
+
+    def _lay_out(self, prediction: Any) -> list[Fed]:
+        """Decide which metric reads which label: each label gets a copy of a metric for all."""
+        labels: list[Any] = [None]
+        if isinstance(prediction, dict):
+            labels = list(prediction)
+        for name, metric in self.metrics.items():
+            if isinstance(metric, Mapping):
+                self._check_label(name, labels)
+                for inner_name, inner in metric.items():
+                    fed = (f"{name}.{inner_name}", name, _fresh(inner))
+                    self._fed.append(fed)
+                continue
+            for label in labels:
+                full_name = name
+                if label is not None:
+                    full_name = f"{label}.{name}"
+                self._fed.append((full_name, label, _fresh(metric)))
+        for name, _, metric in self._fed:
+            if name in self._saved and hasattr(metric, "load_state"):
+                metric.load_state(self._saved[name])
+        self._saved = {}
+        return self._fed
+
+    def _check_label(self, name: str, labels: list[Any]) -> None:
+        if name in labels:
+            return
+        outputs = "one without a name"
+        if labels != [None]:
+            outputs = ", ".join(str(label) for label in labels)
+        raise ConfigError(
+            f"metrics.{name}: no such label, got a network with the outputs {outputs}. Use those."
+        )
+
+    def _pick(self, outputs: Scores, place: int) -> Any:
+        if -len(outputs) <= place < len(outputs):
+            return outputs[place]
+        raise ConfigError(
+            f"eval_indexes: no output {place}, got {len(outputs)} outputs of eval_network. "
+            "Give the positions of loss, prediction and label among them."
+        )
+
+
+class Progressive:
+    """Scores a stream batch by batch before it is learned.
+
+    Metrics are of the whole stream, and of the window since the last `roll`. `state` covers learned
+    batches only.
+
+    Args:
+        scorer: the network and the metrics.
+        endless: use the form of the metrics whose memory does not grow (`hb.metrics.bounded`).
+        learner: take the outputs of its training forward instead of another forward. This is
+            cheaper, but includes dropout, the batch's own norms, and rows for ids that are new in
+            the batch; see `obstacle_to_one_pass`.
+
+    Raises:
+        ConfigError: with `learner`, the model has an eval_network or no loss_fn.
+    """
+
+    def __init__(self, scorer: Scorer, *, endless: bool = False, learner: Any = None) -> None:
+        if learner is not None and (scorer.criterion is None or scorer.has_own_outputs):
+            raise ConfigError(
+                "progressive='training': the training forward gives no prediction, got a model "
+                "with eval_network or without loss_fn. Give progressive=True."
+            )
+        self._learner = learner
+        self.total = scorer.bounded() if endless else scorer
+        self._window = self.total.again()
+        self._observed: Observed | None = None
+        self.watchers: list[Watcher] = []
+
+    def observe(self, example: Example) -> None:
+        """Score one example, unless its training forward will give the outputs."""
+        outputs: Scores = ()
+        if self._learner is None:
+            outputs = self.total.outputs(example)
+        self._observed = (outputs, example)
+
+    def settle(self) -> None:
+        """Feed metrics and watchers with the example that was observed."""
+        if self._observed is None:
+            return
+        outputs, example = self._observed
+        self._observed = None
+        if self._learner is not None:
+            loss = self._learner.loss if example.weight is None else None
+            outputs = self.total.outputs_of(self._learner.outputs, example, loss)
+        for scorer in (self.total, self._window):
+            scorer.feed(outputs, example)
+        for watcher in self.watchers:
+            watcher.watch(outputs, example)
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True if scoring reads tables, as they were before the batch was mapped."""
+        return self._learner is None
+
+    def window(self) -> dict[str, float]:
+        """Return the metrics since the last `roll`; nan where there was one class only."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return self._window.results()
+
+    def roll(self) -> dict[str, float]:
+        """Return the metrics of the window, and start a new one."""
+        results = self.window()
+        self._window = self.total.again()
+        return results
+
+    def state(self) -> dict[str, Any]:
+        """Return the states of stream and window, as JSON values and NumPy arrays."""
+        return {"total": self.total.state(), "window": self._window.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; later results have the same bits."""
+        self.total.load_state(state["total"])
+        self._window = self.total.again()
+        self._window.load_state(state["window"])
+        self._observed = None
+
+
+def scorer_of(observer: Any) -> Scorer | None:
+    """Return the scorer of an observer, that of the whole stream; None if it has none."""
+    if isinstance(observer, Progressive):
+        return observer.total
+    if isinstance(observer, Scorer):
+        return observer
+    return None
+
+
+def to_predict(data: Any) -> Any:
+    """Return the data that `predict` reads: a Dataset without its labels, one Batch as a list."""
+    if isinstance(data, Dataset):
+        return data.without_labels()
+    if isinstance(data, Batch):
+        return [data]
+    return data
+
+
+class Collector:
+    """Collects the predictions of every example, for `predict`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._parts: list[Any] = []
+        self.watchers: list[Watcher] = []
+
+    def observe(self, example: Example) -> None:
+        """Predict one example."""
+        unlabelled = replace(example, labels=None)
+        _, prediction, _ = self._scorer.outputs(unlabelled)
+        self._parts.append(prediction)
+
+    def settle(self) -> None: ...
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return True: predicting reads the tables."""
+        return True
+
+    def predictions(self) -> Any:
+        """Return float32 [n] (or [n, k]), or a dict of these for a network with several outputs."""
+        if not self._parts:
+            return np.empty(0, np.float32)
+        if isinstance(self._parts[0], dict):
+            predictions = {}
+            for name in self._parts[0]:
+                parts = [part[name] for part in self._parts]
+                predictions[name] = np.concatenate(parts)
+            return predictions
+        return np.concatenate([np.atleast_1d(part) for part in self._parts])
+
+
+def host(value: Any) -> Any:
+    """Return tensors as NumPy arrays on the host, other values as they are.
+
+    bfloat16 and float16 become float32.
+    """
+    if torch.is_tensor(value):
+        value = value.detach()
+        if value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
+        return value.cpu().numpy()
+    if isinstance(value, Mapping):
+        return {name: host(part) for name, part in value.items()}
+    return value
+
+
+def _update(
+    metric: Any, arguments: Scores, extras: Mapping[str, Any], rows: slice, num_rows: int
+) -> None:
+    """Feed a metric with `rows` of its arguments."""
+    parts = [_part(value, rows, num_rows) for value in arguments]
+    keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
+    metric.update(*parts, **keywords)
+
+
+def _of_label(value: Any, label: str) -> Any:
+    """Return the part of one label; other values as they are."""
+    if isinstance(value, Mapping):
+        return value[label]
+    return value
+
+
+def _bounded(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics in the form whose memory does not grow."""
+    forms: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Mapping):
+            forms[name] = _bounded(metric)
+        else:
+            forms[name] = bounded(metric)
+    return forms
+
+
+def _part(value: Any, rows: slice, num_rows: int) -> Any:
+    """Return `rows` of an array that has one row a sample; other values as they are."""
+    if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
+        return value
+    return value[rows]
+
+
+def _with_mean_one(weight: torch.Tensor | None) -> torch.Tensor | None:
+    """Divide weights by their mean: the mean over samples is then the weighted mean."""
+    if weight is None:
+        return None
+    mean = weight.mean()
+    if mean > 0:
+        return weight / mean
+    return weight
+
+
+def _fresh(metric: Any) -> Any:
+    metric = copy.deepcopy(metric)
+    metric.clear()
+    return metric
+
+
+def _extras(metric: Any, weight: Any, example: Example) -> dict[str, Any]:
+    """Return weight and group, for the metrics that use them."""
+    extras: dict[str, Any] = {}
+    if weight is not None:
+        extras["weight"] = weight
+    name = getattr(metric, "group", None)
+    if isinstance(name, str):
+        extras["group"] = _groups(name, example)
+    return extras
+
+
+def _groups(name: str, example: Example) -> Any:
+    """Return the ids of the Id column `name`, one a sample."""
+    batch = example.batch
+    columns = "none, the data are tuples"
+    if batch is not None:
+        columns = ", ".join(batch.ids)
+    if batch is None or name not in batch.ids:
+        raise ConfigError(
+            f"metrics: the Id column {name!r} to group by is missing, got the columns {columns}. "
+            "Name one of them."
+        )
+    ids = batch.ids[name]
+    if ids.offsets is not None:
+        raise ConfigError(
+            f"metrics: one id a sample is needed to group by, got column {name!r} with several. "
+            "Group by a column with one."
+        )
+    return host(ids.values)
