@@ -28,7 +28,7 @@ from hotbed.job.file import override, parse_value
 from hotbed.job.run import train
 from hotbed.prepare import Preparation, prepare
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
-from hotbed.training import checkpoint
+from hotbed.training.decisions import checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -42,12 +42,11 @@ from hotbed.connectors import (
     ReadPlan,
     Replay,
     Source,
-    delimited,
-    lines,
 )
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.position import Batches
 from hotbed.connectors.prepared import WORKFLOW_FILE, WORKFLOW_FORMAT, sealed
+from hotbed.connectors.text import delimited, lines
 from hotbed.errors import DataError, SchemaError
 
 pytestmark = pytest.mark.core

@@ -28,8 +28,8 @@ from hotbed.connectors import (
     Position,
     ReadPlan,
     Skips,
-    kafka_topic,
 )
+from hotbed.connectors.kafka import topic as kafka_topic
 from hotbed.connectors.position import PLACE, schema_from_text
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError

@@ -13,18 +13,8 @@ import pyarrow as pa
 import pytest
 from kafka_streams import fill, make, message, rows, within
 
-from hotbed.connectors import (
-    Arrow,
-    Concat,
-    Journal,
-    Json,
-    Kafka,
-    Live,
-    Memory,
-    Position,
-    Source,
-    kafka_topic,
-)
+from hotbed.connectors import Arrow, Concat, Journal, Json, Kafka, Live, Memory, Position, Source
+from hotbed.connectors.kafka import topic as kafka_topic
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from kafka_streams import fill, make, rows, within
 
-from hotbed.connectors import Kafka, kafka_client, kafka_topic
+from hotbed.connectors import Kafka
+from hotbed.connectors.kafka import client as kafka_client
+from hotbed.connectors.kafka import topic as kafka_topic
 from hotbed.connectors.kafka.client import ClientEnded, KafkaClient
 from hotbed.errors import ConfigError, DataError
 from hotbed.testing import Broker

@@ -11,7 +11,8 @@ from itertools import islice
 import pytest
 from kafka_streams import fill, make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position, kafka_topic
+from hotbed.connectors import Journal, Kafka, Live, Position
+from hotbed.connectors.kafka import topic as kafka_topic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 

@@ -25,7 +25,7 @@ from hotbed.serving.protocol.bodies import SLICE, Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.protocol.rest import RequestReader
 from hotbed.serving.protocol.tensors import Tensor
-from hotbed.serving.server import grpc as grpc_server
+from hotbed.serving.server.endpoints import grpc as grpc_server
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import QueuedRequest

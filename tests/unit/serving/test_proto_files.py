@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hotbed.serving.server import grpc
+from hotbed.serving.server.endpoints import grpc
 from hotbed.serving.stores import messages
 
 PROTOS = ["stores/parameter_server", "server/endpoints/inference"]

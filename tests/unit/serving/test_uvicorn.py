@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hotbed.serving.server import connection
+from hotbed.serving.server.endpoints import connection
 
 SOURCE = Path(connection.__file__)
 BASES = (uvicorn.Server, HttpToolsProtocol, FlowControl)
