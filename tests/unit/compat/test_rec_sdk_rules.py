@@ -49,7 +49,7 @@ STEP = 1e-9
 def called(path: str, **arguments: Any) -> Any:
     """Call a function of the door after an `init` that fits it."""
     mx.terminate_config_initializer()
-    if path == "framework.Options":
+    if path == "options.Options":
         return mx.init(**({"max_steps": 10} | arguments))
     mx.init(use_dynamic_expansion="by_addr" in path)
     return REC_SDK.look_up(path)(**(REQUIRED.get(path, {}) | arguments))

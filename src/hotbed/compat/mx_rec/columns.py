@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.data.batch import Batch
@@ -52,6 +52,24 @@ class Reader(ABC):
         """
 
 
+class InsertFunction(Protocol):
+    """The insert function of a data set, as step 8 and the pipeline see it.
+
+    Attributes:
+        features: those of its specs that have ids.
+        reader: reads them.
+    """
+
+    @property
+    def features(self) -> list[FeatureSpec]: ...
+
+    @property
+    def reader(self) -> Reader: ...
+
+    def check(self, tables: Container[str]) -> None:
+        """Raise ConfigError if a table is missing, or the times that an eviction needs."""
+
+
 class SpecReader(Reader):
     """Reads the features of an insert function: the values at their `index_key`.
 
@@ -74,10 +92,10 @@ class SpecReader(Reader):
         its key and table.
         """
         alike = []
-        for own, column in self._columns:
-            if own is spec:
+        for feature, column in self._columns:
+            if feature is spec:
                 return column
-            if (own.table, own.key) == (spec.table, spec.key):
+            if (feature.table, feature.key) == (spec.table, spec.key):
                 alike.append(column)
         return alike[0] if alike else super().column_of(spec)
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Framework: what the calls from `init` to `terminate_config_initializer` have described."""
+"""Framework: what the calls from `init` to `terminate_config_initializer` have described.
+
+It imports none of the modules that call `current`. They register what they create, and it knows
+these objects by the interfaces beside their earliest user.
+"""
 
 from __future__ import annotations
 
@@ -13,45 +17,14 @@ from hotbed.training.run import WallClock
 if TYPE_CHECKING:
     from torch import nn
 
-    from hotbed.compat.mx_rec.core.asc.helper import Insert
-    from hotbed.compat.mx_rec.core.embedding import SparseTable
-    from hotbed.compat.mx_rec.core.feature_process import EvictHook
-    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+    from hotbed.compat.mx_rec.columns import InsertFunction
+    from hotbed.compat.mx_rec.description import TableDescription
+    from hotbed.compat.mx_rec.graph.automatic import Automatic
+    from hotbed.compat.mx_rec.options import Options
     from hotbed.compat.mx_rec.pipeline import Pipeline
-    from hotbed.compat.mx_rec.saver.hook import CheckpointSaverHook
-    from hotbed.compat.mx_rec.saver.saver import Saver
+    from hotbed.compat.mx_rec.progress import BarrierHook, EvictionHook, SavingHook
+    from hotbed.compat.mx_rec.updates import RowOptimizer
     from hotbed.persist.checkpoint import Saver as Writer
-
-
-@dataclass(frozen=True)
-class Options:
-    """The keywords of `init`.
-
-    Attributes:
-        max_steps: training steps at most; -1 = not limited.
-        train_steps: training steps between two evaluations; -1 = none.
-        eval_steps: not needed: an evaluation ends with its loop.
-        save_steps: training steps between two saves; -1 = none.
-        use_dynamic: whether shapes follow the batch; else each lookup has a `send_count`.
-        use_dynamic_expansion: whether optimizers update by address.
-        if_load: whether a saved state is loaded.
-        is_incremental_checkpoint: whether a `Saver` writes deltas.
-        save_checkpoint_due_time: seconds between two whole saves.
-        save_delta_checkpoints_secs: seconds between two deltas.
-        restore_model_version: global step of the state to load; None = the newest.
-    """
-
-    max_steps: int = -1
-    train_steps: int = -1
-    eval_steps: int = -1
-    save_steps: int = -1
-    use_dynamic: bool = True
-    use_dynamic_expansion: bool = False
-    if_load: bool = False
-    is_incremental_checkpoint: bool = False
-    save_checkpoint_due_time: int | None = None
-    save_delta_checkpoints_secs: int | None = None
-    restore_model_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +36,7 @@ class TracedLookup:
         options: keywords of the call.
     """
 
-    table: SparseTable
+    table: TableDescription
     options: Mapping[str, Any]
 
 
@@ -81,25 +54,25 @@ class Framework:
         saver_hooks: hooks that save, likewise.
         models: those whose dense parameters were asked for, likewise.
         pipeline: what step 8 builds; None before.
+        automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
         clock: the clock of this machine, with the journal of its decisions.
         last_writer: wrote the newest checkpoint; None before the first.
-        restored: whether a checkpoint was loaded.
         traced: the lookups of a model that step 8 traces; None outside of a trace.
         times: returns the seconds of a batch; None = the collection of timestamps is empty.
     """
 
     options: Options
-    optimizers: list[HashOptimizer] = field(default_factory=list)
-    inserts: list[Insert] = field(default_factory=list)
-    tables: dict[str, SparseTable] = field(default_factory=dict)
-    hooks: list[EvictHook] = field(default_factory=list)
-    savers: list[Saver] = field(default_factory=list)
-    saver_hooks: list[CheckpointSaverHook] = field(default_factory=list)
+    optimizers: list[RowOptimizer] = field(default_factory=list)
+    inserts: list[InsertFunction] = field(default_factory=list)
+    tables: dict[str, TableDescription] = field(default_factory=dict)
+    hooks: list[EvictionHook] = field(default_factory=list)
+    savers: list[SavingHook] = field(default_factory=list)
+    saver_hooks: list[BarrierHook] = field(default_factory=list)
     models: list[nn.Module] = field(default_factory=list)
     pipeline: Pipeline | None = None
+    automatic: Automatic | None = None
     clock: WallClock = field(default_factory=WallClock)
     last_writer: Writer | None = None
-    restored: bool = False
     traced: list[TracedLookup] | None = None
     times: Callable[[Any], Any] | None = None
 
@@ -132,6 +105,8 @@ class Framework:
                 self.clock.journal.close()
             if self.pipeline is not None:
                 self.pipeline.close()
+            if self.automatic is not None:
+                self.automatic.close()
 
     def check_not_started(self, caller: str) -> None:
         """Raise StateError if step 8 has run."""

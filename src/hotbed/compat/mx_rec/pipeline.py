@@ -5,30 +5,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.compat.mx_rec.columns import Column, Reader
+from hotbed.compat.mx_rec.columns import Column, InsertFunction, Reader
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
+from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.compat.mx_rec.progress import Progress
-from hotbed.compat.mx_rec.updates import Updates
+from hotbed.compat.mx_rec.updates import RowOptimizer, Updates
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import EmbeddingCollection, Feature, RowTargets, Target
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.ahead import Ahead
 from hotbed.training.stages.example import CPU, prepare
-
-if TYPE_CHECKING:
-    from hotbed.compat.mx_rec.core.embedding import SparseTable
-    from hotbed.compat.mx_rec.framework import Framework
-    from hotbed.compat.mx_rec.graph.automatic import Automatic
-    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
@@ -66,8 +61,12 @@ class Pipeline:
     lookups take their part.
 
     Args:
+        descriptions: of the tables, by name.
         tables: by name.
         optimizers: that of each table, by its name.
+        inserts: the insert functions; a program may add to them while it trains.
+        progress: how far training has come.
+        is_dynamic: whether shapes follow the batch; else each table has a `send_count`.
 
     Attributes:
         tables: by name.
@@ -75,29 +74,33 @@ class Pipeline:
         updates: of the rows that were looked up.
         progress: how far training has come.
         current: the batch that the loop works on.
-        automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
     """
 
     def __init__(
-        self, owner: Framework, tables: Mapping[str, Table], optimizers: Mapping[str, HashOptimizer]
+        self,
+        descriptions: Mapping[str, TableDescription],
+        tables: Mapping[str, Table],
+        optimizers: Mapping[str, RowOptimizer],
+        inserts: Sequence[InsertFunction],
+        progress: Progress,
+        *,
+        is_dynamic: bool,
     ) -> None:
-        self.owner = owner
         self.tables = dict(tables)
         self.targets = RowTargets()
         self.updates = Updates(self.targets, optimizers)
-        self.progress = Progress(owner)
+        self.progress = progress
         self.current: Current | None = None
         self._open: list[Iterator[Batch]] = []  # data that are being read
         self._latest: dict[bool, Current] = {}  # the newest batch of training, and of evaluation
         self._was_told = False  # that an evaluation may see later batches
-        self.automatic: Automatic | None = None
+        self._inserts = inserts
+        self._is_dynamic = is_dynamic
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
-        for name, table in owner.tables.items():
+        for name, table in descriptions.items():
             self.adopt(table)
             if table.padding:
                 self.targets.fixed[name] = table.padding
-        for hook in owner.hooks:
-            hook.begin(self.tables)
 
     # --- data
 
@@ -130,17 +133,17 @@ class Pipeline:
         source = iter(batches)
         self._open.append(source)
         before = self.current
-        own = before
+        newest = before
         try:
             for batch in source:
-                own = waiting.popleft()
-                own.batch = batch
-                own.is_of_data_set = True
-                yield self._begin(own)
+                newest = waiting.popleft()
+                newest.batch = batch
+                newest.is_of_data_set = True
+                yield self._begin(newest)
         finally:
             self._open.remove(source)
             # after an evaluation inside of a training step, the batch of the step is current again
-            if self.current is own and not reader.is_training:
+            if self.current is newest and not reader.is_training:
                 self.current = before
 
     def insert(self, raw: Any, reader: Reader) -> Any:
@@ -191,8 +194,7 @@ class Pipeline:
                 f"{caller}: a step is saved when it is done, got {len(self.targets.waiting)} "
                 "lookups that wait for their update. Call it after apply_gradients() or step()."
             )
-        for hook in self.owner.hooks:
-            hook.check_done(caller, self.progress.step)
+        self.progress.check_hooks(caller)
         if self.progress.is_ahead:
             raise CallError(
                 f"{caller}: ids of later batches are mapped already, got step "
@@ -202,21 +204,21 @@ class Pipeline:
 
     # --- lookups
 
-    def adopt(self, table: SparseTable) -> None:
+    def adopt(self, table: TableDescription) -> None:
         """Use what the lookups of a table say of it: its size in static shape, and its default."""
         if table.send_count is not None:
             self.targets.sizes[table.name] = table.send_count
-        own = self.tables[table.name]
+        rows = self.tables[table.name]
         if table.default is not None and not (table.thresholds or Thresholds()).admits:
             raise ConfigError(
                 f"sparse_lookup in {table.name!r}: serving_default_value is read for ids that were "
                 f"not admitted, got {table.default} and a table that admits all. Give the feature "
                 "access_threshold=0 or more, or leave it out."
             )
-        if table.default is not None and own.default != table.default:
-            own.set_default(table.default)
+        if table.default is not None and rows.default != table.default:
+            rows.set_default(table.default)
 
-    def note_lookup(self, table: SparseTable) -> None:
+    def note_lookup(self, table: TableDescription) -> None:
         """Use what a lookup says of its table, before it takes place."""
         self.adopt(table)
         self.updates.note_lookup(table.name)
@@ -231,7 +233,7 @@ class Pipeline:
         current = self._current_for(spec, raw, training=training)
         column = current.reader.column_of(spec)
         if column not in current.reader.columns:
-            names = ", ".join(own.name for own in current.reader.columns)
+            names = ", ".join(each.name for each in current.reader.columns)
             raise ConfigError(
                 f"sparse_lookup of FeatureSpec {spec.name!r}: it is not mapped for this batch, got "
                 f"a batch with {names} (table/index_key). Give it to get_asc_insert_func."
@@ -244,15 +246,6 @@ class Pipeline:
             )
         return self.rows(current, column, training=training)
 
-    def look_up_ids(self, table: Any, ids: Tensor, *, training: bool) -> Tensor:
-        """Return the rows of ids that a model computed, in automatic mode."""
-        if self.automatic is not None:
-            return self.automatic.look_up(table.name, ids, training=training)
-        raise CallError(
-            "sparse_lookup: ids of a model need modify_graph_and_start_emb_cache(model, ...), got "
-            "a pipeline that start_asc_pipeline started. Give a FeatureSpec."
-        )
-
     def rows(self, current: Current, column: Column, *, training: bool) -> Tensor:
         """Return the rows of one column, [*ids.shape, dim]; the first call looks up all columns."""
         reader = current.reader
@@ -260,7 +253,7 @@ class Pipeline:
         if current.by_table is None:  # one way for a batch: ids are counted once
             current.by_table = not self._knows_sizes(columns)
         if current.by_table:
-            columns = tuple(own for own in columns if own.table == column.table)
+            columns = tuple(each for each in columns if each.table == column.table)
         mode = (columns, training, torch.is_grad_enabled())
         if mode not in current.rows:
             current.rows[mode] = self.look_up(columns, current.batch, training=training)
@@ -291,7 +284,8 @@ class Pipeline:
         """Log once that an evaluation may see rows of ids that are not learned yet."""
         if self._was_told or not self.progress.is_ahead:
             return
-        names = {own.table for own in columns if self.tables[own.table].min_count is not None}
+        tables = {column.table for column in columns}
+        names = [name for name in tables if self.tables[name].min_count is not None]
         if names:
             self._was_told = True
             log.warning(
@@ -302,13 +296,11 @@ class Pipeline:
             )
 
     def _knows_sizes(self, columns: tuple[Column, ...]) -> bool:
-        if self.owner.options.use_dynamic:
-            return True
-        return all(column.table in self.targets.sizes for column in columns)
+        return self._is_dynamic or all(column.table in self.targets.sizes for column in columns)
 
     def _current_for(self, spec: FeatureSpec, raw: Any, *, training: bool) -> Current:
         """Return what was read of a batch; one of evaluation is read anew if need be."""
-        if raw is None and self.current is not None and not self.owner.options.use_dynamic:
+        if raw is None and self.current is not None and not self._is_dynamic:
             return self.current
         for current in self._latest.values():
             if current.raw is raw:
@@ -318,9 +310,10 @@ class Pipeline:
                 "sparse_lookup: batch must be the one that the data set yielded last, got "
                 f"{type(raw).__name__}. Pass batch as the loop got it from dataset.map(insert)."
             )
-        readers = [insert.reader for insert in self.owner.inserts]
+        readers = [insert.reader for insert in self._inserts]
         readers.sort(key=lambda reader: reader.is_training)
-        reader = next((own for own in readers if own.column_of(spec) in own.columns), readers[0])
+        matches = (each for each in readers if each.column_of(spec) in each.columns)
+        reader = next(matches, readers[0])
         self._latest[False] = self._read(raw, reader)
         return self._latest[False]
 
@@ -336,24 +329,24 @@ class Pipeline:
     # --- updates
 
     def apply_gradients(
-        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Tensor | None, Tensor]]
+        self, optimizer: RowOptimizer, gradients: Sequence[tuple[Tensor | None, Tensor]]
     ) -> None:
         """Update the rows at addresses with their gradients, and forget these lookups."""
         pairs = [(self.updates.target_at(optimizer, address), grad) for grad, address in gradients]
         self._update(optimizer, pairs)
 
-    def step_rows(self, optimizer: HashOptimizer) -> None:
+    def step_rows(self, optimizer: RowOptimizer) -> None:
         """Update the tables of an optimizer with the gradients of the rows in the collection."""
         targets = self.updates.waiting_for(optimizer)
         self._update(optimizer, [(target, target.rows.grad) for target in targets])
 
-    def drop(self, optimizer: HashOptimizer) -> None:
+    def drop(self, optimizer: RowOptimizer) -> None:
         """Forget the lookups in the tables of an optimizer."""
         self.updates.forget(self.updates.waiting_for(optimizer))
         self._forget_rows()
 
     def _update(
-        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
+        self, optimizer: RowOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
     ) -> None:
         self.updates.apply(optimizer, gradients)
         self._forget_rows()
@@ -362,17 +355,6 @@ class Pipeline:
         """Let the next lookup of a batch read the rows as they are now."""
         for current in self._latest.values():
             current.rows.clear()
-
-    # --- automatic mode
-
-    def initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
-        """Return what starts to iterate over the training or the evaluation data."""
-        if self.automatic is not None:
-            return self.automatic.initializer(is_training)
-        raise CallError(
-            "get_initializer: the data are those of modify_graph_and_start_emb_cache, got a "
-            "pipeline that start_asc_pipeline started. Iterate over dataset.map(insert)."
-        )
 
     # --- end
 
@@ -384,8 +366,6 @@ class Pipeline:
         self.targets.waiting.clear()
         self._latest.clear()
         self.current = None
-        if self.automatic is not None:
-            self.automatic.close()
 
 
 def as_tensors(raw: Any) -> Any:

@@ -4,35 +4,89 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.options import Options
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
+from hotbed.embedding.table import Table
 from hotbed.training.stages.example import CPU, prepare
-
-if TYPE_CHECKING:
-    from hotbed.compat.mx_rec.framework import Framework
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
 
+class BarrierHook(Protocol):
+    """Reads or changes tables after some training steps."""
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        """Return whether it does so after this step."""
+
+
+class EvictionHook(BarrierHook, Protocol):
+    """Removes stale rows."""
+
+    @property
+    def decides_by_clock(self) -> bool:
+        """Whether the clock of this machine decides when it evicts."""
+
+    def begin(self, tables: Mapping[str, Table]) -> None:
+        """Make the schedule; step 8 calls it."""
+
+    def check_done(self, caller: str, step: int) -> None:
+        """Raise CallError if it has not run after this step."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a resumed program needs of it."""
+
+    def load_state(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what `state` returned."""
+
+
+class SavingHook(BarrierHook, Protocol):
+    """Saves the program."""
+
+    def begin(self) -> None:
+        """Repeat the decisions of the clock that a restored state depends on."""
+
+    def wait(self) -> None:
+        """Wait until the newest save is on disk."""
+
+
 class Progress:
     """How far training has come.
+
+    Args:
+        options: the keywords of `init`.
+        hooks: those that evict; a program may add to them while it trains, as to the next two.
+        savers: those that save.
+        saver_hooks: those that call savers.
 
     Attributes:
         step: training batches handed to the loop so far.
         now: the newest event time among them, in microseconds; None without times.
         position: where the training data are after the newest batch; None if they have none.
         has_begun: whether training data are being read.
+        restored: whether a checkpoint was loaded.
     """
 
-    def __init__(self, owner: Framework) -> None:
+    def __init__(
+        self,
+        options: Options,
+        hooks: Sequence[EvictionHook],
+        savers: Sequence[SavingHook],
+        saver_hooks: Sequence[BarrierHook],
+    ) -> None:
         self.step = 0
         self.now: int | None = None
         self.position: Position | None = None
         self.has_begun = False
-        self._owner = owner
+        self.restored = False
+        self._options = options
+        self._hooks = hooks
+        self._savers = savers
+        self._saver_hooks = saver_hooks
         self._resume: Position | None = None
         self._cleared = -1  # the last step that ids may be mapped beyond
 
@@ -49,14 +103,14 @@ class Progress:
         Raises:
             CallError: a state must be restored first.
         """
-        if self._owner.options.if_load and not self._owner.restored:
+        if self._options.if_load and not self.restored:
             raise CallError(
                 "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
                 "Saver.restore(path) after step 8, or leave if_load out."
             )
         is_first = not self.has_begun
         self.has_begun = True
-        for saver in self._owner.savers:
+        for saver in self._savers:
             saver.begin()
         position = self._resume
         self._resume = None
@@ -76,14 +130,19 @@ class Progress:
         times = [self.now, prepare(batch, CPU, labelled=False).latest]
         self.now = max((time for time in times if time is not None), default=None)
 
+    def check_hooks(self, caller: str) -> None:
+        """Raise CallError if a hook that evicts has not run after this step."""
+        for hook in self._hooks:
+            hook.check_done(caller, self.step)
+
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether tables are read or changed between this training step and the next one."""
-        owner = self._owner
-        intervals = (owner.options.max_steps, owner.options.train_steps, owner.options.save_steps)
+        options = self._options
+        intervals = (options.max_steps, options.train_steps, options.save_steps)
         by_steps = any(interval > 0 and step % interval == 0 for interval in intervals)
-        others = [hook.barrier(step, now) for hook in owner.hooks]  # each is asked
-        others += [saver.barrier(step, now) for saver in owner.savers]
-        others += [hook.barrier(step, now) for hook in owner.saver_hooks]
+        others = [hook.barrier(step, now) for hook in self._hooks]  # each is asked
+        others += [saver.barrier(step, now) for saver in self._savers]
+        others += [hook.barrier(step, now) for hook in self._saver_hooks]
         is_barrier = by_steps or any(others)
         if not is_barrier:
             self._cleared = step

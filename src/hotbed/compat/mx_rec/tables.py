@@ -7,18 +7,20 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hotbed.compat.mx_rec.core.asc.feature_spec import Thresholds
+from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.pipeline import Pipeline
+from hotbed.compat.mx_rec.progress import Progress
+from hotbed.compat.mx_rec.updates import RowOptimizer
 from hotbed.embedding.policy import MinCount, Ttl
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hotbed.compat.mx_rec.core.embedding import SparseTable
     from hotbed.compat.mx_rec.framework import Framework
-    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 
 
-def owners_of(owner: Framework) -> dict[str, HashOptimizer]:
+def owners_of(owner: Framework) -> dict[str, RowOptimizer]:
     """Return the optimizer of each table by its name.
 
     Raises:
@@ -53,18 +55,18 @@ def agreed(thresholds: Iterable[tuple[str, str, Thresholds]]) -> dict[str, Thres
         ConfigError: two of one table differ.
     """
     first: dict[str, tuple[str, Thresholds]] = {}
-    for table, who, own in thresholds:
-        other, theirs = first.setdefault(table, (who, own))
-        if theirs.values != own.values:
+    for table, who, values in thresholds:
+        other, theirs = first.setdefault(table, (who, values))
+        if theirs.values != values.values:
             raise ConfigError(
                 f"table {table!r}: the access and evict threshold param must be same in one table "
-                f"when multi lookup, got {theirs} of {other} and {own} of {who}. Give both the "
+                f"when multi lookup, got {theirs} of {other} and {values} of {who}. Give both the "
                 "same."
             )
-    return {table: own for table, (_, own) in first.items()}
+    return {table: values for table, (_, values) in first.items()}
 
 
-def make_table(table: SparseTable, optimizer: HashOptimizer, thresholds: Thresholds) -> Table:
+def make_table(table: TableDescription, optimizer: RowOptimizer, thresholds: Thresholds) -> Table:
     """Return the table of the engine that a description stands for."""
     admit = None
     evict = None
@@ -90,14 +92,27 @@ def make_table(table: SparseTable, optimizer: HashOptimizer, thresholds: Thresho
     )
 
 
-def make_tables(
-    owner: Framework, thresholds: Mapping[str, Thresholds], names: Iterable[str]
-) -> dict[str, Table]:
-    """Return the tables of the engine by name, of the descriptions `names`."""
+def make_tables(owner: Framework, thresholds: Mapping[str, Thresholds]) -> dict[str, Table]:
+    """Return the tables of the engine by name."""
     owners = owners_of(owner)
     tables = {}
-    for name in names:
-        table = owner.tables[name]
+    for name, table in owner.tables.items():
         table.thresholds = thresholds.get(name, Thresholds())
         tables[name] = make_table(table, owners[name], table.thresholds)
     return tables
+
+
+def make_pipeline(owner: Framework, tables: Mapping[str, Table]) -> Pipeline:
+    """Return the pipeline over these tables, and let the hooks that evict begin."""
+    progress = Progress(owner.options, owner.hooks, owner.savers, owner.saver_hooks)
+    pipeline = Pipeline(
+        owner.tables,
+        tables,
+        owners_of(owner),
+        owner.inserts,
+        progress,
+        is_dynamic=owner.options.use_dynamic,
+    )
+    for hook in owner.hooks:
+        hook.begin(pipeline.tables)
+    return pipeline

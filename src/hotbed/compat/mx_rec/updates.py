@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from hotbed.embedding.modules import RowTargets, Target, update_targets
+from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
 
-if TYPE_CHECKING:
-    from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+
+class RowOptimizer(Protocol):
+    """A sparse optimizer, as tables and their updates see it.
+
+    Attributes:
+        name: for messages.
+        rule: how a step changes a row.
+        learning_rate: of the next updates.
+    """
+
+    name: str
+    rule: Rule
+    learning_rate: float
 
 
 class Updates:
@@ -23,7 +35,7 @@ class Updates:
         optimizers: that of each table, by its name.
     """
 
-    def __init__(self, targets: RowTargets, optimizers: Mapping[str, HashOptimizer]) -> None:
+    def __init__(self, targets: RowTargets, optimizers: Mapping[str, RowOptimizer]) -> None:
         self._targets = targets
         self._optimizers = dict(optimizers)
         self._looked_up: list[str] = []  # tables in the order of their first lookup
@@ -48,7 +60,7 @@ class Updates:
 
         return sorted(waiting, key=place)
 
-    def waiting_for(self, optimizer: HashOptimizer) -> list[Target]:
+    def waiting_for(self, optimizer: RowOptimizer) -> list[Target]:
         """Return the lookups in the tables of an optimizer."""
         return [
             target
@@ -56,7 +68,7 @@ class Updates:
             if self._optimizers[target.table.name] is optimizer
         ]
 
-    def target_at(self, optimizer: HashOptimizer, address: Tensor) -> Target:
+    def target_at(self, optimizer: RowOptimizer, address: Tensor) -> Target:
         """Return the lookup with these addresses.
 
         Raises:
@@ -72,22 +84,22 @@ class Updates:
             '("ASCEND_SPARSE_LOOKUP_ID_OFFSET") as they are, once.'
         )
 
-    def _check_optimizer(self, optimizer: HashOptimizer, table: str) -> None:
-        own = self._optimizers[table]
-        if own is not optimizer:
+    def _check_optimizer(self, optimizer: RowOptimizer, table: str) -> None:
+        expected = self._optimizers[table]
+        if expected is not optimizer:
             raise ConfigError(
                 f"{optimizer.name}.apply_gradients: another optimizer updates the table {table!r}, "
-                f"got addresses of it. Give them to {own.name}, or the table another one in "
+                f"got addresses of it. Give them to {expected.name}, or the table another one in "
                 "optimizer_list."
             )
 
     def apply(
-        self, optimizer: HashOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
+        self, optimizer: RowOptimizer, gradients: Sequence[tuple[Target, Tensor | None]]
     ) -> None:
         """Update rows with their gradients, and forget these lookups; None updates nothing."""
         rates = dict.fromkeys(self._optimizers, optimizer.learning_rate)
-        given = [(target, grad) for target, grad in gradients if grad is not None]
-        update_targets(given, rates)
+        updated = [(target, grad) for target, grad in gradients if grad is not None]
+        update_targets(updated, rates)
         self.forget([target for target, _ in gradients])
 
     def forget(self, targets: Sequence[Target]) -> None:

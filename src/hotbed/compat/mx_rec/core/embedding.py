@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import pyarrow as pa
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from hotbed import checks
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.checks import MOST_INT, boolean
+from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxRecMode
 from hotbed.compat.mx_rec.core.arguments import TableArguments, check_lookup_name
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
+from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError
-from hotbed.compat.mx_rec.framework import TracedLookup
+from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.no_effect import log_no_effect
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
+from hotbed.compat.mx_rec.updates import RowOptimizer
 from hotbed.embedding.init import Init
 from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.table import Table
@@ -31,97 +31,8 @@ __all__ = ["SparseTable", "create_table", "sparse_lookup"]
 log = logging.getLogger("hotbed.compat.mx_rec")
 
 
-class SparseTable(nn.Module):
-    """The description of a sparse table; its rows exist from step 8 on.
-
-    `create_table` makes it. It is a module without parameters, so that a model may hold it.
-
-    Attributes:
-        name: of the table.
-        dim: lanes of a row.
-        key_dtype: of its ids, torch.int64 or torch.int32.
-        initializer: how a row starts.
-        device_vocabulary_size: rows that are expected on the device.
-        host_vocabulary_size: rows that are expected in main memory beside them.
-        is_save: whether a `Saver` saves it.
-        optimizer: its own optimizer; None = the only one.
-        send_count: distinct ids of a batch at most, in static shape; None = not known yet.
-        default: the value of ids without a row; None = not known yet, and 0.
-        padding: ids whose rows take no update.
-        admission_bytes: memory for the counts of ids that wait for their row.
-        thresholds: those of its features; None before step 8.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        dim: int,
-        key_dtype: torch.dtype,
-        initializer: Init,
-        sizes: tuple[int, int],
-        *,
-        is_save: bool = True,
-    ) -> None:
-        super().__init__()
-        self.name = name
-        self.dim = dim
-        self.key_dtype = key_dtype
-        self.initializer = initializer
-        self.device_vocabulary_size, self.host_vocabulary_size = sizes
-        self.is_save = is_save
-        self.optimizer: HashOptimizer | None = None
-        self.send_count: int | None = None
-        self.default: float | None = None
-        self.padding: tuple[int, ...] = ()
-        self.admission_bytes = ADMISSION_BYTES
-        self.thresholds: Thresholds | None = None
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r}, dim={self.dim}"
-
-    @property
-    def embedding_dim(self) -> int:
-        """Lanes of a row, by the name that traces of models ask for."""
-        return self.dim
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Reject a call: traces of models put a stand-in here."""
-        raise CallError(
-            f"table {self.name!r}: it is looked up by sparse_lookup, got a call of the table. Use "
-            "mx_rec.sparse_lookup(table, ids, modify_graph=True)."
-        )
-
-    def set_lookup(self, send_count: int | None, default: Any, *, needs_count: bool) -> None:
-        """Set what a lookup says of the whole table: `send_count`, and the value of absent ids.
-
-        Args:
-            send_count: of the lookup; None = not given.
-            default: its `serving_default_value`; None = not given.
-            needs_count: whether shapes are static, so that `send_count` is needed.
-
-        Raises:
-            ConfigError: a value is wrong or missing, or another lookup of the table gave another.
-        """
-        if needs_count:
-            where = f"sparse_lookup in {self.name!r}: send_count"
-            if send_count is None:
-                raise ConfigError(
-                    f"{where}: static shape needs the most distinct ids of a batch, got None. Give "
-                    "send_count, or init(use_dynamic=True)."
-                )
-            checks.whole_number(where, send_count, 1, MOST_INT)
-            self.send_count = _same(where, self.send_count, send_count)
-        if default is not None:
-            where = f"sparse_lookup in {self.name!r}: serving_default_value"
-            if isinstance(default, Tensor) and default.numel() == 1:
-                default = default.item()
-            checks.finite_number(where, default)
-            self.default = _same(where, self.default, default)
-
-    @property
-    def table_name(self) -> str:
-        """The name of the table."""
-        return self.name
+class SparseTable(TableDescription):
+    """A sparse table, which `create_table` describes; its rows exist from step 8 on."""
 
     @property
     def table(self) -> Table:
@@ -132,41 +43,12 @@ class SparseTable(nn.Module):
         """
         return framework.current().started(f"table {self.name!r}").tables[self.name]
 
-    def export(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows as Arrow batches, by rising id within a partition.
-
-        Columns: partition, id, value [dim], state, and the count and times that the table keeps.
-
-        Raises:
-            CallError: step 8 has not run.
-        """
-        return self.table.export()
-
-    def size(self) -> int:
-        """Return the number of its rows."""
-        return len(self.table)
-
     def capacity(self) -> int:
         """Return the rows that it was made for, device and host together, or its rows if more."""
         expected = self.device_vocabulary_size + self.host_vocabulary_size
         if framework.current().pipeline is None:
             return expected
         return max(expected, self.size())
-
-    @property
-    def expected_rows(self) -> int | None:
-        """The rows that the program expects; None where it has left its sizes out."""
-        expected = self.device_vocabulary_size + self.host_vocabulary_size
-        return expected if expected > 1 else None
-
-
-def _same(where: str, before: Any, value: Any) -> Any:
-    """Return a value of a table; raise ConfigError if another lookup gave another."""
-    if before not in (None, value):
-        raise ConfigError(
-            f"{where}: all lookups of a table give the same, got {value} and {before}. Give one."
-        )
-    return value
 
 
 def create_table(
@@ -221,21 +103,21 @@ def create_table(
     )
     table.padding = arguments.padding
     table.admission_bytes = admission_bytes
-    table.optimizer = _own_optimizer(arguments.where, optimizer_list, owner.optimizers)
+    table.optimizer = _optimizer_of(arguments.where, optimizer_list, owner.optimizers)
     owner.tables[name] = table
     return table
 
 
-def _own_optimizer(where: str, own: Any, every: Sequence[HashOptimizer]) -> HashOptimizer | None:
-    if own is None:
+def _optimizer_of(where: str, listed: Any, every: Sequence[RowOptimizer]) -> RowOptimizer | None:
+    if listed is None:
         return None
-    is_list = isinstance(own, list | tuple)
-    if not is_list or len(own) > 1 or not all(optimizer in every for optimizer in own):
+    is_list = isinstance(listed, list | tuple)
+    if not is_list or len(listed) > 1 or not all(optimizer in every for optimizer in listed):
         raise ConfigError(
-            f"{where}: optimizer_list holds the one optimizer of the table, got {own!r}. Give "
+            f"{where}: optimizer_list holds the one optimizer of the table, got {listed!r}. Give "
             "one that a factory of mx_rec.optimizers returned."
         )
-    return next(iter(own), None)
+    return next(iter(listed), None)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -279,12 +161,7 @@ def sparse_lookup(
     training = boolean("sparse_lookup: is_train", is_train)
     is_computed = boolean("sparse_lookup: modify_graph", modify_graph)
     flows = boolean("sparse_lookup: is_grad", is_grad)
-    _check_table(hashtable, owner.tables)
-    if dim not in (None, hashtable.dim):
-        raise ConfigError(
-            f"sparse_lookup in {hashtable.name!r}: dim is that of the table, {hashtable.dim}, got "
-            f"{dim}. Leave it out."
-        )
+    _check_table(hashtable, owner.tables, dim)
     check_lookup_name(hashtable.name, name)
     log_no_effect("sparse_lookup", name=name is not None)
     hashtable.set_lookup(
@@ -294,23 +171,38 @@ def sparse_lookup(
         options = {"is_train": training, "access_and_evict_config": access_and_evict_config}
         owner.traced.append(TracedLookup(hashtable, options))
         rows: Tensor = hashtable(_checked_ids(hashtable, ids))
-        return rows if flows else rows.detach()
-    pipeline = owner.started("sparse_lookup")
-    pipeline.note_lookup(hashtable)
-    if is_computed:
-        computed = _checked_ids(hashtable, ids)
-        rows = pipeline.look_up_ids(hashtable, computed, training=training)
+    elif is_computed:
+        rows = _look_up_computed(owner, hashtable, ids, training=training)
     else:
+        pipeline = owner.started("sparse_lookup")
+        pipeline.note_lookup(hashtable)
         spec = _checked_spec(hashtable, ids, access_and_evict_config)
         rows = pipeline.look_up_spec(spec, batch, training=training)
     return rows if flows else rows.detach()
 
 
-def _check_table(table: Any, tables: Mapping[str, SparseTable]) -> None:
+def _look_up_computed(owner: Framework, table: SparseTable, ids: Any, *, training: bool) -> Tensor:
+    """Return the rows of ids that a model computed, in automatic mode."""
+    owner.started("sparse_lookup").note_lookup(table)
+    computed = _checked_ids(table, ids)
+    if owner.automatic is None:
+        raise CallError(
+            "sparse_lookup: ids of a model need modify_graph_and_start_emb_cache(model, ...), got "
+            "a pipeline that start_asc_pipeline started. Give a FeatureSpec."
+        )
+    return owner.automatic.look_up(table.name, computed, training=training)
+
+
+def _check_table(table: Any, tables: Mapping[str, TableDescription], dim: int | None) -> None:
     if not isinstance(table, SparseTable) or tables.get(table.name) is not table:
         raise ConfigError(
             f"sparse_lookup: hashtable: not a table of this program, got {table!r}. Give what "
             "create_table returned after init."
+        )
+    if dim not in (None, table.dim):
+        raise ConfigError(
+            f"sparse_lookup in {table.name!r}: dim is that of the table, {table.dim}, got {dim}. "
+            "Leave it out."
         )
 
 

@@ -39,9 +39,9 @@ class IdReader(Reader):
         self.features = features
         outcomes = {entry.name: entry.outcome for entry in entries}
         columns = [Column(name, table) for name, table in features.lookups.items()]
-        self.columns = tuple(own for own in columns if outcomes[own.table] == "ahead")
-        self.rest = tuple(own for own in columns if outcomes[own.table] == "step")
-        self.tables = {own.table for own in (*self.columns, *self.rest)}
+        self.columns = tuple(each for each in columns if outcomes[each.table] == "ahead")
+        self.rest = tuple(each for each in columns if outcomes[each.table] == "step")
+        self.tables = {column.table for column in (*self.columns, *self.rest)}
         self._times = times
 
     def column(self, name: str) -> Column:
@@ -115,13 +115,13 @@ class Automatic:
         return lambda: self._iterate(evaluation, NoReader())
 
     def _iterate(self, data: Iterable[Any], reader: Reader) -> Iterator[Any]:
-        own = None
+        newest = None
         try:
             for batch in self._pipeline.batches(data, reader):
-                own = self._pipeline.current
+                newest = self._pipeline.current
                 yield batch
         finally:
-            if reader.is_training and self._pipeline.current is own:
+            if reader.is_training and self._pipeline.current is newest:
                 self._pipeline.current = None  # forward passes between the epochs only read
 
     def look_up(self, table: str, ids: Tensor, *, training: bool) -> Tensor:
@@ -163,9 +163,9 @@ class Automatic:
         """Return the rows of ids that are mapped now; without a batch they are only read."""
         num_samples = ids.numel() if batch is None else batch.num_samples
         time = None if batch is None else batch.time
-        own = Batch({table: ids_of_samples(ids, num_samples, time)}, time=time)
+        ids_alone = Batch({table: ids_of_samples(ids, num_samples, time)}, time=time)
         columns = (Column(table, table),)
-        rows = self._pipeline.look_up(columns, own, training=batch is not None)[table]
+        rows = self._pipeline.look_up(columns, ids_alone, training=batch is not None)[table]
         return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
 
     def _enter(self, model: nn.Module, args: Any) -> None:

@@ -18,8 +18,8 @@ from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.graph.automatic import Automatic, IdReader, time_of
 from hotbed.compat.mx_rec.no_effect import log_no_effect
-from hotbed.compat.mx_rec.pipeline import Pipeline, as_tensors
-from hotbed.compat.mx_rec.tables import agreed, make_tables, owners_of
+from hotbed.compat.mx_rec.pipeline import as_tensors
+from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
 from hotbed.config import did_you_mean
 from hotbed.embedding.modules.planner import obstacle_of
 from hotbed.embedding.table import Table
@@ -75,7 +75,7 @@ def modify_graph_and_start_emb_cache(
     owner = framework.current()
     owner.check_not_started(WHERE)
     _check_inputs(model, train)
-    owners = owners_of(owner)
+    owners_of(owner)  # raises if one is missing
     log_no_effect("modify_graph", full_graph=full_graph is not None, dump_graph=dump_graph)
     times = times or owner.times
     data = Begun(train)
@@ -83,12 +83,11 @@ def modify_graph_and_start_emb_cache(
     findings, features, lookups = _trace(owner, model, first, arguments)
     thresholds = _thresholds(lookups)
     _check_times(thresholds, has_times=time_of(first, times) is not None)
-    tables = make_tables(owner, thresholds, owner.tables)
+    tables = make_tables(owner, thresholds)
     entries = [_entry(table, findings, features) for table in tables.values()]
-    pipeline = Pipeline(owner, tables, owners)
-    pipeline.automatic = Automatic(
-        pipeline, model, IdReader(features, entries, times), data, evaluation
-    )
+    pipeline = make_pipeline(owner, tables)
+    reader = IdReader(features, entries, times)
+    owner.automatic = Automatic(pipeline, model, reader, data, evaluation)
     owner.pipeline = pipeline
     return _report(model, entries, findings)
 
@@ -230,8 +229,8 @@ def _trace(
 
 def _call_of(arguments: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = arguments(item)
-        return given if isinstance(given, tuple) else (given,), {}
+        values = arguments(item)
+        return values if isinstance(values, tuple) else (values,), {}
 
     return call
 
@@ -242,7 +241,7 @@ def _thresholds(lookups: Sequence[TracedLookup]) -> dict[str, Thresholds]:
     Raises:
         ConfigError: a value is wrong, or two lookups of a table differ.
     """
-    own = []
+    thresholds = []
     for lookup in lookups:
         table = lookup.table
         where = f"sparse_lookup {table.name!r}"
@@ -252,8 +251,8 @@ def _thresholds(lookups: Sequence[TracedLookup]) -> dict[str, Thresholds]:
                 "training. Leave it out, or use is_grad=False to learn nothing."
             )
         config = lookup.options["access_and_evict_config"]
-        own.append((table.name, where, _configured(where, config)))
-    return agreed(own)
+        thresholds.append((table.name, where, _configured(where, config)))
+    return agreed(thresholds)
 
 
 def _configured(where: str, config: Any) -> Thresholds:
@@ -277,11 +276,11 @@ def _configured(where: str, config: Any) -> Thresholds:
 
 
 def _check_times(thresholds: Mapping[str, Thresholds], *, has_times: bool) -> None:
-    for table, own in thresholds.items():
-        if own.evicts and not has_times:
+    for table, values in thresholds.items():
+        if values.evicts and not has_times:
             raise ConfigError(
                 f"table {table!r}: an eviction threshold needs the time of each batch, got "
-                f"eviction_threshold={own.eviction_threshold} and batches without times. Give the "
+                f"eviction_threshold={values.eviction_threshold} and batches without times. Give the "
                 "schema a Time column, or times=..."
             )
 

@@ -92,14 +92,14 @@ class Program:
                 f"{reader.folder}: it holds {len(progress['objects'])} objects besides networks "
                 f"and optimizers, got var_list with {len(others)}. Give those that were saved."
             )
-        for part, own in zip(others, progress["objects"], strict=True):
-            part.load_state_dict(own)
+        for part, state in zip(others, progress["objects"], strict=True):
+            part.load_state_dict(state)
         rates = progress["rates"]
         for optimizer, (rate, current) in zip(self._owner.optimizers, rates, strict=False):
             if optimizer.rule.lr == rate:  # else the program sets another one
                 optimizer.learning_rate = current
-        for hook, own in zip(self._owner.hooks, progress["hooks"], strict=False):
-            hook.load_state(own)  # a hook that is new begins anew
+        for hook, state in zip(self._owner.hooks, progress["hooks"], strict=False):
+            hook.load_state(state)  # a hook that is new begins anew
         position = reader.manifest.positions.get(POSITION)
         training = self._owner.started("Saver.restore").progress
         training.resume(
@@ -131,8 +131,8 @@ class Program:
         return next(iter(networks), None)
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
-        own = [part for part in self._parts or [] if isinstance(part, torch.optim.Optimizer)]
-        return {f"dense_{number}": optimizer for number, optimizer in enumerate(own)}
+        dense = [part for part in self._parts or [] if isinstance(part, torch.optim.Optimizer)]
+        return {f"dense_{number}": optimizer for number, optimizer in enumerate(dense)}
 
     def _others(self) -> list[Any]:
         kinds = (nn.Module, torch.optim.Optimizer)

@@ -176,7 +176,7 @@ class Saver:
         self._program.load(reader)
         self._parent = reader.manifest.digest
         self._place = _located(save_path)[0]
-        self._owner.restored = True
+        progress.restored = True
         log.info("resuming at global step %d, from %s", reader.manifest.version, reader.folder)
         return reader.manifest.version
 
@@ -256,8 +256,8 @@ def opened(save_path: Where, version: int | None = None) -> Reader:
         ConfigError: the path holds no checkpoint, or no state of this step.
     """
     _check_path("Saver.restore", save_path)
-    place, own = _located(save_path)
-    version = version if own is None else own
+    place, step = _located(save_path)
+    version = version if step is None else step
     if open_store(place).newest_state() is None:
         raise ConfigError(
             f"{save_path}: no checkpoint lies at this path, got neither a folder of states nor one "

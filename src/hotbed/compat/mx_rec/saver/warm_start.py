@@ -132,22 +132,22 @@ def warm_start(warm_start_from: Settings | Sequence[Settings], *models: nn.Modul
     several: Any = warm_start_from
     if not isinstance(several, list | tuple):
         several = [several]
-    taken: dict[str, None] = {}
+    names: dict[str, None] = {}
     for each in several:
         settings = each if isinstance(each, WarmStartSettings) else WarmStartSettings(each)
         for part in settings.parts:
-            taken.update(dict.fromkeys(_take(part, pipeline.tables, models)))
-    return list(taken)
+            names.update(dict.fromkeys(_take(part, pipeline.tables, models)))
+    return list(names)
 
 
 def _take(
-    settings: WarmStartSettings, own: Mapping[str, Any], models: Iterable[nn.Module]
+    settings: WarmStartSettings, rows: Mapping[str, Any], models: Iterable[nn.Module]
 ) -> list[str]:
     """Take what the settings of one path name; return the names."""
     reader = opened(settings.ckpt_to_initialize_from)
     there = settings.var_name_to_prev_var_name or {}
     names = []
-    for name, table in own.items():
+    for name, table in rows.items():
         source = there.get(name, name)
         if settings.takes(name) and source in reader.table_names:
             tables.warm_start(

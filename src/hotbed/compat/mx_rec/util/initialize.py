@@ -12,8 +12,9 @@ from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COLLECTION
-from hotbed.compat.mx_rec.framework import Options
+from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.no_effect import REASONS, log_no_effect
+from hotbed.compat.mx_rec.options import Options
 from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_rank_size
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
@@ -46,7 +47,7 @@ def init(**options: Any) -> None:
     """Initialize the framework: step 1.
 
     Args:
-        options: the fields of `hotbed.compat.mx_rec.framework.Options`. Boolean ones may be the
+        options: the fields of `hotbed.compat.mx_rec.options.Options`. Boolean ones may be the
             texts "True" and "False". Keywords that have no effect here are logged once.
 
     Raises:
@@ -110,7 +111,14 @@ def get_initializer(is_training: bool) -> Callable[[], Iterator[Any]]:
     It is for automatic graph modification; `modify_graph_and_start_emb_cache` gets the data.
     """
     is_training = boolean("get_initializer: is_training", is_training)
-    return framework.current().started("get_initializer").initializer(is_training)
+    owner = framework.current()
+    owner.started("get_initializer")
+    if owner.automatic is None:
+        raise CallError(
+            "get_initializer: the data are those of modify_graph_and_start_emb_cache, got a "
+            "pipeline that start_asc_pipeline started. Iterate over dataset.map(insert)."
+        )
+    return owner.automatic.initializer(is_training)
 
 
 def get_use_dynamic_expansion() -> bool:

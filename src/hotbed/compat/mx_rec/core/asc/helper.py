@@ -116,8 +116,8 @@ def get_asc_insert_func(
     if tgt_key_specs is None:
         specs = _specs_at(args_index_list, table_names)
     elif args_index_list is None and table_names is None:
-        given: Any = tgt_key_specs
-        specs = list(given) if isinstance(given, (list, tuple)) else [given]
+        features: Any = tgt_key_specs
+        specs = list(features) if isinstance(features, (list, tuple)) else [features]
     else:
         specs = []
     if not specs:

@@ -8,8 +8,7 @@ import logging
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError
-from hotbed.compat.mx_rec.pipeline import Pipeline
-from hotbed.compat.mx_rec.tables import agreed, make_tables, owners_of
+from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
 
 __all__ = ["start_asc_pipeline"]
 
@@ -26,7 +25,7 @@ def start_asc_pipeline() -> None:
     """
     owner = framework.current()
     owner.check_not_started("start_asc_pipeline")
-    owners = owners_of(owner)
+    owners_of(owner)  # raises if one is missing
     if not owner.inserts:
         raise CallError(
             "start_asc_pipeline: an insert function is needed, got none. Call get_asc_insert_func, "
@@ -40,5 +39,4 @@ def start_asc_pipeline() -> None:
     idle = [name for name in owner.tables if name not in thresholds]
     if idle:
         log.warning("start_asc_pipeline: no feature looks up in the tables %s", ", ".join(idle))
-    tables = make_tables(owner, thresholds, owner.tables)
-    owner.pipeline = Pipeline(owner, tables, owners)
+    owner.pipeline = make_pipeline(owner, make_tables(owner, thresholds))
