@@ -24,9 +24,14 @@ class NoEffect:
         self._door = door
         self._log = logging.getLogger(f"hotbed.compat.{door}")
 
-    def note(self, name: str) -> None:
-        """Log once in a process that an argument has no effect, and why."""
-        if name in self.logged:
+    def log_no_effect(self, name: str, *, when: bool = True) -> None:
+        """Log once in a process that an argument has no effect, and why.
+
+        Args:
+            name: of the argument, a key of `reasons`.
+            when: whether it differs from its default; False logs nothing.
+        """
+        if not when or name in self.logged:
             return
         self.logged.add(name)
         reason = self.reasons[name]

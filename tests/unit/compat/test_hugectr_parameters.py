@@ -16,7 +16,7 @@ from parameter_pages import FOLDER, HUGECTR
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr import knobs
 from hotbed.compat.hugectr.json.solver import read_solver
-from hotbed.compat.hugectr.knobs import NO_EFFECT, log_no_effect
+from hotbed.compat.hugectr.knobs import NO_EFFECT
 from hotbed.errors import ConfigError
 
 SECTIONS = HUGECTR.sections
@@ -67,7 +67,7 @@ def test_what_has_no_effect_is_logged_once(
         caplog.set_level("INFO", "hotbed.compat.hugectr")
         knobs.KNOBS.logged.discard(key)
         for _ in range(2):
-            log_no_effect(key)
+            knobs.KNOBS.log_no_effect(key)
         assert caplog.text.count(f"{key} has no effect, because ") == 1
 
 

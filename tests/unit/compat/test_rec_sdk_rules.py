@@ -20,7 +20,6 @@ from parameter_pages import REC_SDK
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework, no_effect
-from hotbed.compat.mx_rec.no_effect import log_no_effect
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 
@@ -182,9 +181,10 @@ def test_periods_are_in_their_range(name: str) -> None:
 def test_what_has_no_effect_is_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hotbed.compat.mx_rec")
     no_effect.ARGUMENTS.logged.discard(name)
-    call, _, argument = name.partition(".")
+    no_effect.ARGUMENTS.log_no_effect(name, when=False)
+    assert not caplog.text
     for _ in range(2):
-        log_no_effect(call, **{argument: True})
+        no_effect.ARGUMENTS.log_no_effect(name)
     assert caplog.text.count(f"{name} has no effect, because {REC_SDK.no_effect[name]}") == 1
 
 

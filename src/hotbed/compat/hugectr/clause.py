@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from hotbed.compat.hugectr.knobs import NO_EFFECT, log_no_effect
+from hotbed.compat.hugectr.knobs import KNOBS, NO_EFFECT
 from hotbed.config import build, did_you_mean
 from hotbed.errors import ConfigError
 
@@ -54,7 +54,7 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
             for key, argument in keywords.items():
                 knob = f"{name}.{key}"
                 if knob in NO_EFFECT and (key not in fields or argument != fields[key].default):
-                    log_no_effect(knob)
+                    KNOBS.log_no_effect(knob)
             taken = {}
             for key, argument in keywords.items():
                 if key in fields:

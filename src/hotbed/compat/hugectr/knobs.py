@@ -120,8 +120,3 @@ NO_EFFECT: Mapping[str, Knob] = {
 }
 
 KNOBS = NoEffect("hugectr", {name: knob.reason for name, knob in NO_EFFECT.items()})
-
-
-def log_no_effect(name: str) -> None:
-    """Log once in a process that an argument or a key has no effect, and why."""
-    KNOBS.note(name)

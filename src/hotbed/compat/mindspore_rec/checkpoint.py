@@ -11,7 +11,7 @@ from typing import Any
 
 from hotbed import checks
 from hotbed.compat.mindspore_rec.callback import Training
-from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 from hotbed.persist import checkpoint
@@ -87,8 +87,8 @@ class CheckpointConfig:
                 "and encrypt the disk."
             )
         for name, plain in _DEFAULTS.items():
-            if getattr(self, name) != plain:
-                log_no_effect(f"CheckpointConfig.{name}")
+            differs = getattr(self, name) != plain
+            ARGUMENTS.log_no_effect(f"CheckpointConfig.{name}", when=differs)
 
 
 class ModelCheckpoint:

@@ -11,7 +11,7 @@ from torch import nn
 
 from hotbed import checks
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
-from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.rule import Rule
 
@@ -68,10 +68,8 @@ class HashEmbeddingLookup(nn.Module):
         checks.one_of("HashEmbeddingLookup.sparse", sparse, (True, False))
         if max_norm is not None:
             checks.finite_number("HashEmbeddingLookup.max_norm", max_norm, above=0)
-        if not sparse:
-            log_no_effect("HashEmbeddingLookup.sparse")
-        if vocab_cache_size:
-            log_no_effect("HashEmbeddingLookup.vocab_cache_size")
+        ARGUMENTS.log_no_effect("HashEmbeddingLookup.sparse", when=not sparse)
+        ARGUMENTS.log_no_effect("HashEmbeddingLookup.vocab_cache_size", when=vocab_cache_size > 0)
         self.embedding_size = embedding_size
         self.embedding_table = MapParameter(
             key_dtype,

@@ -23,8 +23,3 @@ REASONS: Mapping[str, str] = {
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
 ARGUMENTS = NoEffect("mindspore_rec", REASONS)
-
-
-def log_no_effect(name: str) -> None:
-    """Log once in a process that an argument has no effect, and why."""
-    ARGUMENTS.note(name)

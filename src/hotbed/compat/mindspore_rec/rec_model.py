@@ -15,7 +15,7 @@ from hotbed import checks
 from hotbed.compat.mindspore_rec.callback import Adapter, CallbackParams, Training, adapted
 from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.metrics import translated
-from hotbed.compat.mindspore_rec.no_effect import log_no_effect
+from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.config import did_you_mean
 from hotbed.embedding.modules.parameter import TableRows
 from hotbed.embedding.rule import Rule
@@ -204,10 +204,9 @@ class RecModel:
         checks.whole_number("fit.initial_epoch", initial_epoch, 0, epoch - 1)
         for sink_mode in (dataset_sink_mode, valid_dataset_sink_mode):
             _check_sink_mode(sink_mode)
-        if dataset_sink_mode or valid_dataset_sink_mode:
-            log_no_effect("RecModel.dataset_sink_mode")
-        if sink_size != -1:
-            log_no_effect("RecModel.sink_size")
+        sinks = bool(dataset_sink_mode or valid_dataset_sink_mode)
+        ARGUMENTS.log_no_effect("RecModel.dataset_sink_mode", when=sinks)
+        ARGUMENTS.log_no_effect("RecModel.sink_size", when=sink_size != -1)
         if valid_frequency != 1:
             raise ConfigError(
                 "fit.valid_frequency: each epoch is validated, got "
@@ -227,7 +226,7 @@ class RecModel:
         """Return the metrics of `valid_dataset` by name; nothing is learned."""
         _check_sink_mode(dataset_sink_mode)
         if dataset_sink_mode:
-            log_no_effect("RecModel.dataset_sink_mode")
+            ARGUMENTS.log_no_effect("RecModel.dataset_sink_mode")
         args = self._args("eval", valid_dataset, epoch_num=1, dataset_sink_mode=False)
         args.update(valid_dataset=valid_dataset, eval_network=self.eval_network)
         args.update(cur_epoch_num=1, cur_step_num=0)

@@ -20,16 +20,21 @@ class Tensor(torch.Tensor):
 
 
 def with_asnumpy(value: Any) -> Any:
-    """Return tensors as `Tensor` without gradients, also in tuples, lists and dicts.
+    """Return a value whose tensors and NumPy arrays are `Tensor`, without gradients.
 
-    Other values are returned as they are.
+    A torch tensor becomes a `Tensor` without gradients, a NumPy array a `Tensor` over its memory.
+    Both also do so in tuples, named tuples, lists and dicts, which keep their kind; a dict comes
+    back as a plain one. Every other value is returned unchanged.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().as_subclass(Tensor)
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value).as_subclass(Tensor)
-    if isinstance(value, (tuple, list)):
-        return tuple(with_asnumpy(part) for part in value)
+    if isinstance(value, list):
+        return [with_asnumpy(part) for part in value]
+    if isinstance(value, tuple):
+        parts = (with_asnumpy(part) for part in value)
+        return type(value)._make(parts) if hasattr(value, "_make") else tuple(parts)
     if isinstance(value, dict):
         return {name: with_asnumpy(part) for name, part in value.items()}
     return value

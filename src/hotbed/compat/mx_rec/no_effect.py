@@ -50,13 +50,3 @@ REASONS: Mapping[str, str] = {
 """Argument -> why it has no effect."""
 
 ARGUMENTS = NoEffect("mx_rec", REASONS)
-
-
-def log_no_effect(call: str, **arguments: bool) -> None:
-    """Log those arguments of a call that were given, each once in a process.
-
-    `arguments`: name -> whether it differs from its default.
-    """
-    for name, is_given in arguments.items():
-        if is_given:
-            ARGUMENTS.note(f"{call}.{name}")

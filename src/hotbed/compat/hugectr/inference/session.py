@@ -20,7 +20,7 @@ from hotbed.compat.hugectr.inference.params import InferenceParams, check_names,
 from hotbed.compat.hugectr.inference.served import ServedModel
 from hotbed.compat.hugectr.json.inference import read_inference, read_json
 from hotbed.compat.hugectr.json.layers import read_graph
-from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model.tensors import Tensors
 from hotbed.compat.hugectr.reader import adds_sizes, columns_of, evaluation_data
 from hotbed.compat.hugectr.translate import Translation, translate
@@ -173,8 +173,8 @@ def CreateEmbeddingCache(
             f"CreateEmbeddingCache.i64_input_key: expected {model.params.i64_input_key}, that of "
             f"the parameter server, got {i64_input_key!r}. Let both say the same."
         )
-    log_no_effect("inference_params.device_id")
-    log_no_effect("inference_params.use_gpu_embedding_cache")
+    KNOBS.log_no_effect("inference_params.device_id")
+    KNOBS.log_no_effect("inference_params.use_gpu_embedding_cache")
     return ServedCache(
         parameter_server, model_name, cache_size_percentage if use_gpu_embedding_cache else None
     )

@@ -24,7 +24,7 @@ from hotbed.compat.hugectr.inference.params import (
     check_names,
 )
 from hotbed.compat.hugectr.json.keys import needed, read_clause
-from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError, PersistError
 
@@ -165,7 +165,7 @@ def read_inference(config: Mapping[str, Any], where: str | Path) -> InferencePar
         raise ConfigError(f"inference.input_key_type: not I32 or I64, got {key_type!r}. Use one.")
     for key in ("hit_rate_threshold", "mixed_precision", "algorithm_search", "cuda_graph"):
         if key in values:
-            log_no_effect(f"inference_params.{_KNOBS[key]}")
+            KNOBS.log_no_effect(f"inference_params.{_KNOBS[key]}")
     return InferenceParams(
         model_name=Path(where).stem,
         max_batchsize=values.get("max_batchsize", 1024),

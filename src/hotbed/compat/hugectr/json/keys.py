@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from hotbed.compat.hugectr.knobs import NO_EFFECT, log_no_effect
+from hotbed.compat.hugectr.knobs import KNOBS, NO_EFFECT
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -34,7 +34,7 @@ def read_clause(spec: Any, where: str, keys: Iterable[str]) -> dict[str, Any]:
         if key in known:
             values[key] = value
         elif knob in NO_EFFECT:
-            log_no_effect(knob)
+            KNOBS.log_no_effect(knob)
         else:
             advice = did_you_mean(key, known)
             raise ConfigError(

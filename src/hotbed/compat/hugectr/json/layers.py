@@ -35,7 +35,7 @@ from hotbed.compat.hugectr.enums import (
 )
 from hotbed.compat.hugectr.json.keys import member, needed, read_clause
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
-from hotbed.compat.hugectr.knobs import log_no_effect
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -197,7 +197,7 @@ def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
     values = read_clause(layer, where, [*keys, "plan_file1"])
     needed(values, where, ["bottom", "top", "sparse_embedding_hparam"])
     if "plan_file1" in values:
-        log_no_effect("sparse_embedding.plan_file1")
+        KNOBS.log_no_effect("sparse_embedding.plan_file1")
     place = f"{where}.sparse_embedding_hparam"
     hyper = read_clause(values["sparse_embedding_hparam"], place, [*_EMBEDDING, *HYBRID_KEYS])
     needed(hyper, place, ["embedding_vec_size", "combiner"])

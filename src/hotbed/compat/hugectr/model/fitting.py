@@ -6,26 +6,43 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hotbed.compat.hugectr.clauses import FitParams
+from hotbed.compat.hugectr.clauses import FitParams, Solver
 from hotbed.compat.hugectr.enums import MetricsType
 from hotbed.compat.hugectr.model.callback import tell_end
 from hotbed.compat.hugectr.model.console import say
 
 if TYPE_CHECKING:
     from hotbed.compat.hugectr.model.metrics import Results
-    from hotbed.compat.hugectr.model.model import Model
+    from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
     from hotbed.training.run import Run
 
 
 _LOG = logging.getLogger("hotbed.compat.hugectr")
 
 
+class FittedModel(Protocol):
+    """The model that `fit` trains, as its callbacks see it."""
+
+    solver: Solver
+
+    @property
+    def can_evaluate(self) -> bool: ...
+
+    def evaluated(self, prefix: str = "", iteration: int = 0) -> Results: ...
+
+    def get_learning_rate_scheduler(self) -> LearningRateScheduler: ...
+
+    def save_params_to_files(self, prefix: str, iter: int = 0) -> None: ...
+
+    def set_learning_rate(self, lr: float) -> None: ...
+
+
 class Rates:
     """Set the learning rate of each step by the scheduler of the model."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: FittedModel) -> None:
         self._model = model
         self._before = model.get_learning_rate_scheduler().get_step()
 
@@ -56,7 +73,7 @@ class Iterations:
         ended_early: whether a callback or the AUC ended training.
     """
 
-    def __init__(self, model: Model, params: FitParams) -> None:
+    def __init__(self, model: FittedModel, params: FitParams) -> None:
         self._model = model
         self._params = params
         self._callbacks = model.solver.training_callbacks if model.solver.repeat_dataset else ()

@@ -13,7 +13,7 @@ import torch
 from hotbed import checks
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.constants.constants import ApplyGradientsStrategy, MxRecMode
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.data.batch import as_ids
 from hotbed.embedding.init import Init
 from hotbed.embedding.policy import MAX_ADMISSION_BYTES, MIN_ADMISSION_BYTES
@@ -109,8 +109,7 @@ class TableArguments:
         checks.whole_number(f"{where}: hashtable_threshold", threshold, 0, MOST_INT)
         self._check_initializer()
         self._check_padding()
-        log_no_effect(
-            "create_table",
+        differs = dict(
             ssd_data_path=bool(self.ssd_data_path),
             is_dp=boolean(f"{where}: is_dp", self.is_dp),
             all2all_gradients_op=self.all2all_gradients_op != SUMS[0],
@@ -121,6 +120,8 @@ class TableArguments:
             hashtable_threshold=threshold != 0,
             apply_gradients_strategy=strategy is not ApplyGradientsStrategy.DIRECT_APPLY,
         )
+        for name, is_given in differs.items():
+            ARGUMENTS.log_no_effect(f"create_table.{name}", when=is_given)
 
     @property
     def where(self) -> str:
@@ -202,8 +203,8 @@ class TableArguments:
 
     def _check_padding(self) -> None:
         masked = boolean(f"{self.where}: padding_keys_mask", self.padding_keys_mask)
-        given = [self.padding_keys is not None, masked, self.padding_keys_len is not None]
-        if any(given) and not all(given):
+        parts = [self.padding_keys is not None, masked, self.padding_keys_len is not None]
+        if any(parts) and not all(parts):
             raise ConfigError(
                 f"{self.where}: padding_keys, padding_keys_mask and padding_keys_len belong "
                 f"together, got {self.padding_keys!r}, {self.padding_keys_mask!r} and "

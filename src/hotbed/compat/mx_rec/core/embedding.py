@@ -18,7 +18,7 @@ from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec, Thresholds
 from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.compat.mx_rec.optimizers.optimizer import HashOptimizer
 from hotbed.compat.mx_rec.updates import RowOptimizer
 from hotbed.embedding.init import Init
@@ -163,7 +163,7 @@ def sparse_lookup(
     flows = boolean("sparse_lookup: is_grad", is_grad)
     _check_table(hashtable, owner.tables, dim)
     check_lookup_name(hashtable.name, name)
-    log_no_effect("sparse_lookup", name=name is not None)
+    ARGUMENTS.log_no_effect("sparse_lookup.name", when=name is not None)
     hashtable.set_lookup(
         send_count, serving_default_value, needs_count=not owner.options.use_dynamic
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 
 __all__ = ["LookupSubgraphSlicerHook", "OrphanLookupKeySlicerHook"]
 
@@ -19,7 +19,7 @@ class LookupSubgraphSlicerHook:
     """
 
     def __init__(self, op_types: Any = (), full_graph: Any = None) -> None:
-        log_no_effect("slicer", op_types=True)
+        ARGUMENTS.log_no_effect("slicer.op_types")
 
     def begin(self) -> None:
         """Do nothing."""
@@ -33,7 +33,7 @@ class OrphanLookupKeySlicerHook:
     """
 
     def __init__(self, full_graph: Any = None) -> None:
-        log_no_effect("slicer", orphans=True)
+        ARGUMENTS.log_no_effect("slicer.orphans")
 
     def begin(self) -> None:
         """Do nothing."""

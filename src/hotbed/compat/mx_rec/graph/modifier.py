@@ -17,7 +17,7 @@ from hotbed.compat.mx_rec.core.asc.manager import start_asc_pipeline
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.framework import Framework, TracedLookup
 from hotbed.compat.mx_rec.graph.automatic import Automatic, IdReader, time_of
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.compat.mx_rec.pipeline import as_tensors
 from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
 from hotbed.config import did_you_mean
@@ -76,7 +76,8 @@ def modify_graph_and_start_emb_cache(
     owner.check_not_started(WHERE)
     _check_inputs(model, train)
     owners_of(owner)  # raises if one is missing
-    log_no_effect("modify_graph", full_graph=full_graph is not None, dump_graph=dump_graph)
+    ARGUMENTS.log_no_effect("modify_graph.full_graph", when=full_graph is not None)
+    ARGUMENTS.log_no_effect("modify_graph.dump_graph", when=dump_graph)
     times = times or owner.times
     data = Begun(train)
     first = as_tensors(data.first)
@@ -111,7 +112,7 @@ class GraphModifierHook:
         self, dump_graph: bool | str = False, modify_graph: bool | str = True, **options: Any
     ) -> None:
         dumps = boolean("GraphModifierHook: dump_graph", dump_graph)
-        log_no_effect("modify_graph", dump_graph=dumps)
+        ARGUMENTS.log_no_effect("modify_graph.dump_graph", when=dumps)
         self.modify_graph = boolean("GraphModifierHook: modify_graph", modify_graph)
         self._options = options
         self._check_options()

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HashOptimizer: what the factories of `optimizers` return."""
+"""HashOptimizer, and how the factories of `optimizers` make it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
 from hotbed.compat.mx_rec import framework
-from hotbed.compat.mx_rec.optimizers.rules import rate_of
+from hotbed.compat.mx_rec.optimizers.rules import NamedRule, rate_of
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
+
+Arguments = ParamSpec("Arguments")
 
 
 class HashOptimizer:
@@ -85,6 +88,24 @@ class HashOptimizer:
     def zero_grad(self) -> None:
         """Forget the lookups that wait for an update."""
         self._owner.started(f"{self.name}.zero_grad").drop(self)
+
+
+def factory(
+    describe: Callable[Arguments, NamedRule], *, by_address: bool
+) -> Callable[Arguments, HashOptimizer]:
+    """Return a factory of optimizers with the arguments of `describe`.
+
+    Args:
+        describe: returns the name and the rule.
+        by_address: whether they are for dynamic expansion.
+    """
+
+    @functools.wraps(describe)
+    def create(*args: Arguments.args, **keywords: Arguments.kwargs) -> HashOptimizer:
+        name, rule = describe(*args, **keywords)
+        return HashOptimizer(name, rule, by_address=by_address)
+
+    return create
 
 
 def _pairs(name: str, gradients: Sequence[Any]) -> list[tuple[Tensor | None, Tensor]]:

@@ -13,7 +13,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COLLECTION
 from hotbed.compat.mx_rec.errors import CallError
-from hotbed.compat.mx_rec.no_effect import REASONS, log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS, REASONS
 from hotbed.compat.mx_rec.options import Options
 from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_rank_size
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
@@ -64,7 +64,8 @@ def init(**options: Any) -> None:
     values = {name: _checked(name, options[name]) for name in names if name in options}
     _check_together(Options(**values))
     framework.begin(Options(**values))
-    log_no_effect("init", **{name: True for name in options if name in NOT_NEEDED})
+    for name in options:
+        ARGUMENTS.log_no_effect(f"init.{name}", when=name in NOT_NEEDED)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -139,7 +140,7 @@ def set_if_load(if_load: bool | str) -> None:
 
 def clear_channel(is_train_channel: bool = False) -> None:
     """Have no effect: each loop over data begins anew."""
-    log_no_effect("clear_channel", channel=True)
+    ARGUMENTS.log_no_effect("clear_channel.channel")
 
 
 get_host_pipeline_ops = import_host_pipeline_ops

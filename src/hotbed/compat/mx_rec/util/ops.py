@@ -10,7 +10,7 @@ from torch import Tensor
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
@@ -54,7 +54,7 @@ class HostPipelineOps:
     def clear_channel(self, channel_id: int) -> None:
         """Have no effect: each loop over data begins anew. `channel_id`: 0 or 1."""
         checks.whole_number("clear_channel: channel_id", channel_id, 0, 1)
-        log_no_effect("clear_channel", channel=True)
+        ARGUMENTS.log_no_effect("clear_channel.channel")
 
 
 def import_host_pipeline_ops() -> HostPipelineOps:

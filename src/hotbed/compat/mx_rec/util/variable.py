@@ -18,7 +18,7 @@ from hotbed.compat.mx_rec.constants.constants import (
     ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
     ASCEND_TIMESTAMP,
 )
-from hotbed.compat.mx_rec.core.embedding import SparseTable
+from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.optim.sparse import dense_parameters
@@ -36,7 +36,7 @@ KEYS = (
 
 def get_dense_and_sparse_variable(
     *models: nn.Module,
-) -> tuple[list[nn.Parameter], list[SparseTable]]:
+) -> tuple[list[nn.Parameter], list[TableDescription]]:
     """Return the parameters of models for a dense optimizer, and all sparse tables: step 7."""
     owner = framework.current()
     owner.models += [model for model in models if model not in owner.models]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hotbed import checks
 from hotbed.compat.mx_rec.checks import MOST_INT
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.errors import ConfigError
 
 __all__ = ["FeatureSpec", "Thresholds"]
@@ -107,10 +107,10 @@ class FeatureSpec:
             )
         if self.batch_size is not None:
             checks.whole_number(f"{where}: batch_size", self.batch_size, 1, MOST_INT)
-            log_no_effect("feature_spec", batch_size=True)
+            ARGUMENTS.log_no_effect("feature_spec.batch_size")
         if self.feat_count is not None:
             checks.whole_number(f"{where}: feat_count", self.feat_count, 1, MOST_INT)
-            log_no_effect("feature_spec", feat_count=True)
+            ARGUMENTS.log_no_effect("feature_spec.feat_count")
         self.thresholds.check(where)
 
     @property

@@ -11,7 +11,7 @@ from hotbed.compat.mx_rec.checks import boolean
 from hotbed.compat.mx_rec.columns import SpecReader
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError, StateError
-from hotbed.compat.mx_rec.no_effect import log_no_effect
+from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError
 
@@ -112,7 +112,7 @@ def get_asc_insert_func(
     owner = framework.current()
     training = boolean("get_asc_insert_func: is_training", is_training)
     dumps = boolean("get_asc_insert_func: dump_graph", dump_graph)
-    log_no_effect("insert", dump_graph=dumps)
+    ARGUMENTS.log_no_effect("insert.dump_graph", when=dumps)
     if tgt_key_specs is None:
         specs = _specs_at(args_index_list, table_names)
     elif args_index_list is None and table_names is None:
