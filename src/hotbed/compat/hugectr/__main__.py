@@ -23,13 +23,13 @@ def main(arguments: list[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--train", metavar="CONFIG.json", help="train what the file describes")
     action.add_argument("--version", action="store_true", help="print the version")
-    taken = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(f"Hotbed Version: {version('hotbed')}")
-    if taken.version:
+    if options.version:
         return 0
-    print(f"Config file: {taken.train}")
+    print(f"Config file: {options.train}")
     try:
-        train_file(read_training(read_mapping(taken.train)), Model)
+        train_file(read_training(read_mapping(options.train)), Model)
     except HotbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

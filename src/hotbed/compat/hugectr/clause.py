@@ -41,9 +41,9 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        made: Any = dataclasses.dataclass(frozen=True)(cls)
-        fields = {field.name: field for field in dataclasses.fields(made)}
-        generated = made.__init__
+        dataclass: Any = dataclasses.dataclass(frozen=True)(cls)
+        fields = {field.name: field for field in dataclasses.fields(dataclass)}
+        generated = dataclass.__init__
 
         @functools.wraps(generated)
         def __init__(self: Any, *args: Any, **keywords: Any) -> None:
@@ -55,26 +55,26 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
                 knob = f"{name}.{key}"
                 if knob in NO_EFFECT and (key not in fields or argument != fields[key].default):
                     KNOBS.log_no_effect(knob)
-            taken = {}
+            values = {}
             for key, argument in keywords.items():
                 if key in fields:
-                    taken[key] = argument
+                    values[key] = argument
                 elif f"{name}.{key}" not in NO_EFFECT:
                     advice = did_you_mean(key, fields)
                     raise ConfigError(
                         f"{name}.{key}: unknown argument, got {argument!r:.80}. {advice}"
                     )
-            hints = _hints(made)
+            hints = _hints(dataclass)
             for key, field in fields.items():
-                if key in taken:
-                    taken[key] = checked(f"{name}.{key}", taken[key], hints[key])
+                if key in values:
+                    values[key] = checked(f"{name}.{key}", values[key], hints[key])
                 elif field.default is _REQUIRED:
-                    got = ", ".join(taken) or "no arguments"
+                    got = ", ".join(values) or "no arguments"
                     raise ConfigError(f"{name}.{key}: missing argument, got {got}. Add it.")
-            generated(self, **taken)
+            generated(self, **values)
 
-        made.__init__ = __init__
-        return cast(type[T], made)
+        dataclass.__init__ = __init__
+        return cast(type[T], dataclass)
 
     return decorate
 

@@ -63,12 +63,12 @@ class Metadata:
                 f"{file}: the metadata of Parquet files cannot be read, got {error}. NVTabular "
                 "and hugectr.tools.DataGenerator write this file beside the Parquet files."
             ) from error
-        known = {}
+        entries = {}
         for key in ("file_stats", "cats", "conts", "labels"):
             if isinstance(content, Mapping) and key in content:
-                known[key] = content[key]
+                entries[key] = content[key]
         try:
-            metadata: Metadata = build(known, cls, METADATA_FILE)
+            metadata: Metadata = build(entries, cls, METADATA_FILE)
         except ConfigError as error:
             raise DataError(f"{file}: {error}") from error
         return metadata

@@ -79,13 +79,13 @@ class Rehearsal:
         )
 
     def left_out(self, fit: FitParams, *, repeats: bool) -> tuple[int, ...]:
-        """Return the iterations whose snapshots a rehearsal does not reach, at most the last ten.
+        """Return the last iterations, at most ten, whose snapshots a rehearsal does not reach.
 
-        A script that goes on from one of them finds the weights at the end of the rehearsal.
+        A script may load one of these snapshots later. The rehearsal puts its last weights there.
 
         Args:
             fit: the arguments of the script.
-            repeats: whether `max_iter` is the length, and not epochs.
+            repeats: whether `max_iter` limits training; False = the number of epochs does.
         """
         if self.max_iter is None or not repeats or fit.snapshot < 1:
             return ()

@@ -242,23 +242,23 @@ def main(arguments: list[str] | None = None) -> int:
         default=NEWEST_RELEASE,
         help="the release of HugeCTR whose arithmetic models have, such as v4.3.1 [%(default)s]",
     )
-    taken, rest = parser.parse_known_args(arguments)
-    is_rehearsal = taken.max_iter is not None or taken.data_scale is not None
-    if taken.data_root is not None and not is_rehearsal:
+    options, rest = parser.parse_known_args(arguments)
+    is_rehearsal = options.max_iter is not None or options.data_scale is not None
+    if options.data_root is not None and not is_rehearsal:
         parser.error("--data-root: only for generated data. Give --max-iter or --data-scale too.")
     rehearsal = None
     try:
-        release_number(taken.release)
+        release_number(options.release)
         if is_rehearsal:
-            rehearsal = Rehearsal(taken.max_iter, taken.data_scale or 1.0, taken.data_root)
-        if taken.script.endswith(".json"):
-            run_training_file(taken.script, rehearsal)
+            rehearsal = Rehearsal(options.max_iter, options.data_scale or 1.0, options.data_root)
+        if options.script.endswith(".json"):
+            run_training_file(options.script, rehearsal)
             return 0
     except HotbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     model_class = Model if rehearsal is None else rehearsed(rehearsal)
-    run_script(taken.script, rest, model_class, taken.release)
+    run_script(options.script, rest, model_class, options.release)
     return 0
 
 

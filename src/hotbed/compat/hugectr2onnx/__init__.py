@@ -2,6 +2,8 @@
 """HugeCTR's converter: `import hotbed.compat.hugectr2onnx as hugectr2onnx`.
 
 `hugectr2onnx.converter.convert(…)` makes one ONNX file of a graph and its weight files.
+
+converter.py  convert, and its command line
 """
 
 from hotbed.compat.hugectr2onnx import converter

@@ -73,13 +73,7 @@ def convert(
         PersistError, FormatError: a weight file is missing, or not that of this model.
         MissingExtra: onnx is not installed.
     """
-    graph = read_graph(read_json(graph_config))
-    for embedding in graph.embeddings:
-        if not isinstance(embedding, SparseEmbedding):
-            raise ConfigError(
-                f"{graph_config}: expected embeddings of their own, got an embedding collection. "
-                "Export model.learner, and serve it by hotbed serve."
-            )
+    graph = _read_graph(graph_config)
     params = InferenceParams(
         model_name=graph_name,
         max_batchsize=1,
@@ -103,6 +97,18 @@ def convert(
     with writing(onnx_model_path), new_file(Path(onnx_model_path)) as file:
         file.write(builder.model().SerializeToString())
     print(f"[HUGECTR2ONNX][INFO]: The model is saved at {onnx_model_path}")
+
+
+def _read_graph(path: str) -> Graph:
+    """Return the graph of a file; raise ConfigError if it has an embedding collection."""
+    graph = read_graph(read_json(path))
+    for embedding in graph.embeddings:
+        if not isinstance(embedding, SparseEmbedding):
+            raise ConfigError(
+                f"{path}: expected embeddings of their own, got an embedding collection. "
+                "Export model.learner, and serve it by hotbed serve."
+            )
+    return graph
 
 
 class _Builder:
@@ -134,15 +140,15 @@ class _Builder:
             self._input(graph.input.dense_name, FLOAT, [graph.input.dense_dim])
             self._node("Identity", [graph.input.dense_name], f"{_NETWORK}{DENSE_INPUT}")
         clauses = {
-            one.sparse_embedding_name: one
-            for one in graph.embeddings
-            if isinstance(one, SparseEmbedding)
+            embedding.sparse_embedding_name: embedding
+            for embedding in graph.embeddings
+            if isinstance(embedding, SparseEmbedding)
         }
         for lookup, features in exported.lookups.items():
             flat = []
             for table in dict.fromkeys(table for _, table, _ in features):
                 clause = clauses[table]
-                num_slots = sum(one == table for _, one, _ in features)
+                num_slots = sum(name == table for _, name, _ in features)
                 top = clause.sparse_embedding_name
                 if tables is None:
                     self._input(top, FLOAT, [num_slots, clause.embedding_vec_size])

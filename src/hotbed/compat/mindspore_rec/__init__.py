@@ -3,6 +3,15 @@
 
 Calls become values of the engine, which does the work. docs/migrate/mindspore.md shows both side by
 side.
+
+rec_model.py      RecModel: train, fit, eval, predict
+map_parameter.py  MapParameter: a table from integer keys to values
+embedding.py      HashEmbeddingLookup
+callback.py       callbacks: their events, and how the engine calls them
+checkpoint.py     ModelCheckpoint and CheckpointConfig
+metrics.py        names of metrics
+tensor.py         Tensor: a torch tensor with `asnumpy`
+no_effect.py      arguments without effect, with their reasons
 """
 
 from hotbed.compat.mindspore_rec.callback import Callback, LossMonitor, RunContext, TimeMonitor

@@ -320,17 +320,17 @@ def adapted(callbacks: Any, training: Training) -> list[Any]:
     A `Callback` is adapted. An object with the method `for_engine(training)` gives the engine's
     callbacks that take its place.
     """
-    given = _listed(callbacks)
-    training.args.list_callback = given
-    made: list[Any] = []
-    for callback in given:
+    listed = _listed(callbacks)
+    training.args.list_callback = listed
+    engine_callbacks: list[Any] = []
+    for callback in listed:
         if isinstance(callback, Callback):
-            made.append(Adapter(callback, training))
+            engine_callbacks.append(Adapter(callback, training))
         elif hasattr(callback, "for_engine") and not isinstance(callback, type):
-            made += callback.for_engine(training)
+            engine_callbacks += callback.for_engine(training)
         else:
-            made.append(callback)
-    return made
+            engine_callbacks.append(callback)
+    return engine_callbacks
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -140,16 +140,16 @@ class ModelCheckpoint:
         """Return the callbacks of the engine that evict and save."""
         steps = self.config.save_checkpoint_steps or None
         seconds = None if steps else self.config.save_checkpoint_seconds
-        made: list[Any] = []
+        callbacks: list[Any] = []
         tables = training.engine.tables.values()
         if any(table.clock == "steps" for table in tables):
-            made.append(Evict(steps, seconds, clock="wall"))
+            callbacks.append(Evict(steps, seconds, clock="wall"))
         if isinstance(training.data, Dataset) or hasattr(training.data, "resume"):
             keep = self.config.keep_checkpoint_max
-            made.append(Checkpoint(self.path, steps, seconds, full_every=1, keep=keep))
+            callbacks.append(Checkpoint(self.path, steps, seconds, full_every=1, keep=keep))
         else:
-            made.append(SavesModel(self.path, self.config))
-        return made
+            callbacks.append(SavesModel(self.path, self.config))
+        return callbacks
 
 
 class SavesModel:

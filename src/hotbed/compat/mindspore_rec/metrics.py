@@ -37,7 +37,7 @@ MISSING = {
 def translated(metrics: Any, *, reports_loss: bool) -> Any:
     """Return the metrics of `RecModel` with Hotbed's names.
 
-    The loss is reported anyway, under "loss".
+    Hotbed always reports the loss under "loss", so the loss is left out of the metrics.
 
     Args:
         metrics: a set of names, or a dict of name to metric, as MindSpore takes them.

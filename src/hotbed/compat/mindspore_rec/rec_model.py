@@ -231,12 +231,12 @@ class RecModel:
         args.update(valid_dataset=valid_dataset, eval_network=self.eval_network)
         args.update(cur_epoch_num=1, cur_step_num=0)
         training = Training(self.engine, valid_dataset, args, evaluates=True)
-        made = adapted(callbacks, training)
-        adapters = [callback for callback in made if isinstance(callback, Adapter)]
+        engine_callbacks = adapted(callbacks, training)
+        adapters = [callback for callback in engine_callbacks if isinstance(callback, Adapter)]
         for event in ("begin", "epoch_begin"):
             for adapter in adapters:
                 adapter.call(event)
-        results = self.engine.evaluate(valid_dataset, made)
+        results = self.engine.evaluate(valid_dataset, engine_callbacks)
         args.update(metrics=results, eval_results=results)
         for event in ("epoch_end", "end"):
             for adapter in adapters:
@@ -284,10 +284,10 @@ def _settled(network: nn.Module, optimizer: Any) -> Any:
             parameters[path] = module
     if not parameters:
         return optimizer
-    rule, made = _rule_and_dense(network, optimizer)
+    rule, dense = _rule_and_dense(network, optimizer)
     for path, parameter in parameters.items():
         parameter.settle(path or "embedding_table", rule)
-    return made
+    return dense
 
 
 def _rule_and_dense(network: nn.Module, optimizer: Any) -> tuple[Rule | None, Any]:

@@ -3,6 +3,11 @@
 
 Every face of the door ends in these values: the calls of all releases, and both dialects of JSON.
 Fields that a later or an earlier release names differently are documented at their class.
+
+data.py        readers, labels, dense values, sparse slots
+dense.py       dense layers, losses, the graph
+embeddings.py  tables and lookups, alone and in collections
+training.py    solver, optimizer, learning rate, passes
 """
 
 from hotbed.compat.hugectr.clauses.data import (

@@ -50,7 +50,7 @@ def _data_source_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[s
     copies = []
     for name in _COPIED:
         pair = [values.pop(f"{kind}_{name}", "") for kind in ("hdfs", "local")]
-        remote, local = ([one] if isinstance(one, str) else one for one in pair)
+        remote, local = ([paths] if isinstance(paths, str) else paths for paths in pair)
         if len(remote) != len(local):
             raise ConfigError(
                 f"data_source_params.local_{name}: expected one path for each of {remote}, got "

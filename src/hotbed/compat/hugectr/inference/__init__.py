@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hugectr.inference`: serve a model that HugeCTR or this package trained."""
+"""`hugectr.inference`: serve a model that HugeCTR or this package trained.
+
+params.py   InferenceParams, and the values of other calls
+session.py  sessions of all releases
+served.py   ServedModel: files of HugeCTR as an exported model
+hps.py      HPS: vectors of keys from several models
+"""
 
 from hotbed.compat.hugectr.inference.hps import HPS
 from hotbed.compat.hugectr.inference.params import (

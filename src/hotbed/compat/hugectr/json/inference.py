@@ -273,7 +273,9 @@ def _database(config: Mapping[str, Any], clause: str) -> dict[str, Any]:
 def _named(enum: type[E], value: Any, where: str) -> E:
     """Return the member of an enum that a file names, in one of its spellings."""
     name = _ALIASES.get(str(value), str(value))
-    by_name = {member.lower(): found for member, found in enum.__members__.items()}
+    by_name = {
+        member.lower(): name_of_member for member, name_of_member in enum.__members__.items()
+    }
     if name.lower() not in by_name:
         advice = did_you_mean(name, enum.__members__)
         raise ConfigError(f"{where}: unknown name, got {value!r:.80}. {advice}")

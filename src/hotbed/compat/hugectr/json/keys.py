@@ -27,16 +27,16 @@ def read_clause(spec: Any, where: str, keys: Iterable[str]) -> dict[str, Any]:
     """
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{where}: not an object, got {spec!r:.80}. Write the keys in braces.")
-    known = tuple(keys)
+    names = tuple(keys)
     values: dict[str, Any] = {}
     for key, value in spec.items():
         knob = f"{where}.{key}"
-        if key in known:
+        if key in names:
             values[key] = value
         elif knob in NO_EFFECT:
             KNOBS.log_no_effect(knob)
         else:
-            advice = did_you_mean(key, known)
+            advice = did_you_mean(key, names)
             raise ConfigError(
                 f"{knob}: unknown key, got {key!r} with the value {value!r:.80}. {advice}"
             )

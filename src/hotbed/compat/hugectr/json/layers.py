@@ -153,15 +153,15 @@ def _read_sparse(entry: Any, where: str) -> DataReaderSparseParam:
     needed(values, where, ["top", "slot_num"])
     most = values.get("max_feature_num_per_sample")
     names = ("nnz_per_slot", "max_nnz", "max_feature_num_per_sample")
-    given = [name for name in names if name in values]
-    if not given:
+    present = [name for name in names if name in values]
+    if not present:
         needed(values, where, ["nnz_per_slot"])
     placement = None
     if "type" in values:
         placement = member(DataReaderSparse_t, values["type"], f"{where}.type")
     return DataReaderSparseParam(
         top_name=values["top"],
-        nnz_per_slot=values[given[0]],
+        nnz_per_slot=values[present[0]],
         is_fixed_length=values.get("is_fixed_length", False),
         slot_num=values["slot_num"],
         type=placement,
@@ -401,8 +401,8 @@ def _read_dense_layer(layer: Any, where: str) -> DenseLayer:
     name = layer["type"]
     kind = _OLD_NAMES[name] if name in _OLD_NAMES else member(Layer_t, name, f"{where}.type")
     keys = LAYER_KEYS.get(kind, Keys())
-    own = [keys.inner] if keys.inner else list(keys.arguments)
-    values = read_clause(layer, where, ["name", "type", "bottom", "top", *own, *keys.outer])
+    inside = [keys.inner] if keys.inner else list(keys.arguments)
+    values = read_clause(layer, where, ["name", "type", "bottom", "top", *inside, *keys.outer])
     needed(values, where, ["bottom", "top"])
     arguments = _arguments(values, where, keys.outer)
     if keys.inner:

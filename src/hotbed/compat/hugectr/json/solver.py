@@ -103,15 +103,15 @@ def _count(values: Mapping[str, Any], key: str) -> int:
 
 def _eval_batches(values: Mapping[str, Any], batch_size: Any) -> int:
     """Return the batches of an evaluation; `eval_batches` is the key of v2.3."""
-    given = [key for key in ("max_eval_batches", "max_eval_samples") if key in values]
-    if len(given) == 2:
+    present = [key for key in ("max_eval_batches", "max_eval_samples") if key in values]
+    if len(present) == 2:
         raise ConfigError(
             "solver.max_eval_samples: cannot be combined with max_eval_batches, got "
             f"{values['max_eval_samples']} and {values['max_eval_batches']}. Remove one of the two."
         )
-    if "max_eval_batches" in given:
+    if "max_eval_batches" in present:
         return _count(values, "max_eval_batches")
-    if "max_eval_samples" in given:
+    if "max_eval_samples" in present:
         samples = _count(values, "max_eval_samples")
         return max(samples // _count({"batchsize_eval": batch_size}, "batchsize_eval"), 1)
     if "eval_batches" in values:

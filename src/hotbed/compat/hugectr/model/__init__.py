@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run time of HugeCTR's high-level API: compile, fit, the verbs of a loop of your own."""
+"""The run time of HugeCTR's high-level API: compile, fit, the verbs of a loop of your own.
+
+model.py        Model: the high-level API
+fitting.py      what `fit` does between two iterations
+batches.py      DataReader: the batches of a dataset one by one
+schedule.py     LearningRateScheduler
+callback.py     TrainingCallback
+metrics.py      metrics of a solver as metrics of the engine
+files.py        ModelFiles: which file contains which parts of a model
+increments.py   rows that have changed
+predictions.py  predictions and labels as text
+tensors.py      Tensors: values and gradients by names of the graph
+summary.py      the printed summary
+console.py      printed lines and headings
+"""
 
 from hotbed.compat.hugectr.model.batches import DataReader
 from hotbed.compat.hugectr.model.callback import TrainingCallback

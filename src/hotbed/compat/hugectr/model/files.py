@@ -230,12 +230,12 @@ class ModelFiles:
         for embedding in self._graph.embeddings:
             if isinstance(embedding, EmbeddingCollectionConfig):
                 configs.append(dict.fromkeys(lookup.table.name for lookup in embedding.lookups))
-        known = [name for config in configs for name in config]
+        all_names = [name for config in configs for name in config]
         for name in names:
-            if name not in known:
+            if name not in all_names:
                 raise ConfigError(
                     f"table_names: no embedding collection has this table, got {name!r}. "
-                    f"{did_you_mean(name, known)}"
+                    f"{did_you_mean(name, all_names)}"
                 )
         for number, config in enumerate(configs):
             tables = {}

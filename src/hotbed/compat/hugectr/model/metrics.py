@@ -18,13 +18,13 @@ HIT = math.nextafter(0.8, 1.0)  # HugeCTR counts predictions above 0.8, without 
 
 def engine_metrics(spec: Mapping[MetricsType, float]) -> dict[str, metrics.Metric]:
     """Return the metrics for `hb.RecModel`; `AverageLoss` is its loss."""
-    made: dict[MetricsType, metrics.Metric] = {
+    by_kind: dict[MetricsType, metrics.Metric] = {
         MetricsType.AUC: metrics.AUC(),
         MetricsType.HitRate: metrics.Precision(HIT),
         MetricsType.NDCG: metrics.NDCG(k=None, whole=True),
         MetricsType.SMAPE: metrics.SMAPE(),
     }
-    return {kind.name: made[kind] for kind in spec if kind in made}
+    return {kind.name: by_kind[kind] for kind in spec if kind in by_kind}
 
 
 def measured(measure: Callable[[], dict[str, float]]) -> dict[str, float]:

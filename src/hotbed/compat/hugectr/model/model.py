@@ -642,19 +642,19 @@ class Model:
 
     def _loss_weights(self, names: Sequence[str], weights: Sequence[float]) -> dict[str, float]:
         """Return the weights of losses by label: those of the input, and those of `compile`."""
-        known = self.graph.input.label_names
+        labels = self.graph.input.label_names
         if len(names) != len(weights):
             raise ConfigError(
                 f"compile.loss_weights: one weight for each of {list(names)} is needed, got "
                 f"{list(weights)}. Give as many."
             )
         for name in names:
-            if name not in known:
+            if name not in labels:
                 raise ConfigError(
                     f"compile.loss_names: the input has no such label, got {name!r}. "
-                    f"{did_you_mean(name, known)}"
+                    f"{did_you_mean(name, labels)}"
                 )
-        of_input = dict(zip(known, self.graph.input.label_weights, strict=False))
+        of_input = dict(zip(labels, self.graph.input.label_weights, strict=False))
         return {**of_input, **dict(zip(names, weights, strict=True))}
 
     def _open_readers(self) -> None:
@@ -760,8 +760,8 @@ class KeysetReader:
 def _files_given(argument: str, files: tuple[Any, ...], by_keyword: dict[str, Any]) -> Any:
     """Return the one argument of a method that takes a list or a mapping."""
     values = [*files, *by_keyword.values()]
-    known = (argument, f"{argument}_map")
-    wrong = [name for name in by_keyword if name not in known]
+    keywords = (argument, f"{argument}_map")
+    wrong = [name for name in by_keyword if name not in keywords]
     if len(values) != 1 or wrong:
         raise ConfigError(
             f"{argument}: one list or mapping of files is needed, got {len(values)} arguments"

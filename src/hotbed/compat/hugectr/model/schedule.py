@@ -82,11 +82,13 @@ def _schedule(rate: LearningRate) -> Chain:
         parts.append(Warmup(rate.warmup_steps))
     if not rate.decay_start:
         return Chain((*parts, Hold(1)))
-    held = rate.decay_start - rate.warmup_steps
-    if held > 0:
-        parts.append(Hold(held))
+    num_constant = rate.decay_start - rate.warmup_steps
+    if num_constant > 0:
+        parts.append(Hold(num_constant))
     floor = rate.end_lr / rate.lr if rate.lr else 0.0
     if not rate.decay_steps:
         return Chain((*parts, Hold(1, floor)))
-    decay = Polynomial(rate.decay_steps, rate.decay_power, floor=floor, first=1 + max(-held, 0))
+    decay = Polynomial(
+        rate.decay_steps, rate.decay_power, floor=floor, first=1 + max(-num_constant, 0)
+    )
     return Chain((*parts, decay))

@@ -31,13 +31,13 @@ def summary_of(graph: Graph, translation: Translation, network: Network) -> str:
 
 def _structure(graph: Graph, shapes: Mapping[str, str]) -> Iterator[str]:
     """Yield the table of layers with the names and shapes of their tensors."""
-    taken = graph.input
-    sparse = ",".join(param.top_name for param in taken.data_reader_sparse_param_array)
+    clause = graph.input
+    sparse = ",".join(param.top_name for param in clause.data_reader_sparse_param_array)
     yield "Model structure"
     yield _row("Label", "Dense", "Sparse")
-    yield _row(",".join(taken.label_names), taken.dense_name, sparse)
-    dims = ",".join(str(dim) for dim in taken.label_dims)
-    yield _row(f"[n, {dims}]", f"[n, {taken.dense_dim}]")
+    yield _row(",".join(clause.label_names), clause.dense_name, sparse)
+    dims = ",".join(str(dim) for dim in clause.label_dims)
+    yield _row(f"[n, {dims}]", f"[n, {clause.dense_dim}]")
     yield RULE
     yield _row("Layer Type", "Input Name", "Output Name", "Output Shape")
     yield RULE

@@ -27,10 +27,10 @@ class Tensors:
         self._learner = learner
         network = learner.network
         assert isinstance(network, Network)
-        known = network.tensors  # without inputs that no layer takes
+        tensors = network.tensors  # without inputs that no layer takes
         self._names = {}
         for name, tensor in translation.tensors.items():
-            if tensor in known:
+            if tensor in tensors:
                 self._names[name] = tensor
         self._last_step = LastStep(learner)
 

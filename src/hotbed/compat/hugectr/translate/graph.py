@@ -70,7 +70,7 @@ def translate(
     with_losses = [label for label in labels if label.name in losses.outputs]
     schema = Schema([*with_losses, *inputs.dense, *inputs.ids])
     description = _description(network, losses.outputs)
-    made = _tensors_of(description)
+    outputs = _tensors_of(description)
     shapes = _shapes(schema, inputs.tables, description)
     return Translation(
         schema=schema,
@@ -78,7 +78,7 @@ def translate(
         description=description,
         loss=losses.loss,
         rule=dense_rule(optimizer, lr, losses.l1 / batchsize, losses.l2 / batchsize, release),
-        tensors={name: place for name, place in network.tensors.items() if place in made},
+        tensors={name: place for name, place in network.tensors.items() if place in outputs},
         dense_weights=_with_shapes(network.weights, shapes),
         statistics=_with_shapes(network.statistics, shapes),
         embeddings=tuple(inputs.embeddings),
@@ -119,14 +119,14 @@ def _without_last_sigmoid(layers: list[DenseLayer | GroupDenseLayer]) -> DenseLa
 
 def _description(network: Network, outputs: Mapping[str, str]) -> dict[str, Any]:
     """Return the description, without inputs and layers that no logit depends on."""
-    taken = network.taken(list(outputs.values()))
-    kept: dict[str, list[dict[str, Any]]] = {}
+    needed = network.taken(list(outputs.values()))
+    parts: dict[str, list[dict[str, Any]]] = {}
     for key, entries in (("inputs", network.inputs), ("layers", network.layers)):
-        kept[key] = [entry for entry in entries if taken.intersection(entry["outputs"])]
+        parts[key] = [entry for entry in entries if needed.intersection(entry["outputs"])]
         for entry in entries:
-            if entry not in kept[key]:
+            if entry not in parts[key]:
                 _LOG.warning("hugectr: %s is left out, because no loss needs it", entry["name"])
-    return {**kept, "outputs": dict(outputs)}
+    return {**parts, "outputs": dict(outputs)}
 
 
 def _tensors_of(description: Mapping[str, Any]) -> set[str]:

@@ -224,8 +224,8 @@ class Inputs:
     ) -> tuple[str, ...]:
         """Add the Id columns of sparse slots for one table, and return their names."""
         names = sparse.names
-        taken = {column.name for column in self.ids}
-        if taken.intersection(names):  # a second table looks up the same slots
+        present = {column.name for column in self.ids}
+        if present.intersection(names):  # a second table looks up the same slots
             names = tuple(f"{name}_of_{table}" for name in names)
         for name, raw, offset in zip(names, sparse.raw_names, sparse.offsets, strict=True):
             self.ids.append(

@@ -82,9 +82,9 @@ class Losses:
 
         There is one for each label, or one for all of them.
         """
-        taken = {name for layer in self._network.layers for name in layer["inputs"]}
-        made = [name for layer in self._network.layers for name in layer["outputs"]]
-        ends = [name for name in made if name not in taken]
+        inputs = {name for layer in self._network.layers for name in layer["inputs"]}
+        outputs = [name for layer in self._network.layers for name in layer["outputs"]]
+        ends = [name for name in outputs if name not in inputs]
         groups = [self._network.labels[label] for label in labels]
         if len(ends) == 1:
             groups = [tuple(column for group in groups for column in group)]

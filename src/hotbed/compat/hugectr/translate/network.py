@@ -128,8 +128,8 @@ class Network:
 
     def taken(self, outputs: Sequence[str]) -> set[str]:
         """Return the tensors on which the given ones depend, themselves included."""
-        taken = set(outputs)
+        needed = set(outputs)
         for layer in reversed(self.layers):
-            if taken.intersection(layer["outputs"]):
-                taken.update(layer["inputs"])
-        return taken
+            if needed.intersection(layer["outputs"]):
+                needed.update(layer["inputs"])
+        return needed

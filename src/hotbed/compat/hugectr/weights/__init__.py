@@ -3,6 +3,13 @@
 
 The formats are those of all releases from v2.3 on; docs/migrate/hugectr.md describes them. Every
 size is checked before anything changes. Numbers are little-endian.
+
+sparse.py      files of a table, and its optimizer state
+dense.py       files of dense parameters, and their optimizer state
+collection.py  the folder of an embedding collection
+rows.py        rows of tables as arrays, and back
+slots.py       SlotsOfKeys: which slot a key was read for
+arrays.py      arrays in files without a header
 """
 
 from hotbed.compat.hugectr.weights.collection import load_collection, save_collection

@@ -98,17 +98,17 @@ def save_collection(
     folder = _folder(path, number)
     folder.mkdir(parents=True, exist_ok=True)
     numbers = tuple(sorted(tables))
-    ordered = [tables[one] for one in numbers]
+    ordered = [tables[table_number] for table_number in numbers]
     num_keys = tuple(len(table) for table in ordered)
     dims = tuple(table.dim for table in ordered)
     key_type = 1 if i64 else 0
-    for place, (one, table) in enumerate(zip(numbers, ordered, strict=True)):
+    for place, (table_number, table) in enumerate(zip(numbers, ordered, strict=True)):
         with (
             new_file(folder / f"key{place}") as keys,
             new_file(folder / f"weight{place}") as weights,
         ):
-            keys.write(_HEAD.pack(_KEY, one, *[0] * 30))
-            weights.write(_HEAD.pack(_WEIGHT, one, *[0] * 30))
+            keys.write(_HEAD.pack(_KEY, table_number, *[0] * 30))
+            weights.write(_HEAD.pack(_WEIGHT, table_number, *[0] * 30))
             for ids, vectors in rows_of(table):
                 check_keys(folder, ids, i64=i64)
                 keys.write(ids.astype(_KEY_TYPES[key_type]).tobytes())
@@ -133,25 +133,25 @@ def load_collection(path: str | Path, tables: Mapping[int, Table], number: int =
     folder = _folder(path, number)
     meta = _MetaData.read(folder / "meta_data")
     parts = {}
-    for one, table in tables.items():
-        if one not in meta.numbers:
+    for table_number, table in tables.items():
+        if table_number not in meta.numbers:
             raise FormatError(
-                f"{folder}: it does not hold table {one} ({table.name!r}), got tables "
+                f"{folder}: it does not hold table {table_number} ({table.name!r}), got tables "
                 f"{list(meta.numbers)}. Save this table too, or leave it out here."
             )
-        place = meta.numbers.index(one)
+        place = meta.numbers.index(table_number)
         if meta.dims[place] != table.dim:
             raise FormatError(
-                f"{folder}: expected vectors of {table.dim} for table {one} ({table.name!r}), got "
+                f"{folder}: expected vectors of {table.dim} for table {table_number} ({table.name!r}), got "
                 f"{meta.dims[place]}. Give the collection of this very model."
             )
         num_keys = meta.num_keys[place]
         keys = _array(folder / f"key{place}", _KEY_TYPES[meta.key_type], (num_keys,))
         vectors = _array(folder / f"weight{place}", FLOAT, (num_keys, table.dim))
         check_read(folder / f"key{place}", keys)
-        parts[one] = (keys, vectors)
-    for one, (keys, vectors) in parts.items():
-        tables[one].load(batches(keys, vectors))
+        parts[table_number] = (keys, vectors)
+    for table_number, (keys, vectors) in parts.items():
+        tables[table_number].load(batches(keys, vectors))
     return sum(len(keys) for keys, _ in parts.values())
 
 

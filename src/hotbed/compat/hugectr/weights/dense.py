@@ -168,10 +168,10 @@ def _stored(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> np.ndarray[An
 
 def _load(weight: DenseWeight, tensors: Mapping[str, Tensor], array: np.ndarray[Any, Any]) -> None:
     """Copy an array of HugeCTR's shape into a parameter."""
-    own = array.T if weight.transposed else array
+    values = array.T if weight.transposed else array
     part = _part(weight, tensors)
     with torch.no_grad():
-        part.copy_(torch.from_numpy(np.array(own)).reshape(part.shape))
+        part.copy_(torch.from_numpy(np.array(values)).reshape(part.shape))
 
 
 def _part(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> Tensor:

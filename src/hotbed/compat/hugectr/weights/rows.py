@@ -62,20 +62,20 @@ def _list_column(matrix: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(values, matrix.shape[1])
 
 
-def check_read(path: Path, keys: NDArray[Any], known: range | None = None) -> None:
+def check_read(path: Path, keys: NDArray[Any], valid: range | None = None) -> None:
     """Raise FormatError if a key comes twice, or is not one that the slots have.
 
     Args:
         path: of the rows, in messages.
         keys: [n].
-        known: the keys by `slot_size_array`; None = any.
+        valid: the keys by `slot_size_array`; None = any.
     """
-    if known is not None and len(keys):
+    if valid is not None and len(keys):
         for key in (int(keys.min()), int(keys.max())):
-            if key not in known:
+            if key not in valid:
                 row = int(np.argmax(keys == key))
                 raise FormatError(
-                    f"{path}: row {row}: expected a key from {known.start} to {known.stop - 1}, as "
+                    f"{path}: row {row}: expected a key from {valid.start} to {valid.stop - 1}, as "
                     f"slot_size_array says, got {key}. Correct slot_size_array, or give the file "
                     "of this very model."
                 )

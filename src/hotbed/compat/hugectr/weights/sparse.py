@@ -148,14 +148,14 @@ def load_served(path: str | Path, table: Table, format: SparseFile) -> None:
 def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) -> None:
     """Write the optimizer state of a table: each kind of state of all rows, in their order.
 
-    With the update type LazyGlobal (scope catch_up of Adam) the steps of the last update follow,
-    uint64 a number as HugeCTR keeps them in memory; HugeCTR does not read that far.
+    With the update type LazyGlobal (scope catch_up of Adam), the step of each row's last update
+    follows: one uint64 for each lane, as in HugeCTR's memory. HugeCTR does not read this part.
 
     Args:
         path: of the file.
         table: whose state it is.
-        lr: learning rate of the table now, which HugeCTR's momentum contains, and that of a rule
-            without `lr_inside` does not; None takes that of the rule.
+        lr: the current learning rate of the table; None = that of the rule. HugeCTR stores its
+            momentum with this factor, and a rule without `lr_inside` stores it without.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +191,8 @@ def load_sparse_states(
         sparse_path: of the rows.
         table: takes both.
         format: of the rows.
-        lr: learning rate of the table now, which HugeCTR's momentum contains, and that of a rule
-            without `lr_inside` does not; None takes that of the rule.
+        lr: the current learning rate of the table; None = that of the rule. HugeCTR stores its
+            momentum with this factor, and a rule without `lr_inside` stores it without.
 
     Raises:
         PersistError: there is no such file.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of collections, modes and strategies.
 
-constants: the names that programs import.
+constants.py  the names that programs import
 """

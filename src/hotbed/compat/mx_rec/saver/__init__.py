@@ -1,2 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and loading."""
+"""Saving and loading.
+
+saver.py       Saver: checkpoints by path and global step
+program.py     Program: what a checkpoint contains
+hook.py        CheckpointSaverHook: saves at intervals
+warm_start.py  warm_start: rows and parameters of other programs
+"""

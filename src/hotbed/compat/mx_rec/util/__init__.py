@@ -1,2 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names by which Rec SDK sets up a program."""
+"""Names by which Rec SDK sets up a program.
+
+initialize.py          init, its end, and the iterators of automatic mode
+variable.py            dense parameters, sparse tables, collections
+ops.py                 import_host_pipeline_ops
+log.py                 the logger of the door
+tf_version_adapter.py  hccl_ops: reductions over ranks
+communication/         ranks
+"""
