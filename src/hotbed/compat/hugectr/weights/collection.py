@@ -142,8 +142,8 @@ def load_collection(path: str | Path, tables: Mapping[int, Table], number: int =
         place = meta.numbers.index(table_number)
         if meta.dims[place] != table.dim:
             raise FormatError(
-                f"{folder}: expected vectors of {table.dim} for table {table_number} ({table.name!r}), got "
-                f"{meta.dims[place]}. Give the collection of this very model."
+                f"{folder}: expected vectors of {table.dim} for table {table_number} "
+                f"({table.name!r}), got {meta.dims[place]}. Give the collection of this very model."
             )
         num_keys = meta.num_keys[place]
         keys = _array(folder / f"key{place}", _KEY_TYPES[meta.key_type], (num_keys,))

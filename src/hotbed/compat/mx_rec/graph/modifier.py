@@ -281,8 +281,8 @@ def _check_times(thresholds: Mapping[str, Thresholds], *, has_times: bool) -> No
         if values.evicts and not has_times:
             raise ConfigError(
                 f"table {table!r}: an eviction threshold needs the time of each batch, got "
-                f"eviction_threshold={values.eviction_threshold} and batches without times. Give the "
-                "schema a Time column, or times=..."
+                f"eviction_threshold={values.eviction_threshold} and batches without times. Give "
+                "the schema a Time column, or times=..."
             )
 
 
