@@ -92,26 +92,26 @@ def make_table(table: TableDescription, optimizer: RowOptimizer, thresholds: Thr
     )
 
 
-def make_tables(owner: Framework, thresholds: Mapping[str, Thresholds]) -> dict[str, Table]:
+def make_tables(
+    descriptions: Mapping[str, TableDescription],
+    owners: Mapping[str, RowOptimizer],
+    thresholds: Mapping[str, Thresholds],
+) -> dict[str, Table]:
     """Return the tables of the engine by name."""
-    owners = owners_of(owner)
     tables = {}
-    for name, table in owner.tables.items():
+    for name, table in descriptions.items():
         table.thresholds = thresholds.get(name, Thresholds())
         tables[name] = make_table(table, owners[name], table.thresholds)
     return tables
 
 
-def make_pipeline(owner: Framework, tables: Mapping[str, Table]) -> Pipeline:
+def make_pipeline(
+    owner: Framework, owners: Mapping[str, RowOptimizer], tables: Mapping[str, Table]
+) -> Pipeline:
     """Return the pipeline over these tables, and let the hooks that evict begin."""
     progress = Progress(owner.options, owner.hooks, owner.savers, owner.saver_hooks)
     pipeline = Pipeline(
-        owner.tables,
-        tables,
-        owners_of(owner),
-        owner.inserts,
-        progress,
-        is_dynamic=owner.options.use_dynamic,
+        owner.tables, tables, owners, owner.inserts, progress, is_dynamic=owner.options.use_dynamic
     )
     for hook in owner.hooks:
         hook.begin(pipeline.tables)

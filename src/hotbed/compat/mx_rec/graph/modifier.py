@@ -75,7 +75,7 @@ def modify_graph_and_start_emb_cache(
     owner = framework.current()
     owner.check_not_started(WHERE)
     _check_inputs(model, train)
-    owners_of(owner)  # raises if one is missing
+    owners = owners_of(owner)
     ARGUMENTS.log_no_effect("modify_graph.full_graph", when=full_graph is not None)
     ARGUMENTS.log_no_effect("modify_graph.dump_graph", when=dump_graph)
     times = times or owner.times
@@ -84,9 +84,9 @@ def modify_graph_and_start_emb_cache(
     findings, features, lookups = _trace(owner, model, first, arguments)
     thresholds = _thresholds(lookups)
     _check_times(thresholds, has_times=time_of(first, times) is not None)
-    tables = make_tables(owner, thresholds)
+    tables = make_tables(owner.tables, owners, thresholds)
     entries = [_entry(table, findings, features) for table in tables.values()]
-    pipeline = make_pipeline(owner, tables)
+    pipeline = make_pipeline(owner, owners, tables)
     reader = IdReader(features, entries, times)
     owner.automatic = Automatic(pipeline, model, reader, data, evaluation)
     owner.pipeline = pipeline

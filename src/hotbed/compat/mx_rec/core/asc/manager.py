@@ -25,7 +25,7 @@ def start_asc_pipeline() -> None:
     """
     owner = framework.current()
     owner.check_not_started("start_asc_pipeline")
-    owners_of(owner)  # raises if one is missing
+    owners = owners_of(owner)
     if not owner.inserts:
         raise CallError(
             "start_asc_pipeline: an insert function is needed, got none. Call get_asc_insert_func, "
@@ -39,4 +39,5 @@ def start_asc_pipeline() -> None:
     idle = [name for name in owner.tables if name not in thresholds]
     if idle:
         log.warning("start_asc_pipeline: no feature looks up in the tables %s", ", ".join(idle))
-    owner.pipeline = make_pipeline(owner, make_tables(owner, thresholds))
+    tables = make_tables(owner.tables, owners, thresholds)
+    owner.pipeline = make_pipeline(owner, owners, tables)
