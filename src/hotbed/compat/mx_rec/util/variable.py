@@ -18,7 +18,7 @@ from hotbed.compat.mx_rec.constants.constants import (
     ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
     ASCEND_TIMESTAMP,
 )
-from hotbed.compat.mx_rec.description import TableDescription
+from hotbed.compat.mx_rec.core.embedding import SparseTable
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.optim.sparse import dense_parameters
@@ -36,12 +36,12 @@ KEYS = (
 
 def get_dense_and_sparse_variable(
     *models: nn.Module,
-) -> tuple[list[nn.Parameter], list[TableDescription]]:
+) -> tuple[list[nn.Parameter], list[SparseTable]]:
     """Return the parameters of models for a dense optimizer, and all sparse tables: step 7."""
     owner = framework.current()
     owner.models += [model for model in models if model not in owner.models]
     dense = [parameter for model in models for parameter in dense_parameters(model)]
-    return dense, list(owner.tables.values())
+    return dense, [table for table in owner.tables.values() if isinstance(table, SparseTable)]
 
 
 def add_to_collection(key: str, value: Callable[[Any], Any] | str | int) -> None:
