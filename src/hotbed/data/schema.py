@@ -438,7 +438,8 @@ class Schema:
                 value = cast(Mapping[str, Any], json.loads(value))
             except RecursionError as error:
                 raise ConfigError(
-                    "schema: the JSON text is nested too deeply. Pass what Schema.to_json() returned."
+                    "schema: the JSON text is nested too deeply. Pass what Schema.to_json() "
+                    "returned."
                 ) from error
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
         types = value.get("types", {})
