@@ -249,22 +249,31 @@ def test_examples_and_benchmarks_import_names_that_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def file_of(module: str) -> Path | None:
+    """Return the file of a module or package of ours by its dotted name; None = it is neither."""
+    root, *names = module.split(".")
+    if root != "hotbed" or not names:
+        return None
+    place = SOURCE.joinpath(*names)
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if file.exists()), None)
+
+
 def imported_files(path: Path) -> set[str]:
-    """Return the files of the package that `path` imports, at any depth, by their names in it."""
-    names: set[str] = set()
-    for _, module in imports(path):
-        *folders, last = module.split(".")
-        if folders[:1] != ["hotbed"]:
-            continue
-        folder = SOURCE.joinpath(*folders[1:])
-        if folder.with_suffix(".py").exists() or (folder / last).is_dir():
-            continue  # a name in a module, or a package: what is imported from it counts
-        file = folder / f"{last}.py"
-        if not file.exists():
-            file = folder / "__init__.py"
-        if file.exists():  # the native module has no file here
-            names.add(relative(file))
-    return names
+    """Return the files of the package that `path` imports, at any depth, those for a type checker
+    included. `from p import x` counts p only where x is not a module.
+    """
+    package = ["hotbed", *path.relative_to(SOURCE).parent.parts]
+    files: set[Path | None] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            files |= {file_of(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                files.add(file_of(f"{module}.{alias.name}") or file_of(module))
+    return {relative(file) for file in files if file is not None}
 
 
 def cycles(imported: dict[str, set[str]]) -> set[frozenset[str]]:

@@ -65,13 +65,19 @@ class Position:
         """Return the position of a JSON object or its text, as `to_json` returns it.
 
         Raises:
-            DataError: `value` is not a JSON object.
+            DataError: `value` is not a JSON object, or is nested too deeply.
         """
         if isinstance(value, Position):
             return value
         state = value
         if isinstance(value, str):
-            state = json.loads(value)
+            try:
+                state = json.loads(value)
+            except RecursionError as error:
+                raise DataError(
+                    "position: the JSON text is nested too deeply. Pass the value that "
+                    "Position.to_json() returned."
+                ) from error
         if not isinstance(state, Mapping):
             raise DataError(
                 f"position: a position is a JSON object, got {value!r}. Pass the value that "

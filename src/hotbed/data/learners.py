@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from hotbed.data.arrays import is_whole, nulls_of, numbers_of, series_of
+from hotbed.data.context import Context
 from hotbed.errors import SchemaError
-
-if TYPE_CHECKING:
-    from hotbed.data.transforms import Context
 
 MOST_POINTS = 131_072
 """Points that a level of `Quantiles` holds: up to as many values, quantiles are exact."""

@@ -434,7 +434,13 @@ class Schema:
         the path of a wrong key.
         """
         if isinstance(value, str):
-            value = cast(Mapping[str, Any], json.loads(value))
+            try:
+                value = cast(Mapping[str, Any], json.loads(value))
+            except RecursionError as error:
+                raise ConfigError(
+                    "schema: the JSON text is nested too deeply. Pass what Schema.to_json() "
+                    "returned."
+                ) from error
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
         types = value.get("types", {})
         types = config.build(types, Mapping[str, Type], "schema.types")

@@ -4,8 +4,9 @@
 All work on whole Arrow arrays; nulls stay nulls.
 """
 
+from hotbed.data.context import Context
 from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
-from hotbed.data.transforms.base import Context, Transform
+from hotbed.data.transforms.base import Transform
 from hotbed.data.transforms.expression import Expression
 from hotbed.data.transforms.ids import Cross, Hash, Map, Shift
 from hotbed.data.transforms.keyed import JoinGroupby, TargetEncode

@@ -1,39 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of transforms, and what they may use."""
+"""The base of transforms."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
+from hotbed.data.context import Context
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner
 from hotbed.errors import ConfigError
-
-
-class Context(Protocol):
-    """The part of the encoder that a transform may use.
-
-    `rules`: as `Schema.rules`.
-    """
-
-    rules: int
-
-    def hash(self, values: pa.Array, seed: int) -> pa.Array:
-        """Return XXH64 of strings' UTF-8 bytes or of integers' 8 little-endian bytes, int64."""
-
-    def ids(self, values: pa.Array) -> np.ndarray:
-        """Return int64 [n]: integers as they are, text as its XXH64; 0 for null."""
-
-    def column(self, name: str) -> pa.Array:
-        """Return a raw column of the same rows; null for all that is missing."""
-
-    def with_nulls(self, values: pa.Array) -> pa.Array:
-        """Return values with null for all that is missing, such as empty text."""
 
 
 class Transform(ABC):

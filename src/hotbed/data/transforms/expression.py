@@ -13,7 +13,8 @@ import polars as pl
 import pyarrow as pa
 
 from hotbed.data.arrays import series_of
-from hotbed.data.transforms.base import Context, Transform
+from hotbed.data.context import Context
+from hotbed.data.transforms.base import Transform
 from hotbed.errors import ConfigError, SchemaError
 
 # What depends on more than one row would differ between a file and a request.

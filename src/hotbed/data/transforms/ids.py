@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
+from hotbed.data.context import Context
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts
-from hotbed.data.transforms.base import Context, Transform, not_fitted
+from hotbed.data.transforms.base import Transform, not_fitted
 from hotbed.errors import ConfigError, SchemaError
 
 _BINS_ADVICE = "Give the number of ids to fold into, or None for no folding."

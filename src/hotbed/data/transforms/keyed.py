@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.data.arrays import nulls_of
+from hotbed.data.context import Context
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner
-from hotbed.data.transforms.base import Context, Transform, not_fitted
+from hotbed.data.transforms.base import Transform, not_fitted
 from hotbed.errors import ConfigError
 from hotbed.frozen import IdArray
 

@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.data.arrays import integers_of, is_text, is_whole, numbers_of
+from hotbed.data.context import Context
 from hotbed.data.learners import Learner, Moments, Quantiles
-from hotbed.data.transforms.base import Context, Transform, not_fitted
+from hotbed.data.transforms.base import Transform, not_fitted
 from hotbed.errors import ConfigError, SchemaError
 
 

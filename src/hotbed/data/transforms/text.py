@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.times import check_unit, to_microseconds
 from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of, require_text_form
-from hotbed.data.transforms.base import Context, Transform
+from hotbed.data.context import Context
+from hotbed.data.transforms.base import Transform
 from hotbed.errors import ConfigError, SchemaError
 
 

@@ -126,6 +126,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
         raise PersistError(f"{path}: cannot be read, got {error}. Check the path.") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON, got {error}. Correct the file.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested too deeply. Correct the file.") from error
     if not isinstance(config, dict):
         raise ConfigError(
             f"{path}: not an object, got {type(config).__name__}. Write its keys in braces."
