@@ -62,6 +62,13 @@ class Windowed(Metric):
         self.clear()
         self.add(Samples.from_state(state))
 
+    def merge(self, later: Metric) -> None:
+        """Add the samples in the window of `later`."""
+        self._check_like(later, "samples")
+        assert isinstance(later, Windowed)
+        for part in later._parts:
+            self.add(part)
+
 
 def bounded(metric: Any, samples: int = 100_000) -> Any:
     """Return a fresh form of `metric` whose memory does not grow with the number of samples.

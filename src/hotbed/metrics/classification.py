@@ -118,14 +118,29 @@ class AUC(Metric):
             )
         return float(area_under(counts) / (positives * negatives))
 
-    def _count(self, counts: Array) -> None:
-        """Add the counts of a block: two blocks of a level become one of the next."""
-        for number, level in enumerate(self._levels):
+    def merge(self, later: Metric) -> None:
+        """Add the samples of `later`; with bins, its blocks stay what they are.
+
+        The bound of the error holds for the blocks of both.
+        """
+        self._check_like(later, "bins")
+        assert isinstance(later, AUC)
+        for number, level in enumerate(later._levels):
+            if level is not None:
+                self._count(level, number)
+        self.add(Samples.concat(later._parts))
+
+    def _count(self, counts: Array, number: int = 0) -> None:
+        """Add the counts of 2^number blocks: two of a level become one of the next."""
+        while number < len(self._levels):
+            level = self._levels[number]
             if level is None:
                 self._levels[number] = counts
                 return
             counts = join_counts([level, counts], self.bins)
             self._levels[number] = None
+            number += 1
+        self._levels += [None] * (number - len(self._levels))
         self._levels.append(counts)
 
 

@@ -116,6 +116,32 @@ class Metric(ABC):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Replace the accumulated state by `state`, from a metric with the same settings."""
 
+    def merge(self, later: Metric) -> None:
+        """Add the samples of `later`, which came after those of this metric.
+
+        Parts of a data set may be counted apart and merged in their order. Metrics that keep their
+        samples then equal a metric of the whole to the bit; sums differ by rounding, and equal
+        parts give equal bits. `later` stays as it is.
+
+        Raises:
+            ConfigError: `later` is another metric, or a metric of your own does not define `merge`.
+        """
+        raise ConfigError(
+            f"{self._name}.merge: the class does not define it, got {later!r:.80}. Define "
+            "merge(self, later), which adds what `later` has accumulated."
+        )
+
+    def _check_like(self, later: Metric, setting: str | None = None) -> None:
+        """Raise ConfigError if `later` is of another class, or has another value of a setting."""
+        names = {type(metric).__name__ for metric in (self, later)}
+        if setting is not None and len(names) == 1:
+            names = {f"{setting}={getattr(metric, setting)}" for metric in (self, later)}
+        if len(names) > 1:
+            raise ConfigError(
+                f"{self._name}.merge: the parts are not alike, got {' and '.join(sorted(names))}. "
+                "Merge metrics that were made alike."
+            )
+
     def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
         """Add a batch: prediction [n], label [n], optionally weight [n] and group [n].
 
@@ -202,6 +228,11 @@ class StoredMetric(Metric):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._parts = [Samples.from_state(state)]
 
+    def merge(self, later: Metric) -> None:
+        self._check_like(later)
+        assert isinstance(later, StoredMetric)
+        self._parts += later._parts
+
     def _all(self) -> Samples:
         self._parts = [Samples.concat(self._parts)]
         return self._parts[0]
@@ -221,6 +252,11 @@ class SumsMetric(Metric):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._sums = np.array(state["sums"], np.float64)
+
+    def merge(self, later: Metric) -> None:
+        self._check_like(later)
+        assert isinstance(later, SumsMetric)
+        self._sums += later._sums
 
     @abstractmethod
     def _summands(self, samples: Samples) -> tuple[float, float, float]:

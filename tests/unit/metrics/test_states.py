@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,70 @@ def test_the_samples_of_a_metric_without_any_are_a_state_too() -> None:
         metric.load_state(through_json(kind().state()))
         with pytest.warns(RuntimeWarning, match="undefined"):
             assert math.isnan(metric.eval())
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+KEPT = {"AUC", "GAUC", "HitRate", "NDCG", "Windowed AUC", "Windowed GAUC"}
+IN_BINS = {"AUC in bins", "AUC in bins, at first exact"}
+
+
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_merged_parts_equal_a_metric_of_the_whole(name: str, texts: bool) -> None:
+    rng = np.random.default_rng(len(name))
+    batches = [samples(rng, int(rng.integers(0, 90)), texts) for _ in range(40)]
+    whole = KINDS[name]()
+    for batch in batches:
+        whole.update(*batch)
+    for num_parts in (1, 2, 3, 8):
+        cuts = [0, *np.sort(rng.integers(0, 41, num_parts - 1)).tolist(), 40]
+        merged = [merged_parts(name, batches, cuts) for _ in range(2)]
+        assert merged[0].eval() == merged[1].eval()  # one cut gives equal bits
+        if name in KEPT:
+            assert merged[0].eval() == whole.eval()
+        elif name in IN_BINS:  # scores have 101 values, fewer than bins: sums differ by rounding
+            assert merged[0].eval() == pytest.approx(whole.eval(), abs=1e-12)
+        else:
+            assert merged[0].eval() == pytest.approx(whole.eval(), rel=1e-12)
+
+
+def merged_parts(name: str, batches: list[Any], cuts: list[int]) -> Any:
+    merged = KINDS[name]()
+    for start, stop in pairwise(cuts):
+        part = KINDS[name]()
+        for batch in batches[start:stop]:
+            part.update(*batch)
+        state = through_json(part.state())
+        merged.merge(part)
+        assert str(through_json(part.state())) == str(state)  # the part stays as it is
+    return merged
+
+
+def test_merged_bins_keep_the_bound_of_their_error() -> None:
+    """Scores of all sizes, without ties: 8 times the doublings of the blocks, by the bins."""
+    rng = np.random.default_rng(2)
+    exact, merged = AUC(), AUC(bins=256)
+    for _ in range(7):
+        part = AUC(bins=256)
+        for _ in range(int(rng.integers(1, 5))):
+            score = np.exp(rng.normal(0, 9, 1000))
+            batch = score, rng.random(1000) < score / (1 + score)
+            exact.update(*batch)
+            part.update(*batch)
+        merged.merge(part)
+    doublings = len(merged.state()["lengths"])
+    assert merged.eval() == pytest.approx(exact.eval(), abs=8 * doublings / 256)
+    assert merged.eval() == pytest.approx(exact.eval(), abs=1e-3)
+
+
+def test_metrics_that_are_not_alike_are_not_merged() -> None:
+    with pytest.raises(ConfigError, match=r"AUC\.merge: .* got AUC and GAUC\. Merge metrics that"):
+        AUC().merge(GAUC())
+    with pytest.raises(ConfigError, match="got bins=8 and bins=None"):
+        AUC().merge(AUC(bins=8))
+    with pytest.raises(ConfigError, match="got samples=5 and samples=6"):
+        Windowed(AUC(), 5).merge(Windowed(AUC(), 6))
 
 
 # --- bounded --------------------------------------------------------------------------------------
