@@ -37,8 +37,8 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(
 Round = Callable[[], None]
 
 
-def embedding_step(rule: str, batch: int, steps: int) -> Round:
-    """Lookup, backward and update of 26 tables whose ids are all known."""
+def embedding_step(rule: str, batch: int, steps: int, forward_only: bool = False) -> Round:
+    """Lookup, and backward and update, of 26 tables whose ids are all known."""
     import torch
 
     import hotbed as hb
@@ -49,6 +49,7 @@ def embedding_step(rule: str, batch: int, steps: int) -> Round:
     for number, name in enumerate(names):
         tables[name].find_or_insert(workload.raw(np.arange(IDS)[None], number)[0])
     collection = hb.EmbeddingCollection(schema, tables)
+    collection.train(not forward_only)
     optimizer = hb.SparseOptimizer(collection)
     settings = argparse.Namespace(alpha=1.05, ids=IDS, tables=FEATURES, batch=batch)
     batches = []
@@ -59,7 +60,10 @@ def embedding_step(rule: str, batch: int, steps: int) -> Round:
 
     def run() -> None:
         for number in range(steps):
-            out = collection.flat(batches[number % len(batches)])
+            with torch.set_grad_enabled(not forward_only):
+                out = collection.flat(batches[number % len(batches)])
+            if forward_only:
+                continue
             out.backward(grad)
             optimizer.step()
             optimizer.zero_grad()
@@ -193,6 +197,8 @@ def kafka() -> Round:
 
 ROWS: dict[str, Callable[[], Round]] = {
     "step": lambda: embedding_step("Adagrad", batch=4096, steps=20),
+    "row-wise step": lambda: embedding_step("RowwiseAdagrad", batch=4096, steps=20),
+    "forward": lambda: embedding_step("RowwiseAdagrad", 4096, 40, forward_only=True),
     "step of Adam": lambda: embedding_step("Adam", batch=4096, steps=20),
     "step of 8 samples": lambda: embedding_step("Adagrad", batch=8, steps=1000),
     "growth": growth,

@@ -348,6 +348,6 @@ void init_table(nb::module_& m) {
       .def_prop_ro("calls", &Table::calls)
       .def_prop_ro("watermark", &Table::watermark)
       .def_prop_ro("num_slots", [](const Table& t) { return t.rows().capacity(); })
-      .def_prop_ro("row_bytes", [](const Table& t) { return t.layout().num_bytes; })
+      .def_prop_ro("row_bytes", [](const Table& t) { return t.layout().num_bytes(); })
       .def_prop_ro("state_width", [](const Table& t) { return t.layout().state_width; });
 }

@@ -33,7 +33,7 @@ void pool_single(const Bags& bags, const float* const* rows, float* out, int64_t
     if (i + 8 < last) {
       const char* ahead = reinterpret_cast<const char*>(rows[bags.inverse[i + 8]]);
       __builtin_prefetch(ahead);
-      __builtin_prefetch(ahead + 64);
+      if (n > 16) __builtin_prefetch(ahead + 64);
       __builtin_prefetch(out + (i + 8) * step, 1);
     }
     copy_row(out + i * step, rows[bags.inverse[i]], n);
@@ -130,12 +130,12 @@ inline float sign(float x) { return static_cast<float>(x > 0.0f) - static_cast<f
 template <class R, int kDim>
 void update_plain(const R& rule, float* const* w, float* const* s, const float* grads, int64_t n, int dim) {
   const int width = kDim ? kDim : dim;
-  // The state lies right behind the values, so one run of lines holds both.
-  const int num_bytes = 4 * (width + state_width_of(R::kTraits, width));
+  const int value_bytes = 4 * width, state_bytes = 4 * state_width_of(R::kTraits, width);
   for (int64_t i = 0; i < n; i++) {
     if (i + 8 < n) {
-      const char* ahead = reinterpret_cast<const char*>(w[i + 8]);
-      for (int line = 0; line < num_bytes; line += 64) __builtin_prefetch(ahead + line, 1);
+      const char *values = reinterpret_cast<const char*>(w[i + 8]), *state = reinterpret_cast<const char*>(s[i + 8]);
+      for (int line = 0; line < value_bytes; line += 64) __builtin_prefetch(values + line, 1);
+      for (int line = 0; line < state_bytes; line += 64) __builtin_prefetch(state + line, 1);
     }
     rule.apply(w[i], s[i], grads + i * width, width);
   }

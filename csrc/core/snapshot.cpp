@@ -73,7 +73,7 @@ void Table::mark_changing(uint32_t slot) {
   snapshot_->imaged.set(slot);
   Snapshot::Part& part = snapshot_->parts[owners_[slot / Rows::kChunk]];
   part.image_slots.push_back(slot);
-  part.images.push_back(rows_.record(slot));
+  part.images.push_back(rows_[slot]);
 }
 
 void Table::mark_born(int p, int64_t id, uint32_t slot) {
@@ -112,7 +112,7 @@ void Table::begin_snapshot(bool changes) {
   snapshot->imaged = Marks(owners_.size(), 0);
   snapshot->parts.reserve(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
-    Snapshot::Part& part = snapshot->parts.emplace_back(layout().num_bytes);
+    Snapshot::Part& part = snapshot->parts.emplace_back(layout().num_bytes());
     if (const Candidates* waiting = candidates(p)) part.candidates = std::make_unique<Candidates>(*waiting);
     if (tracking_) part.removed = std::exchange(partitions_[p].removed, {});
   }
@@ -151,7 +151,8 @@ void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, siz
     if (i + kAhead < end) rows_.prefetch(entries[i + kAhead].slot);
     const uint32_t slot = entries[i].slot;
     if (snapshot_->imaged.test(slot)) {
-      write_out(out, i, entries[i].id, Row(part.images[part.image_of.find(slot)], layout()));
+      uint8_t* image = part.images[part.image_of.find(slot)];
+      write_out(out, i, entries[i].id, Row(image, image + layout().value_bytes, layout()));
     } else {
       write_out(out, i, entries[i].id, rows_[slot]);
       snapshot_->settled.set(slot);

@@ -62,10 +62,10 @@ class Images {
 
   size_t size() const noexcept { return size_; }
   uint8_t* operator[](size_t i) const noexcept { return blocks_[i / kBlock] + i % kBlock * record_bytes_; }
-  void push_back(const uint8_t* record) {
+  void push_back(const Row& row) {
     if (size_ == blocks_.size() * kBlock)
       blocks_.push_back(static_cast<uint8_t*>(allocate_block(kBlock * record_bytes_, BlockUse::kSnapshot)));
-    std::memcpy((*this)[size_++], record, record_bytes_);
+    row.copy_to((*this)[size_++]);
   }
   void clear() noexcept {
     for (uint8_t* block : blocks_) release_block(block, kBlock * record_bytes_, BlockUse::kSnapshot);

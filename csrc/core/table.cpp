@@ -97,7 +97,8 @@ void Table::resolve(Uniques& uniques, bool training) {
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
-    rows_.prefetch(slot);
+    if (training && layout().has_fields()) rows_.prefetch(slot);
+    else rows_.prefetch_values(slot);
     if (replays) replay(slot, step_);
   }
 }
@@ -180,7 +181,7 @@ void Table::reserve(Uniques* const* uniques, int n) {
   }
 }
 
-void Table::start_row(uint32_t slot, int64_t id) {
+Row Table::start_row(uint32_t slot, int64_t id) {
   const RowLayout& fields = layout();
   const Row row = rows_[slot];
   if (fields.dtype == Dtype::kFloat32) {
@@ -196,6 +197,7 @@ void Table::start_row(uint32_t slot, int64_t id) {
   if (fields.has_seen) row.set_seen(INT64_MIN);
   if (fields.has_count) row.set_count(0);
   if (fields.has_score) row.set_score(-INFINITY);
+  return row;
 }
 
 void Table::insert(Uniques& uniques) {
@@ -223,8 +225,7 @@ void Table::insert(Uniques& uniques) {
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
     mark_born(p, uniques.ids[u], slot);
-    start_row(slot, uniques.ids[u]);
-    const Row row = rows_[slot];
+    const Row row = start_row(slot, uniques.ids[u]);
     touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
     partition.admitted++;
     uniques.slots[u] = slot;
@@ -255,7 +256,7 @@ void Table::read(const Uniques& uniques, const float** rows, float* copies) cons
   for (size_t u = 0; u < uniques.slots.size(); u++) {
     const uint32_t slot = uniques.slots[u];
     if (stored && slot != kNoSlot) {
-      rows[u] = reinterpret_cast<const float*>(rows_.record(slot));
+      rows[u] = reinterpret_cast<const float*>(rows_.values(slot));
       continue;
     }
     if (slot == kNoSlot) read_absent(uniques.ids[u], copies);

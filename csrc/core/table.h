@@ -253,7 +253,7 @@ class Table {
   void mark_born(int partition, int64_t id, uint32_t slot);
   void mark_gone(int partition, int64_t id, uint32_t slot);
   bool evict_one(int partition, const std::vector<uint32_t>& in_batch);  // false: the batch uses every row
-  void start_row(uint32_t slot, int64_t id);
+  Row start_row(uint32_t slot, int64_t id);
   void replay(uint32_t slot, uint64_t to);
   void update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n);
   const RuleStep& step_at(uint64_t step, RuleStep* scratch) const noexcept;

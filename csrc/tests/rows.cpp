@@ -30,13 +30,13 @@ TEST_CASE("rows never move while their storage grows, and keep what was written"
     const uint32_t total = dim == 1000 ? 3000 : 200000;
     for (uint32_t slot = 0; slot < total; slot++) {
       if (slot % Rows::kChunk == 0) REQUIRE(rows.add_chunk() == slot);
-      at.push_back(rows.record(slot));
+      at.push_back(rows.values(slot));
       rows[slot].values()[0] = static_cast<float>(slot);
       rows[slot].values()[dim - 1] = static_cast<float>(slot);
       rows[slot].state()[0] = -static_cast<float>(slot);
     }
     for (uint32_t slot = 0; slot < total; slot++) {
-      REQUIRE(rows.record(slot) == at[slot]);
+      REQUIRE(rows.values(slot) == at[slot]);
       REQUIRE(rows[slot].values()[dim - 1] == static_cast<float>(slot));
       REQUIRE(rows[slot].state()[0] == -static_cast<float>(slot));
     }
@@ -77,9 +77,9 @@ TEST_CASE("the fields of a record do not overlap, whichever are there") {
 }
 
 TEST_CASE("a plain row costs its floats and nothing else") {
-  CHECK(layout(16, 1, Dtype::kFloat32, 0).num_bytes == 17 * 4);
-  CHECK(layout(16, 0, Dtype::kFloat32, 0).num_bytes == 16 * 4);
-  CHECK(layout(16, 1, Dtype::kFloat32, 2 | 4).num_bytes == 17 * 4 + 4 + 8);
+  CHECK(layout(16, 1, Dtype::kFloat32, 0).num_bytes() == 17 * 4);
+  CHECK(layout(16, 0, Dtype::kFloat32, 0).num_bytes() == 16 * 4);
+  CHECK(layout(16, 1, Dtype::kFloat32, 2 | 4).num_bytes() == 17 * 4 + 4 + 8);
 }
 
 TEST_CASE("blocks are aligned to a cache line and apart from each other") {
