@@ -37,8 +37,13 @@ MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(
 Round = Callable[[], None]
 
 
-def embedding_step(rule: str, batch: int, steps: int, forward_only: bool = False) -> Round:
-    """Lookup, and backward and update, of 26 tables whose ids are all known."""
+def embedding_step(
+    rule: str, batch: int, steps: int, parts: int = 1, forward_only: bool = False
+) -> Round:
+    """Lookup, and backward and update, of 26 tables whose ids are all known.
+
+    `parts`: batches whose gradients are added before an update.
+    """
     import torch
 
     import hotbed as hb
@@ -65,8 +70,9 @@ def embedding_step(rule: str, batch: int, steps: int, forward_only: bool = False
             if forward_only:
                 continue
             out.backward(grad)
-            optimizer.step()
-            optimizer.zero_grad()
+            if number % parts == parts - 1:
+                optimizer.step()
+                optimizer.zero_grad()
 
     return run
 
@@ -199,6 +205,7 @@ ROWS: dict[str, Callable[[], Round]] = {
     "step": lambda: embedding_step("Adagrad", batch=4096, steps=20),
     "row-wise step": lambda: embedding_step("RowwiseAdagrad", batch=4096, steps=20),
     "forward": lambda: embedding_step("RowwiseAdagrad", 4096, 40, forward_only=True),
+    "accumulation": lambda: embedding_step("Adagrad", 16384, 8, parts=4),
     "step of Adam": lambda: embedding_step("Adam", batch=4096, steps=20),
     "step of 8 samples": lambda: embedding_step("Adagrad", batch=8, steps=1000),
     "growth": growth,

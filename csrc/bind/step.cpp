@@ -75,14 +75,17 @@ Sums sums_of(const Addresses& addresses) {
   return out;
 }
 
-nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums) {
+constexpr Named<Order> kOrders[] = {{"flat", Order::kFlat}, {"tree", Order::kTree}};
+
+nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums, std::string_view order) {
   std::vector<Sums> addresses;
   for (const Addresses& one : sums) addresses.push_back(sums_of(one));
   std::vector<std::vector<float>> merged_sums;
   std::unique_ptr<Step> merged;
+  const Order how = value_of(kOrders, "order", order);
   {
     nb::gil_scoped_release release;
-    merged = Step::merge(steps, addresses, &merged_sums);
+    merged = Step::merge(steps, addresses, how, &merged_sums);
   }
   nb::list arrays;
   for (std::vector<float>& sum : merged_sums) arrays.append(to_numpy(std::move(sum)));
@@ -159,7 +162,7 @@ void init_step(nb::module_& m) {
           },
           nb::arg("table"), nb::arg("numbers"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
-      .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
+      .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"), nb::arg("order") = "flat")
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))
       .def("apply", &apply, nb::arg("sums"), nb::arg("rates"));
 }

@@ -96,8 +96,8 @@ void Distinct::keep() {
   }
 }
 
-int Distinct::num_ranges() const noexcept {
-  const int64_t wanted = num_positions() / kIdsPerRange;
+int Distinct::num_ranges(int64_t num_ids) noexcept {
+  const int64_t wanted = num_ids / kIdsPerRange;
   return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(wanted, 1, kMaxRanges))));
 }
 

@@ -67,12 +67,16 @@ class Step::Locked {
 void Step::plan(const std::vector<FeatureIds>& ids) {
   for (Part& part : parts_) {
     part.distinct.assign(ids, part.features);
-    part.ranges.resize(static_cast<size_t>(part.distinct.num_ranges()));
-    const int pieces = static_cast<int>(part.ranges.size());
-    for (int r = 0; r < pieces; r++) {
-      part.ranges[static_cast<size_t>(r)].first_partition = kPartitions * r / pieces;
-      part.ranges[static_cast<size_t>(r)].last_partition = kPartitions * (r + 1) / pieces;
-    }
+    cut(part.ranges, part.distinct.num_positions());
+  }
+}
+
+void Step::cut(std::vector<Uniques>& ranges, int64_t num_ids) {
+  const int pieces = Distinct::num_ranges(num_ids);
+  ranges.resize(static_cast<size_t>(pieces));
+  for (int r = 0; r < pieces; r++) {
+    ranges[static_cast<size_t>(r)].first_partition = kPartitions * r / pieces;
+    ranges[static_cast<size_t>(r)].last_partition = kPartitions * (r + 1) / pieces;
   }
 }
 
@@ -409,55 +413,141 @@ bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexc
   return false;
 }
 
-std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+// The number of each distinct id of a range, by its hash.
+class Step::Numbers {
+ public:
+  explicit Numbers(size_t most) : cells_(std::bit_ceil(2 * most + 1), kNone), mask_(cells_.size() - 1) {}
+  // The number of an id among `uniques`, which takes it in where it is new.
+  uint32_t number_of(int64_t id, uint64_t hash, Uniques& uniques) {
+    size_t at = hash & mask_;
+    while (cells_[at] != kNone && uniques.ids[cells_[at]] != id) at = (at + 1) & mask_;
+    if (cells_[at] != kNone) return cells_[at];
+    uniques.ids.push_back(id), uniques.hashes.push_back(hash), uniques.slots.push_back(kNoSlot);
+    return cells_[at] = static_cast<uint32_t>(uniques.ids.size() - 1);
+  }
+
+ private:
+  static constexpr uint32_t kNone = 0xffffffffu;
+  std::vector<uint32_t> cells_;
+  size_t mask_;
+};
+
+// One table of a merge: its share of each step, and of each range the numbers that their ids get, in order.
+struct Step::Shares {
+  struct Share {
+    const Part* part;
+    const float* sums;
+  };
+  std::vector<Share> shares;
+  std::vector<std::vector<uint32_t>> numbers;
+
+  // Calls visit(ids of a share, number of one of them among these, its gradient) for each id in the range.
+  template <class F>
+  void each(const Uniques& range, F&& visit) const {
+    for (const Share& share : shares) {
+      const int64_t dim = share.part->table->config().dim;
+      for (const Uniques& from : share.part->ranges) {
+        if (from.last_partition <= range.first_partition || from.first_partition >= range.last_partition) continue;
+        const bool whole = from.first_partition >= range.first_partition && from.last_partition <= range.last_partition;
+        for (size_t u = 0; u < from.ids.size(); u++)
+          if (whole || range.covers(from.hashes[u]))
+            visit(from, u, share.sums + (from.base + static_cast<int64_t>(u)) * dim);
+      }
+    }
+  }
+
+  void find(Uniques& range, std::vector<uint32_t>& numbered) const {
+    size_t most = 0;
+    each(range, [&](const Uniques&, size_t, const float*) { most++; });
+    Numbers numbers_by_id(most);
+    numbered.reserve(most);
+    each(range, [&](const Uniques& from, size_t u, const float*) {
+      const uint32_t number = numbers_by_id.number_of(from.ids[u], from.hashes[u], range);
+      if (from.slots[u] != kNoSlot) range.slots[number] = from.slots[u];
+      numbered.push_back(number);
+    });
+  }
+
+  // `sums`: of the range, zeroed.
+  void add(const Uniques& range, const std::vector<uint32_t>& numbered, float* sums, int dim) const {
+    const uint32_t* number = numbered.data();
+    each(range, [&](const Uniques& from, size_t u, const float* gradient) {
+      float* sum = sums + int64_t{*number++} * dim;
+      if (from.slots[u] == kNoSlot) return;  // refused when it was mapped: it had no row to take a gradient
+      for (int d = 0; d < dim; d++) sum[d] += gradient[d];
+    });
+  }
+};
+
+std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums, Order order,
                                   std::vector<std::vector<float>>* merged_sums) {
+  if (order == Order::kTree && steps.size() > 2) return merge_halves(steps, sums, merged_sums);
   std::vector<std::shared_ptr<Table>> tables;
-  std::unordered_map<const Table*, size_t> number;
+  std::unordered_map<const Table*, size_t> place;
+  std::vector<Shares> shares;
   for (size_t s = 0; s < steps.size(); s++)
     for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
       const Part& part = steps[s]->parts_[p];
       if (!sums[s][p]) continue;
-      if (number.try_emplace(part.table.get(), tables.size()).second) tables.push_back(part.table);
+      const auto [at, is_new] = place.try_emplace(part.table.get(), tables.size());
+      if (is_new) tables.push_back(part.table), shares.emplace_back();
+      shares[at->second].shares.push_back({&part, *sums[s][p]});
     }
   auto merged = std::make_unique<Step>(tables, std::vector<Feature>{});
-  std::vector<std::unordered_map<int64_t, size_t>> places(tables.size());
+  std::vector<std::pair<size_t, size_t>> tasks;  // table, range
+  for (size_t t = 0; t < tables.size(); t++) {
+    Part& part = merged->parts_[t];
+    part.withdrawn = UINT64_MAX;
+    part.generation = tables[t]->generation();
+    int64_t num_ids = 0;
+    for (const Shares::Share& share : shares[t].shares) {
+      num_ids += share.part->num_unique;
+      part.withdrawn = std::min(part.withdrawn, share.part->withdrawn);
+      part.generation = tables[t]->older(part.generation, share.part->generation);
+    }
+    cut(part.ranges, num_ids);
+    shares[t].numbers.resize(part.ranges.size());
+    for (size_t r = 0; r < part.ranges.size(); r++) tasks.emplace_back(t, r);
+  }
+  ThreadPool& pool = ThreadPool::instance();
+  pool.run(static_cast<int>(tasks.size()), [&](int i) {
+    const auto [t, r] = tasks[static_cast<size_t>(i)];
+    shares[t].find(merged->parts_[t].ranges[r], shares[t].numbers[r]);
+  });
   merged_sums->assign(tables.size(), {});
   for (size_t t = 0; t < tables.size(); t++) {
-    merged->parts_[t].ranges.resize(1);
-    merged->parts_[t].withdrawn = UINT64_MAX;
-    merged->parts_[t].generation = tables[t]->generation();
-  }
-  for (size_t s = 0; s < steps.size(); s++)
-    for (size_t p = 0; p < steps[s]->parts_.size(); p++) {
-      if (!sums[s][p]) continue;
-      const Part& part = steps[s]->parts_[p];
-      const size_t t = number.at(part.table.get());
-      Uniques& all = merged->parts_[t].ranges[0];
-      std::vector<float>& sum = (*merged_sums)[t];
-      const size_t dim = static_cast<size_t>(part.table->config().dim);
-      const float* from = *sums[s][p];
-      merged->parts_[t].withdrawn = std::min(merged->parts_[t].withdrawn, part.withdrawn);
-      merged->parts_[t].generation = part.table->older(merged->parts_[t].generation, part.generation);
-      for (const Uniques& range : part.ranges)
-        for (size_t u = 0; u < range.ids.size(); u++, from += dim) {
-          const auto [at, fresh] = places[t].try_emplace(range.ids[u], all.ids.size());
-          if (fresh) {
-            all.ids.push_back(range.ids[u]);
-            all.hashes.push_back(range.hashes[u]);
-            all.slots.push_back(range.slots[u]);
-            sum.resize(sum.size() + dim, 0.0f);
-          }
-          if (range.slots[u] == kNoSlot) continue;  // refused when it was mapped: it had no row to take a gradient
-          all.slots[at->second] = range.slots[u];
-          for (size_t d = 0; d < dim; d++) sum[at->second * dim + d] += from[d];
-        }
+    Part& part = merged->parts_[t];
+    for (Uniques& range : part.ranges) {
+      range.base = static_cast<uint32_t>(part.num_unique);
+      part.num_unique += static_cast<int64_t>(range.ids.size());
     }
-  for (Part& part : merged->parts_) {
-    part.num_unique = static_cast<int64_t>(part.ranges[0].ids.size());
+    (*merged_sums)[t].resize(static_cast<size_t>(part.num_unique * tables[t]->config().dim));
     part.table->retain(part.generation);
   }
   merged->retained_ = true;
+  pool.run(static_cast<int>(tasks.size()), [&](int i) {
+    const auto [t, r] = tasks[static_cast<size_t>(i)];
+    const Uniques& range = merged->parts_[t].ranges[r];
+    const int dim = tables[t]->config().dim;
+    shares[t].add(range, shares[t].numbers[r], (*merged_sums)[t].data() + int64_t{range.base} * dim, dim);
+  });
   return merged;
+}
+
+std::unique_ptr<Step> Step::merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+                                         std::vector<std::vector<float>>* merged_sums) {
+  const auto middle = static_cast<std::ptrdiff_t>(std::bit_ceil(steps.size()) / 2);
+  std::unique_ptr<Step> halves[2];
+  std::vector<std::vector<float>> arrays[2];
+  std::vector<Sums> addresses(2);
+  for (int half = 0; half < 2; half++) {
+    const auto first = half ? middle : 0, last = half ? static_cast<std::ptrdiff_t>(steps.size()) : middle;
+    halves[half] = merge({steps.begin() + first, steps.begin() + last}, {sums.begin() + first, sums.begin() + last},
+                         Order::kTree, &arrays[half]);
+    for (const std::vector<float>& array : arrays[half])
+      addresses[static_cast<size_t>(half)].emplace_back(array.data());
+  }
+  return merge({halves[0].get(), halves[1].get()}, addresses, Order::kFlat, merged_sums);
 }
 
 // Brings a plan up to date after withdrawals and updates: a withdrawn id has no row any more, so that it reads as

@@ -22,6 +22,10 @@ struct GradientRows {
 // Of each table of a step the summed gradients of its distinct ids, [num_unique, dim]; a table without is left alone.
 using Sums = std::vector<std::optional<const float*>>;
 
+// How the sums of several steps are added: one after another, or by halves: (0 + 1) + (2 + 3). A step without an id is
+// left out of the sum of that id.
+enum class Order : uint8_t { kFlat, kTree };
+
 class MapTask;
 
 class Step {
@@ -64,8 +68,8 @@ class Step {
   // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
   // Returns whether all of them are finite.
   bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
-  // The tables of all steps that have sums, each with the distinct ids of all and their sums added, in order.
-  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+  // The tables of all steps that have sums, each with the distinct ids of all and their sums added in this order.
+  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums, Order order,
                                      std::vector<std::vector<float>>* merged_sums);
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
@@ -87,10 +91,15 @@ class Step {
     int generation = 0;
   };
   class Locked;
+  class Numbers;
+  struct Shares;
 
   template <class F>
   void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
+  static void cut(std::vector<Uniques>& ranges, int64_t num_ids);
+  static std::unique_ptr<Step> merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+                                            std::vector<std::vector<float>>* merged_sums);
   void map_part(Part& part, const int64_t* times, bool training) const;
   void find_distinct(Part& part, Uniques& range, const int64_t* times) const;
   void observe(const Part& part, Uniques& range, const int64_t* times) const;

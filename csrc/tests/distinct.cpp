@@ -89,9 +89,9 @@ TEST_CASE("a batch is cut into ranges by its size alone, and an empty one has no
   Distinct distinct;
   distinct.assign(input.ids, {0, 1, 2});
   CHECK(distinct.num_positions() == 120000);
-  CHECK(distinct.num_ranges() == 4);
+  CHECK(Distinct::num_ranges(distinct.num_positions()) == 4);
   distinct.assign(input.ids, {});
-  CHECK(distinct.num_ranges() == 1);
+  CHECK(Distinct::num_ranges(distinct.num_positions()) == 1);
   UniqueIds none;
   distinct.find(none);
   CHECK(none.ids.empty());

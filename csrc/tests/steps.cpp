@@ -2,10 +2,12 @@
 // Whole training steps over tables: the promises about threads, scopes, groups, admission and eviction.
 #include <doctest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "core/hash_bytes.h"
@@ -535,4 +537,68 @@ TEST_CASE("bags of a million ids, empty batches, dimensions of one and of a thou
     CHECK(out[static_cast<size_t>(8 + d)] == 0.0f);
   }
   CHECK(table->size() == 5000);
+}
+
+namespace {
+
+// The gradient of `id` in each step that has it: summed by the tree, in the order of the steps [first, last).
+std::optional<std::vector<float>> tree_sum(const std::vector<std::map<int64_t, std::vector<float>>>& of_steps,
+                                           int64_t id, size_t first, size_t last) {
+  if (last - first == 1) {
+    const auto at = of_steps[first].find(id);
+    return at == of_steps[first].end() ? std::nullopt : std::optional(at->second);
+  }
+  const size_t middle = first + std::bit_ceil(last - first) / 2;
+  auto left = tree_sum(of_steps, id, first, middle), right = tree_sum(of_steps, id, middle, last);
+  if (!left || !right) return left ? left : right;
+  for (size_t d = 0; d < left->size(); d++) (*left)[d] += (*right)[d];
+  return left;
+}
+
+}  // namespace
+
+TEST_CASE("merged steps hold the sum of each id in the order that is asked for, for any number of threads") {
+  for (const size_t batch : {size_t{0}, size_t{50}, size_t{30'000}})
+    for (const size_t num_steps : {size_t{1}, size_t{2}, size_t{3}, size_t{8}})
+      for (const Order order : {Order::kFlat, Order::kTree})
+        for (const int threads : {1, 4}) {
+          const Threads guard(threads);
+          Group group({config("a", 3)});
+          Draw draw(batch + num_steps);
+          std::vector<std::unique_ptr<Step>> steps;
+          std::vector<const Step*> pointers;
+          std::vector<std::vector<float>> arrays;
+          std::vector<Sums> sums;
+          std::vector<std::map<int64_t, std::vector<float>>> of_steps(num_steps);
+          for (size_t s = 0; s < num_steps; s++) {
+            steps.push_back(group.make_step());
+            group.look(draw_ids(draw, 1, batch, 40'000), nullptr, true, *steps.back());
+            const std::vector<int64_t> ids = steps.back()->unique_ids(0);
+            for (float& x : arrays.emplace_back(ids.size() * 3)) x = draw.around() * 1e3f;
+            for (size_t u = 0; u < ids.size(); u++)
+              of_steps[s][ids[u]] = {arrays[s][3 * u], arrays[s][3 * u + 1], arrays[s][3 * u + 2]};
+            pointers.push_back(steps.back().get());
+          }
+          for (const auto& array : arrays) sums.push_back({array.data()});
+          std::vector<std::vector<float>> merged_sums;
+          const auto merged = Step::merge(pointers, sums, order, &merged_sums);
+          std::map<int64_t, size_t> place;
+          const std::vector<int64_t> ids = merged->unique_ids(0);
+          for (size_t u = 0; u < ids.size(); u++) REQUIRE(place.emplace(ids[u], u).second);
+          size_t num_ids = 0;
+          for (const auto& of_step : of_steps)
+            for (const auto& [id, gradient] : of_step) {
+              const auto at = place.find(id);
+              REQUIRE(at != place.end());
+              std::vector<float> expected(3, 0.0f);
+              if (order == Order::kTree) expected = *tree_sum(of_steps, id, 0, num_steps);
+              else
+                for (const auto& other : of_steps)
+                  if (const auto part = other.find(id); part != other.end())
+                    for (size_t d = 0; d < 3; d++) expected[d] += part->second[d];
+              REQUIRE(std::memcmp(expected.data(), merged_sums[0].data() + 3 * at->second, 12) == 0);
+              num_ids++;
+            }
+          CHECK(num_ids >= ids.size());
+        }
 }
