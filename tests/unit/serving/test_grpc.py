@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
@@ -15,7 +17,9 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
-from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
+from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.endpoints import grpc as endpoint
+from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE, Gate, InferenceService
 
 from .conftest import Running, draw
 
@@ -207,6 +211,31 @@ def test_a_call_without_a_token_is_rejected_before_its_message_is_received(
         told.set()
     running.close()
     assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_each_call_of_the_descriptor_has_a_handler() -> None:
+    handlers = InferenceService(cast(Any, None)).handlers()
+    for name in (*endpoint._TYPES.calls, "NotACall"):
+        handler = handlers.service(Mock(method=f"/{SERVICE}/{name}"))
+        assert (handler is not None) is (name != "NotACall")
+
+
+@pytest.mark.parametrize(
+    ("method", "is_open"),
+    [("/a.Service/Ready", True), ("/b.Service/Ready", False), ("/a.Service/NotReady", False)],
+)
+def test_only_methods_of_the_full_name_need_no_token(
+    tmp_path: Path, method: str, is_open: bool
+) -> None:
+    (tmp_path / "tokens").write_text("secret\n")
+    gate = Gate(Tokens(str(tmp_path / "tokens")), ["/a.Service/Ready"])
+
+    async def proceed(details: Any) -> str:
+        return "called"
+
+    details = Mock(method=method, invocation_metadata=())
+    outcome = asyncio.run(gate.intercept_service(proceed, details))
+    assert (outcome == "called") is is_open
 
 
 @pytest.mark.parametrize("method", [f"/{SERVICE}/ModelInfers", "/other.Service/Call"])

@@ -20,8 +20,8 @@ import tritonclient.grpc as triton
 import hotbed as hb
 from hotbed.errors import StoreError
 from hotbed.persist.publish import Follower
-from hotbed.serving.server.meters import combine_statuses
-from hotbed.serving.server.scoring.models import Models, RequestCounts
+from hotbed.serving.server.meters import RequestCounts, combine_statuses
+from hotbed.serving.server.scoring.models import Models
 
 from .conftest import Running, Trainer, draw, wait_for
 from .test_grpc import tensors

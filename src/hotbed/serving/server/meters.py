@@ -7,22 +7,88 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hotbed.errors import ConfigError, HotbedError, MissingExtra
 
 if TYPE_CHECKING:
     from hotbed.serving.cache import EmbeddingCache
-    from hotbed.serving.server.scoring.models import Model, Models
     from hotbed.serving.stores.base import ModelVersion
+
+
+@dataclass
+class RequestCounts:
+    """Counts of a model's requests since the start.
+
+    `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
+    that were in a batch; `queue_seconds`: the time that they waited; `compute_seconds`: the time of
+    their batches. `last_scored`: Unix time, 0 = never.
+    """
+
+    answered: int = 0
+    answered_seconds: float = 0.0
+    refused: int = 0
+    refused_seconds: float = 0.0
+    scored: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    last_scored: float = 0.0
+
+    def ended(self, seconds: float, well: bool) -> None:
+        """Count a request that ended with an answer (`well`) or an error."""
+        if well:
+            self.answered += 1
+            self.answered_seconds += seconds
+        else:
+            self.refused += 1
+            self.refused_seconds += seconds
+
+
+class ServedModelVersion(Protocol):
+    """The version that a model serves, and since when, in Unix seconds."""
+
+    @property
+    def version(self) -> ModelVersion: ...
+    @property
+    def since(self) -> float: ...
+
+
+class MeasuredModel(Protocol):
+    """What the metrics read of a model; see `scoring.models.Model`."""
+
+    name: str
+    cache: EmbeddingCache | None
+    counts: RequestCounts
+    seconds: deque[float]
+    swaps: int
+    problems: int
+    rows: int
+    batches: int
+    batch_seconds: float
+    problem: str
+
+    @property
+    def served(self) -> ServedModelVersion | None: ...
+    @property
+    def waiting_rows(self) -> int: ...
+    @property
+    def ready(self) -> bool: ...
+
+
+class MeasuredModels(Protocol):
+    """The models of a server."""
+
+    def find(self, name: str) -> MeasuredModel | None: ...
+    def __iter__(self) -> Iterator[MeasuredModel]: ...
 
 
 class Meters:
     """The metrics of a server. Needs prometheus-client."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: MeasuredModels) -> None:
         client = _client()
         self._models = models
         self._families = client.core
@@ -202,7 +268,7 @@ class CallMeters:
         yield from _of_versions(self._families, versions)
 
 
-def model_status(model: Model) -> dict[str, Any]:
+def model_status(model: MeasuredModel) -> dict[str, Any]:
     """Return the state of a model in this process.
 
     Durations are in seconds, moments are Unix times; unknown values are None.
@@ -304,7 +370,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float | None:
     return ordered[int(len(ordered) * part)]
 
 
-Read: TypeAlias = "Callable[[Model], float | None]"
+Read: TypeAlias = "Callable[[MeasuredModel], float | None]"
 
 
 def _cache(read: Callable[[EmbeddingCache], float]) -> Read:

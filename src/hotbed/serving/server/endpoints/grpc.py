@@ -52,13 +52,7 @@ from hotbed.serving.stores.messages import load_service
 
 log = logging.getLogger("hotbed.serving")
 UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
-_OPEN = (
-    "/ServerLive",
-    "/ServerReady",
-    "/Ready",
-    f"/{HEALTH_SERVICE}/Check",
-    f"/{HEALTH_SERVICE}/Watch",
-)
+_OPEN = (f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch")  # calls that need no token
 STREAMS = 256  # calls of one connection at the same time
 _CALL_BYTES = 64 << 10  # of a request other than for predictions
 # the longest message, unless an option or a loaded model allows longer ones
@@ -67,7 +61,6 @@ _INFER_BYTES = 16 << 20
 _TYPES = load_service(Path(__file__).with_name("inference.binpb"))
 SERVICE = _TYPES.name
 MESSAGES = _TYPES.messages
-_CALLS = tuple(_TYPES.calls)
 
 # Datatype -> the field of InferTensorContents with its values. FP16 has none: it is always raw.
 _CONTENTS = {
@@ -113,22 +106,22 @@ class InferenceService:
 
     def handlers(self) -> Any:
         """Return the handlers of the calls for a gRPC server."""
-        calls: tuple[Callable[[Any], Awaitable[Any]], ...] = (
-            self._live,
-            self._ready,
-            self._server,
-            self._model_ready,
-            self._metadata,
-            self._config,
-            self._statistics,
-            self._infer,
-            self._index,
-            self._load,
-            self._unload,
-        )
+        calls: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._live,
+            "ServerReady": self._ready,
+            "ServerMetadata": self._server,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._metadata,
+            "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "ModelInfer": self._infer,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+        }
         # Requests are received as bytes, which are checked before they are decoded.
         handlers = {}
-        for name, call in zip(_CALLS, calls, strict=True):
+        for name, call in calls.items():
             request = MESSAGES[f"{name}Request"]
             decode = bytes if name == "ModelInfer" else partial(_decode_call, request)
             answer = unary_handler(call, request, decode)
@@ -358,17 +351,24 @@ def _refusing(code: grpc.StatusCode, reason: str) -> Any:
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Rejects calls without a valid token, except those for health and readiness."""
+    """Rejects calls without a valid token.
 
-    def __init__(self, tokens: Tokens) -> None:
+    Args:
+        tokens: the valid ones.
+        open_methods: full names of the methods that need none, such as
+            "/inference.GRPCInferenceService/ServerLive".
+    """
+
+    def __init__(self, tokens: Tokens, open_methods: Iterable[str]) -> None:
         self._tokens = tokens
+        self._open_methods = frozenset(open_methods)
         self._refused = _refusing(
             grpc.StatusCode.UNAUTHENTICATED,
             "no token, or a wrong one. Send authorization: Bearer TOKEN.",
         )
 
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
-        if details.method.endswith(_OPEN):
+        if details.method in self._open_methods:
             return await proceed(details)
         token = None
         for name, value in details.invocation_metadata:
@@ -420,18 +420,28 @@ async def start_inference(
         "grpc.max_concurrent_streams": STREAMS,
     }
     handlers = InferenceService(models).handlers()
-    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready)
+    open_calls = ("ServerLive", "ServerReady")
+    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready, open_calls)
     return await start_grpc(service, address, tokens, tls, options)
 
 
 @dataclass(frozen=True)
 class GrpcService:
-    """A service of a gRPC server: full name, handlers, messages by name, whether it is ready."""
+    """A service of a gRPC server.
+
+    Attributes:
+        name: its full name.
+        handlers: of its calls.
+        messages: by name.
+        ready: whether it answers requests.
+        open_calls: names of the calls that need no token.
+    """
 
     name: str
     handlers: Any
     messages: Mapping[str, Any]
     ready: Callable[[], bool]
+    open_calls: Sequence[str]
 
 
 class GrpcServer:
@@ -467,7 +477,10 @@ async def start_grpc(
     Raises:
         ConfigError: it cannot listen.
     """
-    gates = [] if tokens is None else [Gate(tokens)]
+    gates = []
+    if tokens is not None:
+        open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
+        gates = [Gate(tokens, open_methods)]
     server = grpc.aio.server(interceptors=gates, options=list(options.items()))
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool

@@ -300,7 +300,7 @@ class RowsServer(Stoppable):
         }
         service = self._service
         server = await start_grpc(
-            GrpcService(SERVICE, service.handlers(), MESSAGES, service.is_ready),
+            GrpcService(SERVICE, service.handlers(), MESSAGES, service.is_ready, ("Ready",)),
             address(options.host, options.port),
             self._tokens,
             self._tls,

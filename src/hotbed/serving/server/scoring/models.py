@@ -23,7 +23,7 @@ from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
 from hotbed.serving.protocol.inputs import Candidates, ModelInputs
-from hotbed.serving.server.meters import Meters, model_status
+from hotbed.serving.server.meters import Meters, RequestCounts, model_status
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest
 from hotbed.serving.session import InferenceSession, Scores
@@ -60,34 +60,6 @@ class ServedVersion:
     def version(self) -> ModelVersion:
         """The version: rows and graph."""
         return self.session.model
-
-
-@dataclass
-class RequestCounts:
-    """Counts of a model's requests since the start.
-
-    `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
-    that were in a batch; `queue_seconds`: the time that they waited; `compute_seconds`: the time of
-    their batches. `last_scored`: Unix time, 0 = never.
-    """
-
-    answered: int = 0
-    answered_seconds: float = 0.0
-    refused: int = 0
-    refused_seconds: float = 0.0
-    scored: int = 0
-    queue_seconds: float = 0.0
-    compute_seconds: float = 0.0
-    last_scored: float = 0.0
-
-    def ended(self, seconds: float, well: bool) -> None:
-        """Count a request that ended with an answer (`well`) or an error."""
-        if well:
-            self.answered += 1
-            self.answered_seconds += seconds
-        else:
-            self.refused += 1
-            self.refused_seconds += seconds
 
 
 class Model:
