@@ -498,6 +498,20 @@ def test_no_file_or_class_has_a_name_that_says_nothing() -> None:
     assert not wrong, wrong
 
 
+def test_each_package_maps_its_files_in_its_docstring() -> None:
+    """A line each: `name.py  what it is`, and `folder/  what it is`."""
+    wrong = []
+    for path in [p for p in python_files(SOURCE) if p.name == "__init__.py" and p.parent != SOURCE]:
+        files = {p.name for p in path.parent.glob("*.py")} - {"__init__.py"}
+        folders = {f"{p.parent.name}/" for p in path.parent.glob("*/__init__.py")}
+        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        mapped = set(re.findall(r"^ *(\w+(?:\.py|/))  +\S", text, re.M))
+        expected = files | folders
+        if len(expected) > 1 and mapped != expected:
+            wrong.append(f"{relative(path)}: {sorted(mapped ^ expected)}")
+    assert not wrong, "\n".join(wrong)
+
+
 # Classes of one name in two files of the engine, each with its reason.
 SAME_NAMES = {
     "Concat": "sources one after the other; HugeCTR's layer",

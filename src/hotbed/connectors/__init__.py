@@ -1,5 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of events: Arrow record batches, each with a position to resume from."""
+"""Sources of events: Arrow record batches, each with a position to resume from.
+
+concat.py         Concat: the rows of several sources one after another
+dead_letters.py   dead letters: rows that could not be read, each with its place
+endings.py        which source reads a file, by the ending of its name
+file_identity.py  the identity of a file
+files.py          files: paths and globs, sections, and positions in a list of files
+follow.py         Follow: a directory that files arrive in, as an endless source
+generated.py      random rows, to try a model or to measure it without data
+journal.py        the journal of an endless source's decisions
+late_labels.py    labels from later events
+live.py           the state that an endless source shares with its reader
+memory.py         rows in memory
+messages.py       messages of a broker: decoders that turn them into rows
+parquet.py        Parquet files
+paths.py          paths and globs: which files they name, each once
+plan.py           what a reader asks of a source: columns, types, and how bad rows are treated
+position.py       positions in a source, places of rows
+prepared.py       the output of `hotbed prepare`
+read_ahead.py     make items ahead of their consumer on a thread
+replay.py         Replay: recorded events of several sources in the order of their times
+samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
+source.py         the base of every source of events, and the sources that its methods return
+times.py          times as int64 microseconds UTC
+types.py          how two Arrow types of one column meet: the rules that every source uses
+hugectr/          the file formats of HugeCTR
+kafka/            a topic of Kafka as an endless source
+text/             files of text
+"""
 
 from hotbed.connectors.concat import Concat
 from hotbed.connectors.dead_letters import DeadLetters

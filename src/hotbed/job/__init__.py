@@ -1,2 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job: everything a training run is, as one value, as a file, and as a draft of one."""
+"""Job: everything a training run is, as one value, as a file, and as a draft of one.
+
+dialect.py            dialects: training files of other systems
+draft.py              draft a first job for a data file by looking at its columns
+draft_preparation.py  draft a first preparation for a data file
+events.py             what a command reports while it works
+file.py               job files: YAML and JSON as people mean them
+job.py                Job: a training run as one value
+roles.py              guess the roles of columns
+run.py                the work of the commands, one function each
+schema.py             the JSON Schema of job files, for completion and checks in editors
+sniff.py              look at delimited text as pandas, spreadsheets and databases write it
+states.py             the states of a job
+"""

@@ -12,6 +12,16 @@ its samples (one class only, no samples, no group) is nan and warns with the rea
 `state()` returns the accumulated samples or sums as JSON values and NumPy arrays, and `load_state`
 restores them: checkpoints hold the windows of a stream. `bounded(metric)` returns the form of a
 metric that needs bounded memory on an endless stream.
+
+    bounded.py         metrics whose memory does not grow with the number of samples
+    classification.py  metrics of predicted probabilities
+    metric.py          base classes of the metrics
+    metric_set.py      the metrics that a user names, as objects by name
+    popularity.py      the baseline that every model has to beat
+    ranking.py         metrics within groups (users, sessions): AUC, hit rate, NDCG
+    regression.py      metrics of predicted amounts: squared, absolute and relative errors
+    reliability.py     how predicted probabilities compare with what happened
+    score_counts.py    weights of negatives and positives by score
 """
 
 from __future__ import annotations

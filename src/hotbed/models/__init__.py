@@ -3,6 +3,22 @@
 
 `model(batch)` returns logits [n], or logits by label for several labels. `recorded` looks at the
 tensors of any of them, or of a network of your own.
+
+    bst.py        Behavior Sequence Transformer
+    dcn.py        Deep & Cross networks: DCN and DCN-V2
+    deepfm.py     DeepFM
+    dien.py       Deep Interest Evolution Network
+    din.py        Deep Interest Network
+    dlrm.py       DLRM
+    dnn.py        deep neural network on embeddings
+    fm.py         factorization machine
+    losses.py     losses: one number to minimize from predictions and labels
+    lr.py         logistic regression
+    mmoe.py       multi-gate mixture of experts: several labels at once
+    recorded.py   the current values and gradients of named tensors of a network, by forward hooks
+    wide_deep.py  Wide & Deep
+    graph/        networks from JSON descriptions; docs/graphs.md describes the format
+    layers/       building blocks of ranking models
 """
 
 from hotbed.models.bst import BST

@@ -7,6 +7,21 @@
 
 `RecModel.save` and `hb.callbacks.Checkpoint` write checkpoints; this module is for what lies on
 disk. Names load on first use: those that need torch raise MissingExtra without it.
+
+    chain.py       fulls and the deltas on them
+    checkpoint.py  what is in a checkpoint
+    digest.py      the content digest: what a state holds, whatever files it lies in
+    format.py      the container of docs/format.md
+    inspect.py     questions about checkpoints
+    manifest.py    MANIFEST.json as a typed value
+    network.py     the dense part of a state
+    resume.py      resuming from a state
+    sink.py        files that are hashed while they are written, at the speed of the disk
+    store.py       where checkpoints lie: a local folder, or any object store that fsspec knows
+    tables.py      tables into and out of a checkpoint
+    words.py       what the ids of a table stand for
+    check/         the one validator of docs/format.md: what a digest does not show
+    publish/       handing saved states on to servers, by a directory or a Kafka topic
 """
 
 from __future__ import annotations

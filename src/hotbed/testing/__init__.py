@@ -5,6 +5,13 @@
 and tier promises; `TABLE_CHECKS` are the same checks one by one. `FakeStream` is an endless source
 without a broker, `Broker` a real broker without an installation, `FakeStore` a parameter server
 over dicts.
+
+    broker.py               a real broker of the Kafka protocol for tests and examples
+    reference.py            a table that is easy to check
+    reference_admission.py  the admission of `ReferenceTable`
+    stream.py               an endless source over rows in memory, whose clock follows a script
+    tables.py               the promises of every table, as checks
+    values.py               compare the rows of a server with those of the run that it follows
 """
 
 from __future__ import annotations

@@ -2,6 +2,13 @@
 """Transforms of one column, the same code in training and in serving.
 
 All work on whole Arrow arrays; nulls stay nulls.
+
+    base.py        the base of transforms
+    expression.py  expressions over the raw columns of a row
+    ids.py         transforms that give ids: hashes, combinations, places in a vocabulary
+    keyed.py       transforms of keys into numbers that training rows of the same key gave
+    numbers.py     transforms of numbers
+    text.py        transforms of text and times
 """
 
 from hotbed.data.context import Context

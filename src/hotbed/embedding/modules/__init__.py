@@ -1,5 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as torch modules, for autograd, torch.compile and plain PyTorch loops."""
+"""Tables as torch modules, for autograd, torch.compile and plain PyTorch loops.
+
+base.py        TableModule: the base of the torch modules over tables
+collection.py  EmbeddingCollection: all sparse features of a batch over their tables
+compiled.py    the lookup as torch operators
+embedding.py   Embedding and EmbeddingBag: one table, as in torch.nn
+gradients.py   gradients of a lookup
+inputs.py      the ids of a batch, checked and moved to the host
+lookup.py      Lookup: who performs the lookups of a TableModule
+parameter.py   TableRows: the parameter that stands for tables in torch
+plan.py        Plans: ids that were mapped to slots before the network looks them up
+planner.py     Planner: the map stage of a training loop
+state.py       how torch saves, loads, moves and copies a module with tables
+targets.py     RowTargets: lookups whose gradients flow to tensors
+transforms.py  transforms of torch that cannot follow a lookup, which native code performs
+"""
 
 from .base import TableModule, table_modules, update_tables
 from .collection import EmbeddingCollection

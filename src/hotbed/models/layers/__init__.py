@@ -3,6 +3,13 @@
 
 They lie by kind: products of features in `interaction`, linear layers in `dense`, sums and products
 of tensors in `arithmetic`, other shapes in `shape`, histories in `sequence`.
+
+    inputs.py     from a `Batch` to the tensors that layers take
+    tensors.py    checks of the tensors that layers are called with
+    activation/   activations that torch does not have
+    dense/        linear layers and what stands between them: perceptrons, normalization, dropout
+    interaction/  products of features: cross networks, inner products, factorization machines
+    sequence/     layers over histories: tensors [n, length, dim] with a mask [n, length]
 """
 
 from hotbed.models.graph.layers.arithmetic import (

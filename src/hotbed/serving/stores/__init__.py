@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of versions of models and their rows: mapped files, or a server elsewhere."""
+"""Stores of versions of models and their rows: mapped files, or a server elsewhere.
+
+backoff.py       space the attempts at something that fails
+base.py          define stores of rows
+fake.py          serve rows from dicts, for tests of the code that reads rows
+fetched_maps.py  keep fitted maps of versions that another process serves in files here
+following.py     poll for new versions that trainers publish or that another process loads
+locking.py       lock served folders for the one process that writes them
+mapped.py        read the served folder
+messages.py      load the messages of gRPC services; those of the parameter server
+opening.py       choose the store of rows at an address
+remote.py        read a parameter server in another process over gRPC
+table_files.py   write the files of a version's tables
+writing.py       write the served folder: each version is on disk before CURRENT names it
+"""

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of coming batches are mapped to rows while earlier batches train."""
+"""The ids of coming batches are mapped to rows while earlier batches train.
+
+data.py      Ahead: the ids of coming batches are mapped to rows while earlier batches train
+insert.py    Insert: maps a batch right before its step, or the batches of a Dataset ahead
+mapper.py    mappers: who maps the ids of a network's batches before its forward pass, or ahead
+one_pass.py  which models are scored by the forward pass that learns
+stage.py     the map stage: decides how far ids are mapped, and lets a thread map them
+"""
 
 from hotbed.training.decisions.cores import Cores
 

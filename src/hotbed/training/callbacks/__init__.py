@@ -7,6 +7,9 @@
 
 They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
 callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
+
+    updates.py     callbacks that change how a step updates: learning rates and clipped gradients
+    validation.py  callbacks that act on the results of validation
 """
 
 from hotbed.training.callbacks.updates import ClipGradients, LearningRate

@@ -1,2 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows while it learns: history, progress, Prometheus, TensorBoard, the report."""
+"""What a run shows while it learns: history, progress, Prometheus, TensorBoard, the report.
+
+columns.py        many small dicts as a few arrays, for the state of a checkpoint
+history.py        History: the course of a training in bounded memory, as a callback
+last_step.py      LastStep: the gradients of a training step that was taken
+progress.py       ProgressBar: what a run is doing, in a terminal or as lines
+prometheus.py     Prometheus: the values of a run at an HTTP address
+readings.py       readings: the numbers of a run, under one name each
+report.py         the training report: one HTML file that opens without a network or a library
+report_charts.py  choose what the report draws
+report_runs.py    choose what the report draws of several runs
+served.py         Served: how a server answered while it followed a training
+tensorboard.py    TensorBoard: event files of a run
+window_log.py     where a stream is cut into windows, and a log of windows in bounded memory
+windows.py        Windows: metrics of a stream in windows of event time or samples
+page/             pages of reports
+"""

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of features: cross networks, inner products, factorization machines."""
+"""Products of features: cross networks, inner products, factorization machines.
+
+cross.py  cross networks: explicit feature crosses of bounded degree
+dot.py    inner products of field vectors
+fm.py     factorization machines: products of all pairs of field vectors in linear time
+"""
 
 from hotbed.models.layers.interaction.cross import CrossNet, CrossNetMix, CrossNetV2
 from hotbed.models.layers.interaction.dot import DotInteraction

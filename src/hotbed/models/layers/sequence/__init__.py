@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers over histories: tensors [n, length, dim] with a mask [n, length]."""
+"""Layers over histories: tensors [n, length, dim] with a mask [n, length].
+
+attention.py    attention of several heads
+augru.py        GRU whose updates follow an attention
+gru.py          GRU over histories
+mask.py         masks of padded sequences from their lengths
+pad.py          histories of any length as one tensor with a mask
+pooling.py      a history pooled by how much its entries matter for a target
+transformer.py  a transformer layer for padded sequences
+"""
 
 from hotbed.models.layers.sequence.attention import (
     AttentionScores,

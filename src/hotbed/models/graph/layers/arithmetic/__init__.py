@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of tensors: element by element, matrices, sums over a dimension."""
+"""Arithmetic of tensors: element by element, matrices, sums over a dimension.
+
+cast.py             other types of numbers
+elementwise.py      sums, differences and products of tensors, element by element
+matrix_multiply.py  products of matrices
+reduce.py           sums and means over one dimension
+scale.py            repeated elements and rows
+weight_multiply.py  one learned vector for each number
+"""
 
 from hotbed.models.graph.layers.arithmetic.cast import Cast
 from hotbed.models.graph.layers.arithmetic.elementwise import Add, ElementwiseMultiply, Sub

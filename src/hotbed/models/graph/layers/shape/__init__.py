@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other shapes: parts of tensors, tensors side by side, the same elements in another shape."""
+"""Other shapes: parts of tensors, tensors side by side, the same elements in another shape.
+
+concat.py   tensors side by side
+reshape.py  other shapes of the same elements
+slice.py    parts of a tensor
+"""
 
 from hotbed.models.graph.layers.shape.concat import (
     Concat,
