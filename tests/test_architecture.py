@@ -23,6 +23,7 @@ SOURCE = ROOT / "src" / "hotbed"
 # The path of the data is the order of imports: a folder imports only folders above it in this list,
 # and the ground floor: `errors`, `config`, `checks`, `files` and `frozen`.
 FOLDERS = [
+    "pictures",
     "connectors",
     "data",
     "metrics",

@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hotbed.config import kind_of
-from hotbed.models.graph.picture import Box, draw_panels, wrapped
+from hotbed.pictures.boxes import Box, draw_panels, text_lines
 
 if TYPE_CHECKING:
     from .report import Report, ReportEntry
-
-COLUMNS = 34  # of a text in a box
-LINES = 3
 
 
 def draw_conversion(report: Report) -> str:
@@ -65,7 +62,7 @@ def id_boxes(text: str, leaves: Sequence[str], ids: dict[str, Box]) -> list[str]
         return inputs
     name = f"ids {text}"
     lines = [("kind", "ids")]
-    lines += [("shape", line) for line in wrapped(text, COLUMNS, LINES)]
+    lines += text_lines("shape", text)
     ids[name] = Box(name, "plain", lines, inputs, text)
     return [name]
 
@@ -82,7 +79,7 @@ def _embedding(entry: ReportEntry) -> Box:
 def _table(entry: ReportEntry) -> Box:
     if entry.table is None:
         lines = [("name", entry.path), ("kind", f"nn.{entry.kind}, kept")]
-        lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]
+        lines += text_lines("text", entry.reason)
         return Box(f"holder {entry.path}", "plain", lines, [], entry.reason)
     rule = entry.table.rule
     lines = [("name", entry.table.name)]

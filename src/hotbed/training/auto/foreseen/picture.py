@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotbed.config import kind_of
-from hotbed.models.graph.picture import Box, draw_panels, wrapped
-from hotbed.training.auto.picture import COLUMNS, LINES, id_boxes, input_box
+from hotbed.pictures.boxes import Box, draw_panels, text_lines
+from hotbed.training.auto.picture import id_boxes, input_box
 
 if TYPE_CHECKING:
     from .report import LookupEntry, LookupReport
@@ -67,5 +67,5 @@ def _table(entry: LookupEntry, sources: list[str]) -> Box:
     if entry.table is not None:
         rule = kind_of(type(entry.table.rule))
         lines += [("text", f"{rule}, dim {entry.table.dim}")]
-    lines += [("text", line) for line in wrapped(entry.reason, COLUMNS, LINES)]
+    lines += text_lines("text", entry.reason)
     return Box(f"table {entry.name}", "layer", lines, sources, entry.reason)
