@@ -12,7 +12,7 @@ report.py             Report: what became of each embedding or table of a model,
 report_boxes.py       the boxes that the pictures of all reports share
 rows.py               a weight as the rows of a table: row i of the weight is the row of id i
 served.py             a converted model as the exporter takes it
-signature.py          the signature of a model: names, types and shapes of the tensors in its arguments
+signature.py          the signature of a model: names, types and shapes of its arguments
 sites.py              the embeddings of a model before its conversion
 trace.py              the id graph of a model
 foreseen/             the ids of a model's lookups before its forward pass
