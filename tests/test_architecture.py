@@ -234,6 +234,12 @@ def _may_import(place: str | None, parts: list[str]) -> bool:
     return bool(ONLY[place] & prefixes)
 
 
+def test_the_command_line_may_import_only_the_listed_modules() -> None:
+    assert _may_import("cli", ["persist", "inspect", "verify"])
+    assert not _may_import("cli", ["persist", "store"])
+    assert not _may_import("cli", ["persist"])
+
+
 def test_nothing_in_the_engine_names_a_front_door() -> None:
     """Imports are checked above; a name in a string would be an import in disguise."""
     wrong = []

@@ -112,14 +112,17 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
             names = ", ".join(text for text in (name, part, label) if text)
             predicted = [x for x, _ in points]
             observed = [y for _, y in points]
-            end = max(*predicted, *observed)
-            lines = [
-                Series("predictions are probabilities", [0.0, end], [0.0, end], color=7),
-                Series("observed", predicted, observed, color=0, dots=True),
-            ]
-            title = f"Share of positives, {names}"
-            charts.append(Chart(title, "predicted probability", lines, from_zero=True))
+            line = Series("observed", predicted, observed, color=0, dots=True)
+            charts.append(reliability_chart(names, [line]))
     return charts
+
+
+def reliability_chart(names: str, lines: Sequence[Series]) -> Chart:
+    """Return a chart of shares of positives, with the diagonal on which they should lie."""
+    end = max(max(*line.x, *line.y) for line in lines)
+    diagonal = Series("predictions are probabilities", [0.0, end], [0.0, end], color=7)
+    title = f"Share of positives, {names}" if names else "Share of positives"
+    return Chart(title, "predicted probability", [diagonal, *lines], from_zero=True)
 
 
 # --- streams --------------------------------------------------------------------------------------

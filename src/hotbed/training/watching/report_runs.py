@@ -17,6 +17,7 @@ from hotbed.training.watching.report_charts import (
     are_timed,
     metric_text,
     places_of,
+    reliability_chart,
     smooth,
     windows_of,
     worth_drawing,
@@ -80,19 +81,17 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
     charts = []
     for key in keys:
         part, _, label = key.partition(".")
-        names = [text for text in ("validation" if part == "valid" else part, label) if text]
+        if part == "valid":
+            part = "validation"
+        names = ", ".join(text for text in (part, label) if text)
 
         def curve(history: History, key: str = key) -> Line:
             points = history.reliability[key].curve() if key in history.reliability else []
             return [x for x, _ in points], [y for _, y in points]
 
-        title = ", ".join(["Share of positives", *names])
-        for chart in _charts(title, "predicted probability", histories, curve):
-            end = max(max(*line.x, *line.y) for line in chart.series)
-            diagonal = Series("predictions are probabilities", [0.0, end], [0.0, end], color=-1)
-            charts.append(
-                Chart(chart.title, chart.x_label, [diagonal, *chart.series], from_zero=True)
-            )
+        lines = _lines(histories, curve)
+        if lines:
+            charts.append(reliability_chart(names, lines))
     return charts
 
 
@@ -139,14 +138,20 @@ def _charts(
     from_zero: bool = False,
 ) -> list[Chart]:
     """Return one chart with a line for each run that has the number; none without any."""
+    lines = _lines(histories, line_of)
+    if not lines:
+        return []
+    return [Chart(title, x_label, lines, from_zero=from_zero)]
+
+
+def _lines(histories: Mapping[str, History], line_of: Callable[[History], Line]) -> list[Series]:
+    """Return a line for each run that has points of it."""
     lines = []
     for number, (name, history) in enumerate(histories.items()):
         x, y = line_of(history)
         if x:
             lines.append(Series(name, x, y, number % COLORS, dots=len(x) <= MOST_DOTS))
-    if not lines:
-        return []
-    return [Chart(title, x_label, lines, from_zero=from_zero)]
+    return lines
 
 
 def _loss(history: History) -> Line:
