@@ -91,7 +91,7 @@ def test_connections_use_no_private_name_of_uvicorn() -> None:
 
 
 def test_no_other_file_builds_on_uvicorn() -> None:
-    root = SOURCE.parents[2]
+    root = SOURCE.parents[3]
     files = [path for path in root.rglob("*.py") if "uvicorn" in path.read_text()]
     imports = [
         path.relative_to(root).as_posix()

@@ -564,8 +564,11 @@ def leave(model: hb.RecModel, way: str, steps: int, data: Any) -> None:
             if way == "break" and number == steps - 1:
                 break
         return
+    # a process that was started in the background ignores interrupts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises((RuntimeError, KeyboardInterrupt)):
         model.fit(Ahead(data, depth=3), callbacks=[Leaves(way, steps)], progress=False)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
