@@ -435,11 +435,10 @@ class Schema:
         """
         if isinstance(value, str):
             try:
-                value = cast(Mapping[str, Any], json.loads(value))
-            except RecursionError as error:
+                value = cast(Mapping[str, Any], config.parse_json(value))
+            except ValueError as error:
                 raise ConfigError(
-                    "schema: the JSON text is nested too deeply. Pass what Schema.to_json() "
-                    "returned."
+                    f"schema: not JSON, got {error}. Pass what Schema.to_json() returned."
                 ) from error
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
         types = value.get("types", {})

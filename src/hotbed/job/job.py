@@ -226,6 +226,7 @@ class Job:
 
     def _check_kinds(self) -> None:
         """Raise ConfigError for a kind of model, loss, metric or callback that does not exist."""
+        self._metrics()
         try:
             models = config.public_kinds("hotbed.models")
             callbacks = config.public_kinds("hotbed.training.callbacks")

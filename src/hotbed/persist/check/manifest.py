@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
@@ -48,8 +47,8 @@ def unsealed(data: bytes, place: str) -> Manifest:
             f"{digest.decode(errors='replace')!r} as its digest. {ADVICE}"
         )
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        plain = config.parse_json(data)
+    except ValueError as error:
         raise FormatError(f"{place}: not JSON, got {error}. {ADVICE}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise FormatError(
