@@ -345,13 +345,13 @@ class Schema:
                 f"{type(column).__name__} with {others}. Encode whole rows with a Dataset."
             )
         rows = pa.record_batch({column.source: pa.array(values)})
-        found = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
-        if pa.types.is_dictionary(found.type):
-            found = found.dictionary_decode()
-        while is_list(found.type):
-            found = found.flatten()
-        found = found.drop_null()
-        return ids_of(found, feature)
+        encoded = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
+        if pa.types.is_dictionary(encoded.type):
+            encoded = encoded.dictionary_decode()
+        while is_list(encoded.type):
+            encoded = encoded.flatten()
+        encoded = encoded.drop_null()
+        return ids_of(encoded, feature)
 
     def fit(self, source: Source) -> Schema:
         """Return a schema with fitted transforms: means, quantiles, vocabularies.

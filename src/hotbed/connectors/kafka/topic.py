@@ -298,9 +298,9 @@ class KafkaTopic:
         partitions = {p for p in there if p % ranks == rank}
         required = self.begins.keys() | self.fetched.keys()
         if self.source.partitions is not None:
-            own = {p for p in self.source.partitions if p % ranks == rank}
-            partitions &= own
-            required |= own
+            selected = {p for p in self.source.partitions if p % ranks == rank}
+            partitions &= selected
+            required |= selected
         missing = sorted(required - partitions)
         if missing:
             ours = f"of which {sorted(partitions)} are to be read"

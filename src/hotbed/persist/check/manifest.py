@@ -126,12 +126,12 @@ def check_descriptions(manifest: Manifest, place: str) -> None:
         if manifest.graph is not None:
             _check_maps(schema, manifest, place)
     model = manifest.model or {}
-    given = model.get("given_tables") or {}
+    configs = model.get("given_tables") or {}
     for entry in manifest.tables:
         name = entry.name
-        if isinstance(given, dict) and given.get(name, entry.config) != entry.config:
+        if isinstance(configs, dict) and configs.get(name, entry.config) != entry.config:
             raise format_error(
-                place, f"table {name!r}: the model describes another one", given[name]
+                place, f"table {name!r}: the model describes another one", configs[name]
             )
         built_config(entry, place)
         _check_config(entry, place)
