@@ -63,7 +63,12 @@ PAGES = {
         "embedding.tier",
     ],
     "Rules": ["embedding.rule", "optim.sparse"],
-    "Converted models": ["training.auto.convert", "training.auto.report", "optim.combined"],
+    "Converted models": [
+        "training.auto.convert",
+        "training.auto.report",
+        "training.auto.conversion_report",
+        "optim.combined",
+    ],
     "Policies and initial rows": ["embedding.policy", "embedding.init"],
     "Models": ["models"],
     "Layers": ["models.layers"],

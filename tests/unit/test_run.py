@@ -16,6 +16,7 @@ import pyarrow as pa
 import hotbed as hb
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
+from hotbed.persist.inspect import describe_checkpoint, diff, verify
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def test_run_returns_values_reports_events_and_prints_nothing(
         ("user", "id", "int64"),
     ]
     assert facts.model is not None
-    verified = run.verify(job.state_path)
-    assert verified["digest"] == run.inspect_states(job.state_path)["digest"]
-    assert run.diff(job.state_path, job.state_path)["same"]
+    verified = verify(job.state_path)
+    assert verified["digest"] == describe_checkpoint(job.state_path)["digest"]
+    assert diff(job.state_path, job.state_path)["same"]
     assert capfd.readouterr().out == ""
 
 

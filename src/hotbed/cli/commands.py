@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: read the arguments, call `hotbed.job.run`, print what it returns.
+"""The command line: read the arguments, call what does the work, print what it returns.
 
 A new setting is a key of a job, not a flag.
 """
@@ -18,10 +18,16 @@ import typer
 from hotbed import config
 from hotbed.cli import doctor as machine
 from hotbed.cli import show
+from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
+from hotbed.job.schema import json_schema
+from hotbed.persist.inspect import describe_checkpoint
+from hotbed.persist.inspect import diff as difference_of
+from hotbed.persist.inspect import verify as verify_checkpoint
+from hotbed.persist.resume import go_back
 from hotbed.prepare import Engine, Preparation, Workflow
 from hotbed.prepare import prepare as run_prepare
 
@@ -249,7 +255,7 @@ def inspect(
     if names_a_job(what):
         show.print_job(run.inspect(_read(Path(what), assignments)))
     else:
-        show.print_checkpoint(run.inspect_states(what))
+        show.print_checkpoint(describe_checkpoint(what))
 
 
 @app.command()
@@ -276,6 +282,8 @@ def serve(
 
     SIGTERM drains the server. See docs/serving.md.
     """
+    from hotbed.serving.main import serve_models
+
     settings: dict[str, Any] = {
         "host": host,
         "port": http_port,
@@ -283,7 +291,7 @@ def serve(
         "token_file": None if token_file is None else str(token_file),
     }
     settings |= _assigned(assignments, "serve")
-    run.serve(models, watch or (), settings)
+    serve_models(models, watch or (), settings)
 
 
 @app.command(name="parameter-server")
@@ -304,6 +312,8 @@ def parameter_server(
 
     SIGTERM drains the server. See docs/serving.md.
     """
+    from hotbed.serving.main import serve_rows
+
     settings: dict[str, Any] = {
         "host": host,
         "port": port,
@@ -311,7 +321,7 @@ def parameter_server(
         "token_file": None if token_file is None else str(token_file),
     }
     settings |= _assigned(assignments, "parameter-server")
-    run.serve_rows(models, watch or (), settings)
+    serve_rows(models, watch or (), settings)
 
 
 @app.command()
@@ -320,7 +330,8 @@ def verify(checkpoint: Checkpoint) -> None:
 
     A bad file is named, and the exit code is 2.
     """
-    show.print_verified(run.verify(checkpoint))
+    check = verify_prepared if is_prepared(checkpoint) else verify_checkpoint
+    show.print_verified(check(checkpoint))
 
 
 @app.command()
@@ -329,13 +340,13 @@ def restore(
     state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
 ) -> None:
     """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
-    show.print_restored(path, run.restore(path, state))
+    show.print_restored(path, go_back(path, state))
 
 
 @app.command()
 def diff(one: Checkpoint, two: Checkpoint) -> None:
     """Show the differences between two checkpoints; the exit code is 1 if there are any."""
-    difference = run.diff(one, two)
+    difference = difference_of(one, two)
     if difference["same"]:
         show.print_line("the same content")
         return
@@ -388,7 +399,7 @@ def init(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of job files, for completion and checks in editors."""
-    typer.echo(json.dumps(run.schema(), indent=1, ensure_ascii=False))
+    typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
 
 
 @app.command()

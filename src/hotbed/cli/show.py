@@ -266,7 +266,7 @@ def print_export(exported: Exported) -> None:
 
 
 def print_checkpoint(facts: Mapping[str, Any]) -> None:
-    """Print what a checkpoint holds, as `hotbed.job.run.inspect_states` returns it."""
+    """Print what a checkpoint holds, as `hotbed.persist.inspect` returns it."""
     mebibytes = _mebibytes(sum(facts["bytes"]))
     console.print(
         f"{facts['folder']}: {facts['kind']}, version {facts['version']}, {mebibytes} MiB",
@@ -344,7 +344,7 @@ def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 def print_verified(facts: Mapping[str, Any]) -> None:
-    """Print what was verified, as `hotbed.job.run.verify` returns it."""
+    """Print what was verified, as `hotbed.persist.inspect.verify` returns it."""
     if "rows" in facts:
         rows = ", ".join(f"{part} {num_rows:,} rows" for part, num_rows in facts["rows"].items())
         print_line(
@@ -362,7 +362,7 @@ def print_verified(facts: Mapping[str, Any]) -> None:
 
 
 def print_restored(path: str, facts: Mapping[str, Any]) -> None:
-    """Print which state a stream resumes from, as `hotbed.job.run.restore` returns it."""
+    """Print which state a stream resumes from, as `hotbed.persist.resume.go_back` returns it."""
     aside = ", ".join(facts["aside"]) or "nothing"
     print_line(
         f"{path} resumes from {facts['folder']}: {facts['kind']}, version {facts['version']}\n"
@@ -380,7 +380,7 @@ def print_published(published: Published) -> None:
 
 
 def print_difference(facts: Mapping[str, Any]) -> None:
-    """Print what differs between two checkpoints, as `hotbed.job.run.diff` returns it."""
+    """Print what differs between two checkpoints, as `hotbed.persist.inspect.diff` returns it."""
     grid = Grid("table", "added", "removed", "changed", "largest difference")
     for name, table in facts["tables"].items():
         if table is None:

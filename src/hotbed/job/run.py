@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of the commands, one function each: they return values, and print nothing.
+"""The work of the commands on jobs, one function each: they return values, and print nothing.
 
 `hotbed.cli` reads the command line, calls these and prints what they return.
 """
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from hotbed import config
 from hotbed.connectors import Live
-from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.job.dialect import Dialect, dialect_of
@@ -24,7 +23,6 @@ from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
-from hotbed.job.schema import json_schema
 from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
@@ -496,39 +494,6 @@ def _summary(states: Where) -> str | None:
     return summary_of(hb.load(states))
 
 
-def inspect_states(where: Where) -> dict[str, Any]:
-    """Return what the newest checkpoint under `where` holds."""
-    from hotbed.persist.inspect import describe_checkpoint
-
-    return describe_checkpoint(where)
-
-
-def verify(where: Where) -> dict[str, Any]:
-    """Check every file of the newest checkpoint under `where` and of the states it needs.
-
-    Of the output of a preparation, check every file.
-    """
-    from hotbed.persist import inspect
-
-    if is_prepared(where):
-        return verify_prepared(where)
-    return inspect.verify(where)
-
-
-def diff(one: Where, two: Where) -> dict[str, Any]:
-    """Return what differs between two checkpoints."""
-    from hotbed.persist import inspect
-
-    return inspect.diff(one, two)
-
-
-def restore(where: Where, state: int | None) -> dict[str, Any]:
-    """Make an earlier state of a stream the newest one."""
-    from hotbed.persist.resume import go_back
-
-    return go_back(where, state)
-
-
 def init(
     data_file: str, out: Path, label: str | None = None, columns: Sequence[str] | None = None
 ) -> None:
@@ -588,25 +553,3 @@ def _refuse_existing(out: Path) -> None:
         raise ConfigError(
             f"{out}: the file exists and is not overwritten, got --out {out}. Give another name."
         )
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON Schema of job files."""
-    return json_schema()
-
-
-# --- serving --------------------------------------------------------------------------------------
-
-
-def serve(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Answer prediction requests until SIGTERM."""
-    from hotbed.serving import main
-
-    main.serve_models(models, watch, settings)
-
-
-def serve_rows(models: Sequence[str], watch: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """Hold rows for prediction servers until SIGTERM."""
-    from hotbed.serving import main
-
-    main.serve_rows(models, watch, settings)

@@ -25,7 +25,7 @@ from hotbed.models import Graph, layers  # noqa: E402
 from hotbed.models.graph.description import KeyPlace, Node  # noqa: E402
 from hotbed.models.graph.inputs import GraphInputs  # noqa: E402
 from hotbed.models.graph.kinds import LAYERS, NUM_ROWS, inferred  # noqa: E402
-from hotbed.models.graph.picture import Box, placed  # noqa: E402
+from hotbed.pictures.boxes import Box, placed  # noqa: E402
 
 SCHEMA = hb.Schema(
     [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.training.auto import Report
+from hotbed.training.auto import EmbeddingEntry, Report
 
 
 class Shop(nn.Module):
@@ -33,7 +33,7 @@ class Shop(nn.Module):
         return self.output(rows)
 
 
-def converted(*, batch: bool = False, unbounded: tuple[str, ...] = ()) -> Report:
+def converted(*, batch: bool = False, unbounded: tuple[str, ...] = ()) -> Report[EmbeddingEntry]:
     model = Shop()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tables = {"user": {"evict": hb.Ttl(days=30)}}

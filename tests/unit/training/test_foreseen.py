@@ -14,12 +14,13 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, RowShapeError
+from hotbed.training.auto import Report
 from hotbed.training.auto.foreseen import (
     IdFeatures,
     LookupEntry,
-    LookupReport,
     RowsInTurn,
     calls_of,
+    lookup_report,
 )
 from hotbed.training.auto.tracing.sources import IdSource
 
@@ -189,9 +190,9 @@ def test_a_forward_pass_that_looks_nothing_up_takes_nothing() -> None:
     rows_in_turn().check_taken()
 
 
-def report() -> LookupReport:
+def report() -> Report[LookupEntry]:
     cross = hb.Table("cross", 8, rule=hb.Adam(lr=0.001), admit=hb.MinCount(2))
-    return LookupReport(
+    return lookup_report(
         "modify_graph",
         "Ranker",
         (

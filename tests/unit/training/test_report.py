@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
+from hotbed.pictures.charts import Chart, Series, figure, number_text, ticks
 from hotbed.training.watching.history import History, Point
-from hotbed.training.watching.page.chart import Chart, Series, figure, number_text, ticks
 from hotbed.training.watching.report import add_serving, write_report
 from hotbed.training.watching.served import Answer, Served
 from hotbed.training.watching.window_log import Window

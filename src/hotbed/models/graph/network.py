@@ -31,7 +31,7 @@ from hotbed.data.schema import Schema
 from hotbed.models.graph.description import Node, read_description
 from hotbed.models.graph.inputs import GraphInputs
 from hotbed.models.graph.kinds import NUM_ROWS, inferred, made, shape_text
-from hotbed.models.graph.picture import Box, draw, wrapped
+from hotbed.pictures.boxes import Box, draw, text_lines
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
@@ -142,7 +142,7 @@ class Graph(nn.Module):
     def _box(self, node: Node, sources: Sequence[str]) -> Box:
         """Return what the picture shows of an input or a layer."""
         lines = [("name", node.name), ("kind", node.kind)]
-        lines += [("text", text) for text in wrapped(_keys_text(node.parameters), 34, 3)]
+        lines += text_lines("text", _keys_text(node.parameters))
         color = "input"
         if node.inputs:
             num_weights = self._num_weights(node)

@@ -19,13 +19,14 @@ from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import Transform
+from hotbed.persist.store import write_text
+from hotbed.pictures.bars import Bar, bars_figure
+from hotbed.pictures.charts import Chart, Series, figure, number_text
+from hotbed.pictures.page import grid, page_of, section, side_by_side
 from hotbed.prepare.report.alone import MOST_AUC, Finding
 from hotbed.prepare.report.distinct import ERROR, FEW
 from hotbed.prepare.report.profile import ColumnProfile, PartProfile, Profile
 from hotbed.prepare.report.timeline import Timeline
-from hotbed.training.watching.page.bars import Bar, bars_figure
-from hotbed.training.watching.page.chart import Chart, Series, figure, number_text
-from hotbed.training.watching.page.layout import grid, section, write_page
 
 MOST_BARS = 40
 MOST_SMALL_CHARTS = 30
@@ -74,8 +75,7 @@ def write_report(
         _about(about or {}),
     ]
     cards = {**_cards(profile, raw), **(facts or {})}
-    present = [part for part in sections if part]
-    write_page(path, title, f"hotbed {version('hotbed')}", cards, present)
+    write_text(path, page_of(title, f"hotbed {version('hotbed')}", cards, sections))
 
 
 def _alone(findings: Sequence[Finding]) -> str:
@@ -91,7 +91,7 @@ def _alone(findings: Sequence[Finding]) -> str:
         "rows. Check that it is known before the label, and is made alike for both labels."
     )
     table = grid(["what", "label", "AUC", "rows"], rows, text=True)
-    return f"<h2>Warning: columns that tell the label</h2><p>{text}</p>{table}"
+    return section("Warning: columns that tell the label", table, text)
 
 
 def _cards(profile: Profile, raw: Schema) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _labels(profile: Profile) -> str:
         text = "Without a time column, the rows are drawn in the order of the files."
     if not charts:
         return ""
-    return section("Rows and labels", text, [figure(chart) for chart in charts])
+    return section("Rows and labels", side_by_side([figure(chart) for chart in charts]), text)
 
 
 def _over_time(profile: Profile) -> list[Chart]:
@@ -223,11 +223,12 @@ def _missing(profile: Profile) -> str:
     num_whole = len(profile.columns) - len(shares)
     if not shares:
         text = f"No value is missing in any of the {num_whole} columns."
-        return f"<h2>Missing values</h2><p>{text}</p>"
+        return section("Missing values", "", text)
     order = sorted(shares, key=lambda name: -shares[name])
     bars = [Bar(name, shares[name], _percent(shares[name])) for name in order]
     text = f"Of the raw rows that were written. {num_whole} columns have a value in every row."
-    return section("Missing values", text, _bar_figures("Share of missing values", bars, end=1.0))
+    figures = _bar_figures("Share of missing values", bars, end=1.0)
+    return section("Missing values", side_by_side(figures), text)
 
 
 def _distinct(profile: Profile) -> str:
@@ -240,7 +241,7 @@ def _distinct(profile: Profile) -> str:
         "Bars grow with the logarithm."
     )
     figures = _bar_figures("Different values", bars, logarithmic=True)
-    return section("Different values", text, figures)
+    return section("Different values", side_by_side(figures), text)
 
 
 def _unknown(profile: Profile) -> str:
@@ -262,7 +263,7 @@ def _unknown(profile: Profile) -> str:
         "vocabulary, and gets the id 0. In the training rows these are ids that are too rare; in "
         "the validation rows, also ids that training has never shown."
     )
-    return section("Unknown ids", text, figures)
+    return section("Unknown ids", side_by_side(figures), text)
 
 
 def _bar_figures(
@@ -301,7 +302,7 @@ def _dense(profile: Profile) -> str:
     )
     if len(profile.dense) > MOST_SMALL_CHARTS:
         text = f"{text} The first {MOST_SMALL_CHARTS} of {len(profile.dense)} features."
-    return section("Numbers", text, figures, small=True)
+    return section("Numbers", side_by_side(figures, small=True), text)
 
 
 def _histogram(quantiles: Quantiles) -> Series | None:
@@ -336,7 +337,7 @@ def _columns(profile: Profile, raw: Schema) -> str:
                 *_amounts(column, roles.get(name, [])),
             ]
         )
-    return "<h2>Columns</h2>" + grid(head, rows)
+    return section("Columns", grid(head, rows))
 
 
 def _amounts(column: ColumnProfile, roles: Sequence[str]) -> list[str]:
@@ -357,7 +358,7 @@ def _features(raw: Schema) -> str:
     if not rows:
         return ""
     head = ["feature", "role", "column", "transforms, with what they learned"]
-    return "<h2>Features</h2>" + grid(head, rows, text=True)
+    return section("Features", grid(head, rows, text=True))
 
 
 def _transform_text(transform: Transform) -> str:
@@ -390,7 +391,7 @@ def _about(about: Mapping[str, Any]) -> str:
     if not about:
         return ""
     rows = [[name, str(value)] for name, value in about.items()]
-    return "<h2>The preparation</h2>" + grid(["", ""], rows, text=True)
+    return section("The preparation", grid(["", ""], rows, text=True))
 
 
 def _distinct_text(column: ColumnProfile) -> str:

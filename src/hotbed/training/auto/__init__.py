@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary torch models whose embeddings become tables: `hb.auto`.
 
-binding.py     batches as the arguments of an ordinary model
-convert.py     hb.auto: an ordinary torch model becomes one whose embeddings are tables
-leaf_names.py  names of the tensors in nested arguments, by the paths that lead to them
-lookups.py     what nn.Embedding and nn.EmbeddingBag become
-network.py     the state of a converted model, and what happens at each of its calls
-picture.py     the picture of a conversion: where ids go, before and after it
-plain.py       the way back: the weights of a converted model
-report.py      the report of a conversion: what became of every embedding of a model, and why
-rows.py        a weight as the rows of a table: row i of the weight is the row of id i
-served.py      a converted model as the exporter takes it
-signature.py   the signature of a model: names, types and shapes of the tensors in its arguments
-sites.py       the embeddings of a model before its conversion
-trace.py       the id graph of a model
-foreseen/      the ids of a model's lookups before its forward pass
-tracing/       how the code of a model is followed
+binding.py            batches as the arguments of an ordinary model
+conversion_report.py  the report of hb.auto: what became of every embedding
+convert.py            hb.auto: an ordinary torch model becomes one whose embeddings are tables
+leaf_names.py         names of the tensors in nested arguments, by the paths that lead to them
+lookups.py            what nn.Embedding and nn.EmbeddingBag become
+network.py            the state of a converted model, and what happens at each of its calls
+plain.py              the way back: the weights of a converted model
+report.py             Report: what became of each embedding or table of a model, and why
+report_boxes.py       the boxes that the pictures of all reports share
+rows.py               a weight as the rows of a table: row i of the weight is the row of id i
+served.py             a converted model as the exporter takes it
+signature.py          the signature of a model: names, types and shapes of its arguments
+sites.py              the embeddings of a model before its conversion
+trace.py              the id graph of a model
+foreseen/             the ids of a model's lookups before its forward pass
+tracing/              how the code of a model is followed
 """
 
 from .binding import bind
+from .conversion_report import EmbeddingEntry
 from .convert import auto
 from .network import Converted, converted
 from .plain import plain_state_dict
@@ -30,6 +32,7 @@ from .tracing.sources import IdSource
 __all__ = [
     "Call",
     "Converted",
+    "EmbeddingEntry",
     "Findings",
     "IdGraph",
     "IdSource",

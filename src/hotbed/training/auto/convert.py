@@ -23,9 +23,10 @@ from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.torch_rules import row_state, rule_of
 
 from . import trace
+from .conversion_report import EmbeddingEntry, conversion_report
 from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
 from .network import Converted, arguments_of, attach, converted
-from .report import Report, ReportEntry
+from .report import Report
 from .rows import fill
 from .signature import Signature
 from .sites import EmbeddingWeight, weights_of
@@ -47,7 +48,7 @@ def auto(
     *,
     unbounded: Sequence[str] = (),
     batch: Any = None,
-) -> tuple[nn.Module, Any, Report]:
+) -> tuple[nn.Module, Any, Report[EmbeddingEntry]]:
     """Turn the embeddings of an ordinary model into tables that grow and forget, in place.
 
     Every nn.Embedding and nn.EmbeddingBag looks up its rows in a `hb.Table` of its path, with the
@@ -101,7 +102,7 @@ def _converted(
     times: str | None,
     unbounded: Sequence[str],
     batch: Any,
-) -> tuple[list[Optimizer], Report]:
+) -> tuple[list[Optimizer], Report[EmbeddingEntry]]:
     """Convert `model`; return what takes the place of each optimizer, and the report."""
     weights = weights_of(model)
     _check_paths("tables", options, weights)
@@ -413,14 +414,14 @@ def _report(
     moves: Sequence[Move],
     findings: trace.Findings,
     unbounded: Sequence[str],
-) -> Report:
+) -> Report[EmbeddingEntry]:
     tables = {move.weight.name: move.table for move in moves}
     entries = []
     for weight in weights:
         reason = reasons[weight.name]
         for site in weight.sites:
             entries.append(
-                ReportEntry(
+                EmbeddingEntry(
                     path=site.path,
                     kind=site.kind,
                     outcome="kept" if reason else "moved",
@@ -446,7 +447,9 @@ def _report(
     for own in model.parameters():
         if id(own) not in moved and not is_lazy(own):
             num_dense += own.numel()
-    return Report(tuple(entries), tuple(notes), type(model).__name__, num_dense, findings.inputs)
+    return conversion_report(
+        type(model).__name__, tuple(entries), num_dense, findings.inputs, tuple(notes)
+    )
 
 
 def _combined(

@@ -42,7 +42,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     >>> unique_names([("user",), ("batch", "item"), ("pair", 0), ("a", "x"), ("b", "x")])
     ['user', 'item', 'pair_0', 'a_x', 'b_x']
     """
-    lengths = [_ending(path, 1) for path in paths]
+    lengths = [_num_last_keys(path, 1) for path in paths]
     while True:
         names = []
         for path, length in zip(paths, lengths, strict=True):
@@ -50,7 +50,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         counts = Counter(names)
         longer = []
         for path, name, length in zip(paths, names, lengths, strict=True):
-            longer.append(_ending(path, length + 1) if counts[name] > 1 else length)
+            longer.append(_num_last_keys(path, length + 1) if counts[name] > 1 else length)
         if longer == lengths:
             break
         lengths = longer
@@ -60,8 +60,12 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _ending(path: Path, length: int) -> int:
-    """Return how many last keys of a path, at least `length`, begin with a word, not a number."""
-    while length < len(path) and not isinstance(path[-length], str):
-        length += 1
-    return min(length, len(path))
+def _num_last_keys(path: Path, least: int) -> int:
+    """Return the number of last keys of a path, at least `least`, that begin with a word.
+
+    All keys, if none of those before the last `least` ones is a word.
+    """
+    num_keys = least
+    while num_keys < len(path) and not isinstance(path[-num_keys], str):
+        num_keys += 1
+    return min(num_keys, len(path))

@@ -16,6 +16,7 @@ from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 
 from .binding import bind
+from .conversion_report import EmbeddingEntry
 from .lookups import Foreseen, MovedLookup
 from .report import Report
 from .signature import Signature
@@ -46,7 +47,7 @@ class Converted:
 
     model: nn.Module
     lookups: dict[str, MovedLookup]
-    report: Report
+    report: Report[EmbeddingEntry]
     times: str | None = None
     unbounded: frozenset[str] = frozenset()
     signature: Signature | None = None

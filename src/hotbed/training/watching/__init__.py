@@ -14,5 +14,4 @@ served.py         Served: how a server answered while it followed a training
 tensorboard.py    TensorBoard: event files of a run
 window_log.py     where a stream is cut into windows, and a log of windows in bounded memory
 windows.py        Windows: metrics of a stream in windows of event time or samples
-page/             pages of reports
 """

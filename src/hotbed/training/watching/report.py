@@ -14,12 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hotbed.files import Where
+from hotbed.files import Where, resolve
 from hotbed.persist.store import write_text
+from hotbed.pictures.charts import Chart, figure, number_text
+from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
 from hotbed.training.watching import report_charts, report_runs
 from hotbed.training.watching.history import History
-from hotbed.training.watching.page.chart import Chart, figure, number_text
-from hotbed.training.watching.page.layout import cards_of, grid, section, write_page
 from hotbed.training.watching.served import Answer, Served
 
 __all__ = ["Answer", "Served", "add_serving", "write_report"]
@@ -40,6 +40,7 @@ RELIABILITY_TEXT = (
     "Share of positives among events of about the same predicted probability. On the diagonal, "
     "predictions are probabilities; below it the model predicts too much, above it too little."
 )
+FLOWS_TEXT = "Ids admitted, refused (once a batch) and evicted, in total so far."
 
 
 def write_report(
@@ -68,86 +69,53 @@ def write_report(
         about: settings of the run by name: seed, data, batch sizes. The number of samples and the
             mean label of each history are added.
     """
-    sections = _chart_sections(histories)
-    sections += [_MORE_SECTIONS, _tables(histories), _about(histories, about or {})]
+    sections = [
+        *_chart_sections(histories),
+        _MORE_SECTIONS,
+        _epochs(histories),
+        _tables(histories),
+        _about(histories, about or {}),
+    ]
     if summary:
-        sections.append(f"<h2>Model</h2><div class='box'><pre>{html.escape(summary)}</pre></div>")
+        sections.append(section("Model", box(f"<pre>{html.escape(summary)}</pre>")))
     picture = getattr(summary, "picture", "")
     if picture:
-        sections.append(f"<h2>Layers</h2><div class='box'>{picture}</div>")
-    cards = {**number_texts(histories), **(facts or {})}
+        sections.append(section("Layers", box(picture)))
     versions = (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC · hotbed {version('hotbed')} · "
         f"torch {version('torch')}"
     )
     below = " · ".join(part for part in (subtitle, versions) if part)
-    return write_page(path, title, below, cards, sections)
+    cards = {**number_texts(histories), **(facts or {})}
+    write_text(path, page_of(title, below, cards, sections))
+    return resolve(path)
 
 
 def _chart_sections(histories: Mapping[str, History]) -> list[str]:
-    """Return the sections that have charts."""
-    runs = report_runs.runs_of(histories)
-    if len(runs) > 1:
-        return _compared_sections(histories)
+    """Return the sections that have charts; those of several runs have a line for each."""
+    is_compared = len(report_runs.runs_of(histories)) > 1
+    charts = report_runs if is_compared else report_charts
     parts = [
-        (
-            "Learning",
-            "Mean loss of the batches since the point before, and metrics of each epoch.",
-            report_charts.learning(histories),
-        ),
-        ("The stream", STREAM_TEXT, report_charts.stream(histories)),
-        ("Reliability", RELIABILITY_TEXT, report_charts.reliability(histories)),
+        ("Learning", charts.LEARNING_TEXT, charts.learning(histories)),
+        ("The stream", STREAM_TEXT, charts.stream(histories)),
+        ("Reliability", RELIABILITY_TEXT, charts.reliability(histories)),
         (
             "What came and went",
             "In each window of the stream.",
             report_charts.flow_of_windows(histories),
         ),
-        ("Tables", "Rows that each table holds.", report_charts.sizes(histories)),
-        (
-            "Admission and eviction",
-            "Ids admitted, refused (once a batch) and evicted, in total so far.",
-            report_charts.flows(histories),
-        ),
+        ("Tables", "Rows that each table holds.", charts.sizes(histories)),
     ]
-    return _sections(parts)
+    sections = [_charts(name, text, drawn) for name, text, drawn in parts]
+    flows = charts.flows(histories)
+    return [*sections, _charts("Admission and eviction", FLOWS_TEXT, flows, small=True)]
 
 
-def _compared_sections(histories: Mapping[str, History]) -> list[str]:
-    """Return the sections of several runs, whose charts have a line for each."""
-    parts = [
-        (
-            "Learning",
-            "Mean loss of the batches since the point before, smoothed where there are many, and "
-            "metrics of each epoch.",
-            report_runs.learning(histories),
-        ),
-        ("The stream", STREAM_TEXT, report_runs.stream(histories)),
-        ("Reliability", RELIABILITY_TEXT, report_runs.reliability(histories)),
-        (
-            "What came and went",
-            "In each window of the stream.",
-            report_charts.flow_of_windows(histories),
-        ),
-        ("Tables", "Rows that each table holds.", report_runs.sizes(histories)),
-        (
-            "Admission and eviction",
-            "Ids admitted, refused (once a batch) and evicted, in total so far.",
-            report_runs.flows(histories),
-        ),
-    ]
-    return _sections(parts)
-
-
-def _sections(parts: Sequence[tuple[str, str, list[Chart]]]) -> list[str]:
-    return [
-        section(name, text, _figures(charts), small=name.startswith("Adm"))
-        for name, text, charts in parts
-        if charts
-    ]
-
-
-def _figures(charts: Sequence[Chart]) -> list[str]:
-    return [figure(chart) for chart in charts]
+def _charts(name: str, text: str, charts: Sequence[Chart], *, small: bool = False) -> str:
+    """Return a section of charts; "" without any."""
+    if not charts:
+        return ""
+    return section(name, side_by_side([figure(chart) for chart in charts], small=small), text)
 
 
 def add_serving(
@@ -170,8 +138,9 @@ def add_serving(
             "A server followed the training and answered requests all the while. "
             "Each point of freshness is a version."
         )
-    text = " ".join(filter(None, [text, note]))
-    addition = section("Serving", text, _figures(served.charts()))
+    if note:
+        text = f"{text} {note}"
+    addition = _charts("Serving", text, served.charts())
     additions = {_MORE_CARDS: cards_of({**numbers, **(facts or {})}), _MORE_SECTIONS: addition}
     for mark, part in additions.items():
         page = page.replace(mark, part + mark)
@@ -217,27 +186,31 @@ def _last_tables(histories: Mapping[str, History]) -> Mapping[str, Mapping[str, 
     return {}
 
 
-def _tables(histories: Mapping[str, History]) -> str:
+def _epochs(histories: Mapping[str, History]) -> str:
     blocks = []
     for name, history in histories.items():
         keys = list(dict.fromkeys(key for epoch in history.epochs for key in epoch))
         rows = [[number_text(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
         if rows:
             head = [key.replace("_", " ") for key in keys]
-            blocks.append(f"<h2>Epochs, {html.escape(name)}</h2>" + grid(head, rows))
+            blocks.append(section(f"Epochs, {name}", grid(head, rows)))
+    return "\n".join(blocks)
+
+
+def _tables(histories: Mapping[str, History]) -> str:
+    blocks = []
     runs = report_runs.runs_of(histories)
     for run, parts in runs.items():
         tables = _last_tables(parts)
         if not tables:
             continue
         keys = list(dict.fromkeys(key for stats in tables.values() for key in stats))
-        rows = [
-            [name, *(number_text(stats.get(key, "")) for key in keys)]
-            for name, stats in tables.items()
-        ]
+        rows = []
+        for name, stats in tables.items():
+            rows.append([name, *(number_text(stats.get(key, "")) for key in keys)])
         head = ["table", *(key.replace("_", " ") for key in keys)]
         title = "Tables at the end" if len(runs) == 1 else f"Tables at the end, {run}"
-        blocks.append(f"<h2>{html.escape(title)}</h2>" + grid(head, rows))
+        blocks.append(section(title, grid(head, rows)))
     return "\n".join(blocks)
 
 
@@ -252,4 +225,4 @@ def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
             rows.append([f"samples learned, {name}", text])
     if not rows:
         return ""
-    return "<h2>The run</h2>" + grid(["", ""], rows, text=True)
+    return section("The run", grid(["", ""], rows, text=True))

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from hotbed.pictures.charts import COLORS, Chart, Series
 from hotbed.training.watching.history import History, Point
-from hotbed.training.watching.page.chart import COLORS, Chart, Series
 from hotbed.training.watching.window_log import Window
 
 VALID = "valid."
@@ -16,6 +16,7 @@ VALID_LOSS = VALID + "loss"
 MOST_LINES = 6  # tables that get a line or a chart of their own; the others are drawn together
 MOST_DOTS = 60  # points of a line that are drawn as dots
 DAY_SECONDS = 86_400
+LEARNING_TEXT = "Mean loss of the batches since the point before, and metrics of each epoch."
 FLOWS = {"admitted": 2, "refused": 7, "evicted": 1}  # counter of a table -> colour of its line
 WINDOW_COLORS = (0, 7, 2, 3, 4, 5, 6)
 ACRONYMS = {"auc": "AUC", "gauc": "GAUC", "ndcg": "NDCG"}
@@ -111,14 +112,17 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
             names = ", ".join(text for text in (name, part, label) if text)
             predicted = [x for x, _ in points]
             observed = [y for _, y in points]
-            end = max(*predicted, *observed)
-            lines = [
-                Series("predictions are probabilities", [0.0, end], [0.0, end], color=7),
-                Series("observed", predicted, observed, color=0, dots=True),
-            ]
-            title = f"Share of positives, {names}"
-            charts.append(Chart(title, "predicted probability", lines, from_zero=True))
+            line = Series("observed", predicted, observed, color=0, dots=True)
+            charts.append(reliability_chart(names, [line]))
     return charts
+
+
+def reliability_chart(names: str, lines: Sequence[Series]) -> Chart:
+    """Return a chart of shares of positives, with the diagonal on which they should lie."""
+    end = max(max(*line.x, *line.y) for line in lines)
+    diagonal = Series("predictions are probabilities", [0.0, end], [0.0, end], color=7)
+    title = f"Share of positives, {names}" if names else "Share of positives"
+    return Chart(title, "predicted probability", [diagonal, *lines], from_zero=True)
 
 
 # --- streams --------------------------------------------------------------------------------------
@@ -126,59 +130,49 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
 
 def stream(histories: Mapping[str, History]) -> list[Chart]:
     """Return the progressive metrics of each stream."""
-    charts = []
-    for history in histories.values():
-        if history.windows:
-            charts += _metrics_of_windows(history)
-        else:
-            charts += _metrics_of_points(history)
-    return charts
+    return [chart for history in histories.values() for chart in _metrics(history)]
 
 
-def _metrics_of_points(history: History) -> list[Chart]:
-    """Return the progressive metrics of a stream that the callback `Windows` did not cut."""
+def windows_of(history: History) -> list[Window]:
+    """Return the windows of a stream; the points of one that the callback `Windows` did not cut."""
+    if history.windows:
+        return history.windows
     points = [point for point in history.points if point.window]
-    if not points:
-        return []
-    times = [point.time for point in points if point.time is not None]
-    timed = len(times) == len(points)
-    label = "event time" if timed else "samples"
-    places = times if timed else [point.samples for point in points]
-    charts = []
-    for key in worth_drawing(points[0].window):
-        x = []
-        y = []
-        for place, point in zip(places, points, strict=True):
-            if math.isfinite(point.window[key]):
-                x.append(float(place))
-                y.append(point.window[key])
-        if len(x) < 2:
-            continue
-        lines = [Series("window", x, y, color=0, dots=len(x) <= MOST_DOTS)]
-        if key in history.metrics:
-            lines.append(_whole_stream(lines[0], history.metrics[key]))
-        charts.append(Chart(f"{metric_text(key)} over {label}", label, lines, time=timed))
-    return charts
+    timed = all(point.time is not None for point in points)
+    return [
+        Window(None, point.time if timed else None, 0, point.samples, point.window)
+        for point in points
+    ]
 
 
-def _metrics_of_windows(history: History) -> list[Chart]:
+def are_timed(windows: Iterable[Window]) -> bool:
+    """Return whether all windows have an event time."""
+    return all(window.end is not None for window in windows)
+
+
+def places_of(windows: Iterable[Window], *, timed: bool) -> list[float]:
+    """Return the place of each window: its event time, or its samples."""
+    return [float((window.end or 0) if timed else window.samples) for window in windows]
+
+
+def _metrics(history: History) -> list[Chart]:
     charts = []
-    names = [key for window in history.windows for key in window.values]
-    for key in worth_drawing(names):
+    windows = windows_of(history)
+    for key in worth_drawing(name for window in windows for name in window.values):
         lines = []
-        named = {"window": history.windows, **history.compared}
-        for color, (name, windows) in zip(WINDOW_COLORS, named.items(), strict=False):
-            defined = [w for w in windows if math.isfinite(w.values.get(key, math.nan))]
+        named = {"window": windows, **history.compared}
+        for color, (name, others) in zip(WINDOW_COLORS, named.items(), strict=False):
+            defined = [w for w in others if math.isfinite(w.values.get(key, math.nan))]
             if defined:
                 values = [window.values[key] for window in defined]
                 lines.append(_line(name, defined, values, color))
-        if not lines:
+        if not lines or (len(windows) < 2 and not history.windows):
             continue
         total = history.metrics.get(key, math.nan)
         if math.isfinite(total):
             lines.append(_whole_stream(lines[0], total))
         levels = LEVELS.get(key.rpartition(".")[2], {})
-        charts.append(_over(metric_text(key), history.windows, lines, levels=levels))
+        charts.append(_over(metric_text(key), windows, lines, levels=levels))
     return charts
 
 
@@ -231,7 +225,7 @@ def _sum(window: Window, key: str) -> int:
 
 def _line(name: str, windows: Sequence[Window], values: Sequence[float], color: int) -> Series:
     """Return a line over event time where windows have it, else over samples."""
-    x = [float(window.samples if window.end is None else window.end) for window in windows]
+    x = places_of(windows, timed=are_timed(windows))
     y = [float(value) for value in values]
     return Series(name, x, y, color, dots=len(x) <= MOST_DOTS)
 
@@ -245,7 +239,7 @@ def _over(
     zero: bool = False,
 ) -> Chart:
     """Return a chart over event time where windows have it, else over samples."""
-    timed = all(window.end is not None for window in windows)
+    timed = are_timed(windows)
     label = "event time" if timed else "samples"
     return Chart(
         f"{title} over {label}", label, lines, time=timed, levels=levels or {}, from_zero=zero

@@ -7,18 +7,26 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+from hotbed.pictures.charts import COLORS, Chart, Series
 from hotbed.training.watching.history import History, Point
-from hotbed.training.watching.page.chart import COLORS, Chart, Series
 from hotbed.training.watching.report_charts import (
     FLOWS,
     MOST_DOTS,
     MOST_LINES,
     VALID,
+    are_timed,
     metric_text,
+    places_of,
+    reliability_chart,
     smooth,
+    windows_of,
     worth_drawing,
 )
 
+LEARNING_TEXT = (
+    "Mean loss of the batches since the point before, smoothed where there are many, and metrics "
+    "of each epoch."
+)
 SMOOTHED_POINTS = 20
 Line = tuple[list[float], list[float]]
 """Places and values of a line."""
@@ -50,23 +58,16 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
 
 def stream(histories: Mapping[str, History]) -> list[Chart]:
     """Return the progressive metrics of each run, over event time where all runs have it."""
-    names = {
-        name for history in histories.values() for point in _windows(history) for name in point
-    }
-    timed = all(None not in _times(history) for history in histories.values())
+    windows = [window for history in histories.values() for window in windows_of(history)]
+    timed = are_timed(windows)
     label = "event time" if timed else "samples"
 
     def values(key: str, history: History) -> Line:
-        places = _times(history) if timed else _places(history)
-        pairs = [
-            (float(place or 0), window[key])
-            for place, window in zip(places, _windows(history), strict=True)
-            if math.isfinite(window.get(key, math.nan))
-        ]
-        return [place for place, _ in pairs], [value for _, value in pairs]
+        defined = [w for w in windows_of(history) if math.isfinite(w.values.get(key, math.nan))]
+        return places_of(defined, timed=timed), [window.values[key] for window in defined]
 
     charts = []
-    for key in worth_drawing(names):
+    for key in worth_drawing(name for window in windows for name in window.values):
         title = f"{metric_text(key)} over {label}"
         charts += _charts(title, label, histories, partial(values, key))
     for chart in charts:
@@ -80,19 +81,17 @@ def reliability(histories: Mapping[str, History]) -> list[Chart]:
     charts = []
     for key in keys:
         part, _, label = key.partition(".")
-        names = [text for text in ("validation" if part == "valid" else part, label) if text]
+        if part == "valid":
+            part = "validation"
+        names = ", ".join(text for text in (part, label) if text)
 
         def curve(history: History, key: str = key) -> Line:
             points = history.reliability[key].curve() if key in history.reliability else []
             return [x for x, _ in points], [y for _, y in points]
 
-        title = ", ".join(["Share of positives", *names])
-        for chart in _charts(title, "predicted probability", histories, curve):
-            end = max(max(*line.x, *line.y) for line in chart.series)
-            diagonal = Series("predictions are probabilities", [0.0, end], [0.0, end], color=-1)
-            charts.append(
-                Chart(chart.title, chart.x_label, [diagonal, *chart.series], from_zero=True)
-            )
+        lines = _lines(histories, curve)
+        if lines:
+            charts.append(reliability_chart(names, lines))
     return charts
 
 
@@ -139,14 +138,20 @@ def _charts(
     from_zero: bool = False,
 ) -> list[Chart]:
     """Return one chart with a line for each run that has the number; none without any."""
+    lines = _lines(histories, line_of)
+    if not lines:
+        return []
+    return [Chart(title, x_label, lines, from_zero=from_zero)]
+
+
+def _lines(histories: Mapping[str, History], line_of: Callable[[History], Line]) -> list[Series]:
+    """Return a line for each run that has points of it."""
     lines = []
     for number, (name, history) in enumerate(histories.items()):
         x, y = line_of(history)
         if x:
             lines.append(Series(name, x, y, number % COLORS, dots=len(x) <= MOST_DOTS))
-    if not lines:
-        return []
-    return [Chart(title, x_label, lines, from_zero=from_zero)]
+    return lines
 
 
 def _loss(history: History) -> Line:
@@ -167,24 +172,6 @@ def _names(histories: Mapping[str, History]) -> Iterator[str]:
     for history in histories.values():
         for epoch in history.epochs:
             yield from (key for key in epoch if key.startswith(VALID))
-
-
-def _windows(history: History) -> list[Mapping[str, float]]:
-    if history.windows:
-        return [window.values for window in history.windows]
-    return [point.window for point in history.points if point.window]
-
-
-def _times(history: History) -> list[int | None]:
-    if history.windows:
-        return [window.end for window in history.windows]
-    return [point.time for point in history.points if point.window]
-
-
-def _places(history: History) -> list[int | None]:
-    if history.windows:
-        return [window.samples for window in history.windows]
-    return [point.samples for point in history.points if point.window]
 
 
 def _has_any(point: Point, tables: Sequence[str]) -> bool:

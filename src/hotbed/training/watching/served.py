@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from hotbed.training.watching.page.chart import Chart, Series
+from hotbed.pictures.charts import Chart, Series
 
 Steps = list[tuple[float, float]]
 """Moments in unix seconds, ascending, and the version from each of them on."""

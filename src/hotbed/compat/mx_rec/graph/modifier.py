@@ -26,8 +26,8 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.optim.sparse import dense_parameters
-from hotbed.training.auto import Findings
-from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, LookupReport
+from hotbed.training.auto import Findings, Report
+from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, lookup_report
 
 __all__ = ["GraphModifierHook", "modify_graph_and_start_emb_cache"]
 
@@ -49,7 +49,7 @@ def modify_graph_and_start_emb_cache(
     times: Callable[[Any], Any] | None = None,
     full_graph: Any = None,
     dump_graph: bool = False,
-) -> LookupReport:
+) -> Report[LookupEntry]:
     """Make the tables, and compute the ids of a model before its forward pass: step 8.
 
     The model is traced with the first batch of `train`. Then ids are computed and mapped to rows
@@ -117,7 +117,7 @@ class GraphModifierHook:
         self._options = options
         self._check_options()
 
-    def begin(self) -> LookupReport | None:
+    def begin(self) -> Report[LookupEntry] | None:
         """Run step 8, and return the report of automatic mode."""
         if self.modify_graph:
             return modify_graph_and_start_emb_cache(**self._options)
@@ -306,8 +306,10 @@ def _entry(table: Table, findings: Findings, features: IdFeatures) -> LookupEntr
     )
 
 
-def _report(model: nn.Module, entries: Sequence[LookupEntry], findings: Findings) -> LookupReport:
-    return LookupReport(
+def _report(
+    model: nn.Module, entries: Sequence[LookupEntry], findings: Findings
+) -> Report[LookupEntry]:
+    return lookup_report(
         "modify_graph",
         type(model).__name__,
         tuple(entries),

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 _LINE = 16.0  # height of a line of text
+_COLUMNS = 34  # of a text in a box, in characters
+_MOST_LINES = 3
 _MARGIN = 10.0  # between the text and the border of a box
-_WIDTHS = {"name": 8.4, "kind": 6.9, "text": 6.3, "shape": 6.7}  # of a character, by style
+_WIDTHS = {"name": 8.4, "kind": 7.5, "text": 6.3, "shape": 6.7}  # of a character, by style
 _LEAST_WIDTH = 96.0
 _LANE = 14.0  # width of a line that passes a rank
 _GAP = 26.0  # between neighbours of a rank
@@ -357,15 +359,15 @@ def _box(place: _Spot, box: Box) -> str:
     return "".join([*shapes, "</g>"])
 
 
-def wrapped(text: str, width: int, most: int) -> list[str]:
-    """Return a text in lines of at most `width` characters; only the first `most` lines."""
+def text_lines(style: str, text: str) -> list[tuple[str, str]]:
+    """Return the lines of a text in a box: as many words as fit on a few lines."""
     lines: list[str] = []
     for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= width:
+        if lines and len(lines[-1]) + 1 + len(word) <= _COLUMNS:
             lines[-1] += f" {word}"
         else:
-            lines.append(word[: width - 1] + "…" if len(word) > width else word)
-    if len(lines) > most:
-        lines = lines[:most]
-        lines[-1] = lines[-1][: width - 2] + " …"
-    return lines
+            lines.append(word[: _COLUMNS - 1] + "…" if len(word) > _COLUMNS else word)
+    if len(lines) > _MOST_LINES:
+        lines = lines[:_MOST_LINES]
+        lines[-1] = lines[-1][: _COLUMNS - 2] + " …"
+    return [(style, line) for line in lines]

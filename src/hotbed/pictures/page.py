@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lay out a page: cards with numbers on top, then sections with charts and tables."""
+"""Lay out one HTML file: cards with numbers on top, then sections with charts and tables."""
 
 from __future__ import annotations
 
@@ -9,33 +9,25 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from hotbed.files import Where, resolve
-from hotbed.persist.store import write_text
-from hotbed.training.watching.page.chart import number_text
+from hotbed.pictures.charts import number_text
 
 
-def write_page(
-    path: Where, title: str, subtitle: str, cards: Mapping[str, Any], sections: Sequence[str]
-) -> Where:
-    """Write a self-contained HTML page, and return its path.
+def page_of(title: str, subtitle: str, cards: Mapping[str, Any], sections: Sequence[str]) -> str:
+    """Return a self-contained HTML page.
 
     Args:
-        path: file to write, or its URL.
         title: text of the head.
         subtitle: text below the title.
         cards: numbers by name, on top of the page.
-        sections: HTML, such as `section` and `grid` return.
+        sections: HTML, such as `section` returns; empty ones are left out.
     """
-    folder = resources.files("hotbed.training.watching.page")
-    template = Template(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    page = template.safe_substitute(
+    template = resources.files("hotbed.pictures").joinpath("page.html")
+    return Template(template.read_text(encoding="utf-8")).safe_substitute(
         title=html.escape(title),
         subtitle=html.escape(subtitle),
         cards=cards_of(cards),
-        sections="\n".join(sections),
+        sections="\n".join(part for part in sections if part),
     )
-    write_text(path, page)
-    return resolve(path)
 
 
 def cards_of(cards: Mapping[str, Any]) -> str:
@@ -47,11 +39,22 @@ def cards_of(cards: Mapping[str, Any]) -> str:
     )
 
 
-def section(name: str, text: str, figures: Sequence[str], *, small: bool = False) -> str:
-    """Return figures side by side below a heading and a text, as HTML."""
+def section(name: str, body: str, text: str = "") -> str:
+    """Return HTML below a heading and a text."""
+    paragraph = f"<p>{html.escape(text, quote=False)}</p>" if text else ""
+    return f"<h2>{html.escape(name, quote=False)}</h2>{paragraph}{body}"
+
+
+def box(body: str) -> str:
+    """Return HTML in a frame that scrolls where it is too wide."""
+    return f"<div class='box'>{body}</div>"
+
+
+def side_by_side(figures: Sequence[str], *, small: bool = False) -> str:
+    """Return figures in as many columns as fit, as HTML."""
     style = "grid small" if small else "grid"
     body = "\n".join(figures)
-    return f"<h2>{name}</h2><p>{text}</p><div class='{style}'>{body}</div>"
+    return f"<div class='{style}'>{body}</div>"
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: bool = False) -> str:
@@ -63,4 +66,4 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: bool = Fal
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     style = " class=text" if text else ""
-    return f"<div class='box'><table{style}><tr>{top}</tr>{body}</table></div>"
+    return box(f"<table{style}><tr>{top}</tr>{body}</table>")
