@@ -523,6 +523,33 @@ def test_no_file_or_class_has_a_name_that_says_nothing() -> None:
     assert not wrong, wrong
 
 
+# These words say nothing of the value: `slots`, not `found`.
+BAD_LOCALS = {
+    "found",
+    "one",
+    "held",
+    "known",
+    "given",
+    "told",
+    "kept",
+    "at",
+    "made",
+    "taken",
+    "own",
+}
+
+
+def test_local_names_say_what_they_hold() -> None:
+    wrong = []
+    for path in python_files(SOURCE):
+        for name, function in functions(path):
+            for node in ast.walk(function):
+                is_set = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                if is_set and node.id in BAD_LOCALS:
+                    wrong.append(f"{relative(path)}:{node.lineno} {node.id} in {name}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_each_package_maps_its_files_in_its_docstring() -> None:
     """A line each: `name.py  what it is`, and `folder/  what it is`."""
     wrong = []

@@ -86,8 +86,8 @@ def finite_number(
         if math.isfinite(number) and least <= number <= most and above < number < below:
             return
     bounds = (">=", least), (">", above), ("<=", most), ("<", below)
-    given = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
-    problem = " ".join(["must be a finite number", " and ".join(given)])
+    limits = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
+    problem = " ".join(["must be a finite number", " and ".join(limits)])
     raise _error(where, problem.strip(), value, advice)
 
 

@@ -13,6 +13,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import json
 import re
 import sys
 import types
@@ -31,6 +32,7 @@ __all__ = [
     "kind_of",
     "kinds",
     "parameters",
+    "parse_json",
     "public_kinds",
 ]
 
@@ -66,6 +68,18 @@ _HOMES: Mapping[str, tuple[str, ...]] = {
     "metrics": ("hotbed.metrics",),
     "prepare": ("hotbed.prepare",),
 }
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 def kind_of(cls: type) -> str:

@@ -311,6 +311,8 @@ def test_json_schema_has_every_key_and_kind() -> None:
         ("model", "ple", r"job\.model\.kind: unknown kind, got 'ple'. Use one of bst, dcn"),
         ("model", {"kind": "dcn_v2"}, r"job\.model\.kind: .*Did you mean 'dcnv2'"),
         ("loss", "bse", r"job\.loss\.kind: .*Did you mean 'bce' or 'mse'"),
+        ("metrics", ["acu"], r"job\.metrics\.0.*: .*Did you mean 'auc'"),
+        ("metrics", {"y": ["acu"]}, r"job\.metrics\.y\.0.*: .*Did you mean 'auc'"),
         ("callbacks", ["early_stop"], r"job\.callbacks\.0\.kind: .*'early_stopping'"),
     ],
 )

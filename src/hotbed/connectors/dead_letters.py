@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hotbed.config import parse_json
 from hotbed.errors import FormatError
 from hotbed.files import append_bytes, local_path, writing
 
@@ -109,7 +110,7 @@ class DeadLetters:
         whole = data[: data.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                letter = json.loads(line)
+                letter = parse_json(line)
                 reason = letter["reason"]
                 self.counts[reason] = self.counts.get(reason, 0) + 1
                 self._is_new(letter)

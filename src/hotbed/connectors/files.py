@@ -136,12 +136,12 @@ class FileSource(Source):
     @cached_property
     def inferred(self) -> pa.Schema:
         """Names and types of the columns; a type is null where no file tells it."""
-        known: pa.Schema | None = self.__dict__.get("_known")
-        if known is None:
+        schema: pa.Schema | None = self.__dict__.get("_known")
+        if schema is None:
             return self.infer()
-        if not has_open(known):
-            return known
-        return completed(known, self.infer())
+        if not has_open(schema):
+            return schema
+        return completed(schema, self.infer())
 
     @abstractmethod
     def infer(self) -> pa.Schema:

@@ -134,9 +134,9 @@ def _flat(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column
 
 
-def _tells_more(columns: pa.Schema, known: pa.Schema) -> bool:
+def _tells_more(columns: pa.Schema, schema: pa.Schema) -> bool:
     """Return whether a message has columns that are not `known`, or not with a type."""
-    closed = {column.name for column in known if not is_open(column.type)}
+    closed = {column.name for column in schema if not is_open(column.type)}
     return not set(columns.names) <= closed
 
 
@@ -180,8 +180,8 @@ def wanted_types(
 
 def _with_new_types(schema: pa.Schema, inferred: pa.Schema, columns: list[str]) -> pa.Schema:
     """Return `schema` with the inferred types of those `columns` that it lacks."""
-    known = {*schema.names, *inferred.names}
-    absent = [name for name in columns if name not in known]
+    names = {*schema.names, *inferred.names}
+    absent = [name for name in columns if name not in names]
     if absent:
         raise SchemaError(
             f"columns: no message has columns {absent}, got {inferred.names}. Correct the "

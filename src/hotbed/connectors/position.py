@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hotbed.config import parse_json
 from hotbed.errors import DataError
 
 PLACE = "\0place"
@@ -72,11 +73,11 @@ class Position:
         state = value
         if isinstance(value, str):
             try:
-                state = json.loads(value)
-            except RecursionError as error:
+                state = parse_json(value)
+            except ValueError as error:
                 raise DataError(
-                    "position: the JSON text is nested too deeply. Pass the value that "
-                    "Position.to_json() returned."
+                    f"position: not JSON, got {error}. Pass the value that Position.to_json() "
+                    "returned."
                 ) from error
         if not isinstance(state, Mapping):
             raise DataError(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from hotbed.config import parse_json
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position, RowPlace
@@ -264,7 +265,7 @@ def read_workflow(path: str | Path) -> dict[str, Any]:
             "hotbed prepare again."
         )
     try:
-        workflow: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        workflow: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
         version = workflow.get("format")
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(

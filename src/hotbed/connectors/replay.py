@@ -271,15 +271,15 @@ def _target(
 ) -> tuple[pa.Schema, dict[str, pa.DataType]]:
     """Return the columns to read of all sources, and the types that the plan gives some of them."""
     schema = replay._whole()
-    own = replay._own_columns()
-    needed = dict.fromkeys([*columns, *own])
-    if replay.late is not None and replay.late.label not in own:
+    replay_columns = replay._own_columns()
+    needed = dict.fromkeys([*columns, *replay_columns])
+    if replay.late is not None and replay.late.label not in replay_columns:
         needed.pop(replay.late.label, None)
     types: dict[str, pa.DataType] = {}
     kinds: dict[str, pa.DataType] = {}
     for name in needed:
         kind = schema.field(name).type
-        if name in plan.types and name not in own and is_number(kind):
+        if name in plan.types and name not in replay_columns and is_number(kind):
             kind = plan.types[name]
             types[name] = kind
         kinds[name] = kind

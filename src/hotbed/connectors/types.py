@@ -149,7 +149,7 @@ def joined(
     if pa.types.is_integer(first) and pa.types.is_integer(second):
         return _joined_integers(first, second)
     if pa.types.is_floating(first) and pa.types.is_floating(second):
-        return max(first, second, key=lambda one: one.bit_width)
+        return max(first, second, key=lambda candidate: candidate.bit_width)
     if mixed_numbers and is_number(first) and is_number(second):
         return pa.float64()
     if pa.types.is_timestamp(first) and pa.types.is_timestamp(second):
@@ -165,11 +165,11 @@ def _joined_structs(
     if [field.name for field in first] != [field.name for field in second]:
         return None
     fields: list[tuple[str, pa.DataType]] = []
-    for one, other in zip(first, second, strict=True):
-        kind = joined(one.type, other.type, mixed_numbers=mixed_numbers)
+    for column, other in zip(first, second, strict=True):
+        kind = joined(column.type, other.type, mixed_numbers=mixed_numbers)
         if kind is None:
             return None
-        fields.append((one.name, kind))
+        fields.append((column.name, kind))
     return pa.struct(fields)
 
 

@@ -480,10 +480,10 @@ class Dataset:
             row = emitted
             emitted = 0
             while row < buffer.rows.num_samples:
-                taken = min(missing, buffer.rows.num_samples - row)
-                parts.append(buffer.rows[row : row + taken])
-                row = row + taken
-                missing = missing - taken
+                num_rows = min(missing, buffer.rows.num_samples - row)
+                parts.append(buffer.rows[row : row + num_rows])
+                row = row + num_rows
+                missing = missing - num_rows
                 place = buffer.place(row)
                 if missing == 0:
                     yield self._finish(parts, self._at(epoch, place))

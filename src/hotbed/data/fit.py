@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,11 +19,41 @@ from hotbed.connectors.source import Source
 from hotbed.data.arrays import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
 from hotbed.data.learners import Learner
+from hotbed.data.transforms import Transform
 from hotbed.errors import ConfigError, DataError, SchemaError
 
-if TYPE_CHECKING:
-    from hotbed.data.schema import Dense, Id, Schema
-    from hotbed.data.transforms import Transform
+
+class FittedColumn(Protocol):
+    """A column whose transforms learn: `Dense` or `Id`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def transforms(self) -> Sequence[Transform]: ...
+
+
+class FittedSchema(Protocol):
+    """What fitting asks of a `Schema`."""
+
+    @property
+    def dense(self) -> Sequence[FittedColumn]: ...
+
+    @property
+    def ids(self) -> Sequence[FittedColumn]: ...
+
+    @property
+    def rules(self) -> int: ...
+
+    def with_transforms(self: AnySchema, name: str, transforms: Sequence[Transform]) -> AnySchema:
+        """Return the schema with other transforms on the column `name`."""
+        ...
+
+
+AnySchema = TypeVar("AnySchema", bound=FittedSchema)
 
 
 @dataclass(frozen=True)
@@ -34,7 +64,7 @@ class Task:
     transforms of these columns have learned.
     """
 
-    columns: tuple[Dense | Id, ...]
+    columns: tuple[FittedColumn, ...]
     steps: tuple[int, ...]
 
     @property
@@ -74,7 +104,7 @@ class Task:
         for column, step in zip(self.columns, self.steps, strict=True):
             yield transformed(column.source, column.transforms[:step], context)
 
-    def filled(self, schema: Schema, learned: Any) -> Schema:
+    def filled(self, schema: AnySchema, learned: Any) -> AnySchema:
         """Return `schema` with what was learned."""
         for column, step in zip(self.columns, self.steps, strict=True):
             transforms = list(column.transforms)
@@ -83,7 +113,7 @@ class Task:
         return schema
 
 
-def fit(schema: Schema, source: Source) -> Schema:
+def fit(schema: AnySchema, source: Source) -> AnySchema:
     """Return `schema` with all transforms fitted.
 
     `source` is read as many times as there are learned steps behind each other in one column.
@@ -110,7 +140,7 @@ def _named(task: Task) -> Iterator[None]:
         raise SchemaError(f"column {names}: {error}") from error
 
 
-def open_tasks(schema: Schema) -> list[Task]:
+def open_tasks(schema: FittedSchema) -> list[Task]:
     """Return what the next pass learns: the first step of each column that has not learned yet.
 
     Transforms of one `joint` name learn together, in the pass that all of their columns have
@@ -122,7 +152,7 @@ def open_tasks(schema: Schema) -> list[Task]:
     ready: list[Task] = []
     joint: dict[str, Task] = {}
     missing: dict[str, int] = {}
-    columns: list[Dense | Id] = [*schema.dense, *schema.ids]
+    columns: list[FittedColumn] = [*schema.dense, *schema.ids]
     for column in columns:
         is_first = True
         for step, transform in enumerate(column.transforms):

@@ -104,10 +104,10 @@ class ShuffledBuffers:
         need = size
         while True:
             rows = pending[0][0]
-            taken = min(need, rows.num_samples - skip)
-            parts.append(rows[skip : skip + taken])
-            need = need - taken
-            skip = skip + taken
+            num_rows = min(need, rows.num_samples - skip)
+            parts.append(rows[skip : skip + num_rows])
+            need = need - num_rows
+            skip = skip + num_rows
             if need == 0:
                 break
             pending.pop(0)

@@ -345,13 +345,13 @@ class Schema:
                 f"{type(column).__name__} with {others}. Encode whole rows with a Dataset."
             )
         rows = pa.record_batch({column.source: pa.array(values)})
-        found = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
-        if pa.types.is_dictionary(found.type):
-            found = found.dictionary_decode()
-        while is_list(found.type):
-            found = found.flatten()
-        found = found.drop_null()
-        return ids_of(found, feature)
+        encoded = missing_as_null(transformed(column.source, column.transforms, Columns(rows)))
+        if pa.types.is_dictionary(encoded.type):
+            encoded = encoded.dictionary_decode()
+        while is_list(encoded.type):
+            encoded = encoded.flatten()
+        encoded = encoded.drop_null()
+        return ids_of(encoded, feature)
 
     def fit(self, source: Source) -> Schema:
         """Return a schema with fitted transforms: means, quantiles, vocabularies.
@@ -435,11 +435,10 @@ class Schema:
         """
         if isinstance(value, str):
             try:
-                value = cast(Mapping[str, Any], json.loads(value))
-            except RecursionError as error:
+                value = cast(Mapping[str, Any], config.parse_json(value))
+            except ValueError as error:
                 raise ConfigError(
-                    "schema: the JSON text is nested too deeply. Pass what Schema.to_json() "
-                    "returned."
+                    f"schema: not JSON, got {error}. Pass what Schema.to_json() returned."
                 ) from error
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
         types = value.get("types", {})

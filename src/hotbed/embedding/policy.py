@@ -332,13 +332,13 @@ def evictions(evict: Eviction | Sequence[Eviction] | None) -> tuple[Eviction, ..
 
     Raises ConfigError unless there are at most one Ttl, and at most one of Lru and Lfu.
     """
-    given: Sequence[object] = ()
+    choices: Sequence[object] = ()
     if isinstance(evict, (list, tuple)):
-        given = evict
+        choices = evict
     elif evict is not None:
-        given = (evict,)
+        choices = (evict,)
     policies: list[Eviction] = []
-    for policy in given:
+    for policy in choices:
         if not isinstance(policy, (Ttl, Lru, Lfu)):
             raise ConfigError(
                 f"evict: must be Ttl, Lru, Lfu or a list of them, got {policy!r}. Give a policy."

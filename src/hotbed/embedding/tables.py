@@ -71,13 +71,13 @@ def make_tables(
 def _check_overrides(
     overrides: Mapping[str, Mapping[str, Any]], names: Collection[str], keywords: Collection[str]
 ) -> None:
-    for name, own in overrides.items():
+    for name, options_of_table in overrides.items():
         if name not in names:
             raise ConfigError(
                 f"tables.overrides.{name}: the schema does not name this table, got {name!r}. "
                 f"Use one of {', '.join(names)}."
             )
-        for keyword in own:
+        for keyword in options_of_table:
             if keyword not in keywords:
                 raise ConfigError(
                     f"tables.overrides.{name}.{keyword}: unknown keyword, got {keyword!r}. "

@@ -226,6 +226,7 @@ class Job:
 
     def _check_kinds(self) -> None:
         """Raise ConfigError for a kind of model, loss, metric or callback that does not exist."""
+        self._metrics()
         try:
             models = config.public_kinds("hotbed.models")
             callbacks = config.public_kinds("hotbed.training.callbacks")
@@ -339,9 +340,9 @@ class Job:
         if self.fit.torch_threads is not None:
             importlib.import_module("torch").set_num_threads(self.fit.torch_threads)
         set_seed(self.seed)
-        given = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
+        arguments = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
         models = config.public_kinds("hotbed.models")
-        network = _one_of(self.model, models, "job.model", given)
+        network = _one_of(self.model, models, "job.model", arguments)
         loss = config.build(self.loss, Loss | MultiTask, "job.loss")
         return RecModel(
             network,
@@ -360,9 +361,9 @@ class Job:
         for number, spec in enumerate(getattr(self, name)):
             callbacks.append(_one_of(spec, kinds, f"job.{name}.{number}"))
         if stream:
-            given = {"path": self.state_path}
+            arguments = {"path": self.state_path}
             checkpoint = kinds["checkpoint"]
-            callbacks.append(config.build(self.checkpoint, checkpoint, "job.checkpoint", given))
+            callbacks.append(config.build(self.checkpoint, checkpoint, "job.checkpoint", arguments))
         return callbacks
 
     @property

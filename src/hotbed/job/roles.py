@@ -199,16 +199,16 @@ def _unit(values: pl.Series) -> str | None:
     """Return the unit that makes these numbers or texts times of our days, else None."""
     if values.dtype.is_temporal():
         return "us"
-    known = values.drop_nulls()
-    if not len(known):
+    entries = values.drop_nulls()
+    if not len(entries):
         return None
     if values.dtype.is_numeric():
-        low = _quantile(known, 0.0)
-        high = _quantile(known, 1.0)
+        low = _quantile(entries, 0.0)
+        high = _quantile(entries, 1.0)
         for unit, least, most in _EPOCHS:
             if least <= low and high < most:
                 return unit
-    elif values.dtype == pl.String and known.head(100).str.contains(_ISO_DATE).all():
+    elif values.dtype == pl.String and entries.head(100).str.contains(_ISO_DATE).all():
         return "iso"
     return None
 
@@ -222,18 +222,18 @@ def _quantile(values: pl.Series, share: float) -> float:
 
 def label_line(values: pl.Series) -> Line:
     """Return the line of the label, with the share of rows in which it is 1."""
-    known = values.drop_nulls()
+    entries = values.drop_nulls()
     name = quoted(values.name)
     if values.dtype == pl.Boolean:
-        return Line("label", f"{{kind: label, name: {name}}}", f"true in {_share(known):.1%}")
+        return Line("label", f"{{kind: label, name: {name}}}", f"true in {_share(entries):.1%}")
     if values.dtype == pl.String:
-        positive = _positive_of(known)
+        positive = _positive_of(entries)
         text = f"{{kind: label, name: {name}, positive: {quoted(positive)}}}"
-        return Line("label", text, f"1 where it is this text: {_share(known == positive):.1%}")
-    numbers = known.cast(pl.Float64)
+        return Line("label", text, f"1 where it is this text: {_share(entries == positive):.1%}")
+    numbers = entries.cast(pl.Float64)
     distinct = numbers.unique().sort()
     if set(distinct) <= {0.0, 1.0}:
-        share = _share(known == 1)
+        share = _share(entries == 1)
         return Line("label", f"{{kind: label, name: {name}}}", f"1 in {share:.1%} of the rows")
     threshold: float = distinct[-1]
     for value in distinct:
@@ -265,20 +265,20 @@ def _positive_of(texts: pl.Series) -> str:
 
 def has_decimal_commas(values: pl.Series) -> bool:
     """Return whether a column holds numbers with a decimal comma, as texts."""
-    known = values.drop_nulls()
-    return values.dtype == pl.String and bool(known.str.contains(_DECIMAL_COMMA).all())
+    entries = values.drop_nulls()
+    return values.dtype == pl.String and bool(entries.str.contains(_DECIMAL_COMMA).all())
 
 
 def time_line(values: pl.Series) -> Line:
     """Return the line of the time of events, with the first and the last one."""
     unit = _unit(values)
-    known = values.drop_nulls()
+    entries = values.drop_nulls()
     if values.dtype.is_numeric():
         factor = _MICROSECONDS[unit or "s"]
-        known = (known * factor).cast(pl.Int64).cast(pl.Datetime("us"))
+        entries = (entries * factor).cast(pl.Int64).cast(pl.Datetime("us"))
     option = "" if values.dtype.is_temporal() else f", unit: {unit}"
     text = f"{{kind: time, name: {quoted(values.name)}{option}}}"
-    ordered = known.sort()
+    ordered = entries.sort()
     return Line("time", text, f"{ordered[0]} to {ordered[-1]}")
 
 
@@ -286,25 +286,29 @@ def feature_line(values: pl.Series) -> Line:
     """Return the line of a column to predict from; a useless column is left out."""
     name = quoted(values.name)
     plain = f"{{kind: id, name: {name}}}"
-    known = values.drop_nulls()
+    entries = values.drop_nulls()
     missing = _missing(values)
     if values.dtype.is_nested():
         return Line("id", f"{{kind: id, name: {name}, pooling: mean}}", f"lists{missing}")
     if _INDEX.fullmatch(values.name):
         return Line("left out", name, "left out: no name, or that of the index of a data frame")
-    distinct = known.n_unique()
+    distinct = entries.n_unique()
     if distinct <= 1:
         return Line("left out", name, f"left out: always the same value{missing}")
     if "weight" in values.name.lower() and values.dtype.is_float():
         why = "left out: looks like the weight of a sample; use it if it is one"
         return Line("left out", f"{{kind: weight, name: {name}}}", why)
     if has_decimal_commas(values):
-        why = f"left out: numbers with a decimal comma, such as {known[0]}; write a point"
+        why = f"left out: numbers with a decimal comma, such as {entries[0]}; write a point"
         return Line("left out", name, why)
     if values.dtype == pl.String:
-        return _text_line(name, known, missing)
-    if values.dtype.is_float() and _names_things(values.name) and (known == known.floor()).all():
-        why = f"left out: ids as numbers with a point, such as {known[0]}; write integers"
+        return _text_line(name, entries, missing)
+    if (
+        values.dtype.is_float()
+        and _names_things(values.name)
+        and (entries == entries.floor()).all()
+    ):
+        why = f"left out: ids as numbers with a point, such as {entries[0]}; write integers"
         return Line("left out", plain, why)
     if values.dtype.is_integer() and distinct == len(values) > 100:
         return Line("left out", plain, "left out: every row has its own number")
@@ -317,15 +321,15 @@ def feature_line(values: pl.Series) -> Line:
     return _dense_line(values)
 
 
-def _text_line(name: str, known: pl.Series, missing: str) -> Line:
+def _text_line(name: str, entries: pl.Series, missing: str) -> Line:
     """Return the line of a column of texts, without those that are missing."""
-    distinct = known.n_unique()
+    distinct = entries.n_unique()
     plain = f"{{kind: id, name: {name}}}"
-    if _share(known.str.contains(_LISTS.pattern)) > 0.1:
+    if _share(entries.str.contains(_LISTS.pattern)) > 0.1:
         split = '{kind: split, delimiter: "|"}'
         text = f"{{kind: id, name: {name}, pooling: mean, transforms: [{split}]}}"
         return Line("id", text, f"lists joined by |{missing}")
-    if distinct > 0.95 * len(known) and len(known) > 100:
+    if distinct > 0.95 * len(entries) and len(entries) > 100:
         return Line("left out", plain, f"left out: nearly every row has its own text{missing}")
     return Line("id", plain, f"{distinct:,} different texts{missing}")
 
@@ -362,11 +366,11 @@ def _looks_like_amount(values: pl.Series) -> bool:
 
 def _dense_line(values: pl.Series) -> Line:
     """Return the line of a column of amounts, with the transforms that bound it."""
-    known = values.drop_nulls()
-    numbers = known.cast(pl.Float64).to_numpy()
-    low = _quantile(known, 0.0)
+    entries = values.drop_nulls()
+    numbers = entries.cast(pl.Float64).to_numpy()
+    low = _quantile(entries, 0.0)
     median = float(np.quantile(numbers, 0.5, method="nearest"))
-    high = _quantile(known, 1.0)
+    high = _quantile(entries, 1.0)
     why = f"numbers from {low:g} to {high:g}"
 
     fill = ["{kind: fill_missing, statistic: median}"] if values.null_count() else []

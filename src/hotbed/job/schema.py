@@ -115,16 +115,16 @@ class _Schemas:
         return keys
 
     def _definition(self, cls: type, kind: str, *, needs_kind: bool) -> dict[str, Any]:
-        given = () if cls is Job else config.GIVEN
+        arguments = () if cls is Job else config.GIVEN
         required = ["kind"] if needs_kind else []
         for name, parameter in config.parameters(cls).items():
-            if name not in given and parameter.default is parameter.empty:
+            if name not in arguments and parameter.default is parameter.empty:
                 required.append(name.rstrip("_"))
         first_line = (inspect.getdoc(cls) or "").partition("\n")[0]
         return {
             "type": "object",
             "description": first_line,
-            "properties": {"kind": {"const": kind}, **self.keys_of(cls, given)},
+            "properties": {"kind": {"const": kind}, **self.keys_of(cls, arguments)},
             "required": required,
             "additionalProperties": False,
         }

@@ -25,7 +25,9 @@ def sniffed(source: Csv) -> Csv:
     """Return the source with the delimiter of the file, and its texts for "missing"."""
     text = _first_text(source)
     counts = {delimiter: _num_fields(text, delimiter) for delimiter in _DELIMITERS}
-    delimiter = max(_DELIMITERS, key=lambda one: (counts[one], one == source.delimiter))
+    delimiter = max(
+        _DELIMITERS, key=lambda character: (counts[character], character == source.delimiter)
+    )
     if not counts[delimiter]:
         delimiter = source.delimiter
     nulls = _null_values(_rows(text, delimiter))
@@ -61,15 +63,15 @@ def _num_fields(text: str, delimiter: str) -> int:
 def _null_values(rows: Iterator[Sequence[str]]) -> list[str]:
     """Return the texts that mean "missing" in some column."""
     next(rows, None)  # the header
-    found: set[str] = set()
+    nulls_of_columns: set[str] = set()
     for column in zip_longest(*rows, fillvalue=""):
         values = set(column) - {""}
         nulls = values.intersection(_NULLS)
         others = values - nulls
         if not (others and all(map(_is_number, others))):
             nulls &= set(_ALWAYS_NULL)
-        found |= nulls
-    return [text for text in _NULLS if text in found]
+        nulls_of_columns |= nulls
+    return [text for text in _NULLS if text in nulls_of_columns]
 
 
 def _is_number(text: str) -> bool:

@@ -79,13 +79,13 @@ def bounded(metric: Any, samples: int = 100_000) -> Any:
 
     Example: `bounded(GAUC("user"))` is `Windowed(GAUC("user"), samples=100_000)`.
     """
-    made = copy.deepcopy(metric)
+    bounded_metric = copy.deepcopy(metric)
     if isinstance(metric, AUC) and metric.bins is None:
-        made = AUC(bins=8192, exact=32_768)
+        bounded_metric = AUC(bins=8192, exact=32_768)
     elif isinstance(metric, StoredMetric):
-        made.set_indexes(None)
-        made = Windowed(made, samples)
+        bounded_metric.set_indexes(None)
+        bounded_metric = Windowed(bounded_metric, samples)
     if isinstance(metric, Metric):
-        made.set_indexes(metric.indexes)
-    made.clear()
-    return made
+        bounded_metric.set_indexes(metric.indexes)
+    bounded_metric.clear()
+    return bounded_metric

@@ -264,34 +264,34 @@ class SumsMetric(Metric):
 
 
 def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:
-    given = {"prediction": _floats(prediction), "label": _floats(label)}
+    arrays = {"prediction": _floats(prediction), "label": _floats(label)}
     if weight is not None:
-        given["weight"] = _floats(weight)
+        arrays["weight"] = _floats(weight)
     groups = None
     if group is not None:
         if hasattr(group, "detach"):
             group = group.detach().cpu()
         groups = np.asarray(group).reshape(-1)
-    num_samples = len(given["label"])
-    sizes = {name: len(values) for name, values in given.items()}
+    num_samples = len(arrays["label"])
+    sizes = {name: len(values) for name, values in arrays.items()}
     if groups is not None:
         sizes["group"] = len(groups)
     if any(size != num_samples for size in sizes.values()):
         raise DataError(
             f"{metric}: inputs differ in length, got lengths {sizes}. Give one of each per sample."
         )
-    for name, values in given.items():
+    for name, values in arrays.items():
         if math.isnan(values @ values):  # a sum of squares is nan exactly where one of them is
             raise DataError(
                 f"{metric}: {name} is nan, got nan at sample {int(np.isnan(values).argmax())}. "
                 "Check the model and the data."
             )
-    weights = given.get("weight")
+    weights = arrays.get("weight")
     if weights is None:
         weights = np.ones(num_samples)
     elif (weights < 0).any():
         raise DataError(f"{metric}: weight below 0, got {weights.min()}. Give weights from 0 on.")
-    return Samples(given["prediction"], given["label"], weights, groups)
+    return Samples(arrays["prediction"], arrays["label"], weights, groups)
 
 
 def _floats(values: Any) -> Array:

@@ -121,8 +121,8 @@ class BCE(Loss):
 
     def _mean(self, prediction: Tensor, label: Tensor, weight: Tensor | None) -> Tensor:
         if self.missing_below is not None:
-            known = (label >= self.missing_below).float()
-            weight = known if weight is None else known * weight
+            has_label = (label >= self.missing_below).float()
+            weight = has_label if weight is None else has_label * weight
         if self.label_smoothing:
             label = label * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
         positive = None if self.pos_weight == 1.0 else prediction.new_tensor(self.pos_weight)

@@ -56,9 +56,9 @@ def recorded(network: nn.Module, names: Sequence[str]) -> Iterator[Recorded]:
         ...     model.step(batch)
         >>> tensors.values["deep.0"], tensors.gradients["deep.0"]
     """
-    given: Any = network
-    if not isinstance(given, nn.Module):
-        kind = type(given).__name__
+    module: Any = network
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
         raise ConfigError(
             f"recorded: not a network, got {kind}. Give an nn.Module; of a RecModel, model.network."
         )

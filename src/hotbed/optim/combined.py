@@ -67,11 +67,11 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
         self.dense = optimizer
         groups = []
         for group in optimizer.param_groups:
-            own = dict(group)
-            own["params"] = [rows.get(parameter, parameter) for parameter in group["params"]]
-            groups.append(own)
-        held = {id(parameter) for group in groups for parameter in group["params"]}
-        self.sparse = SparseOptimizer(nn.ModuleList(_modules_of(model, held)))
+            settings = dict(group)
+            settings["params"] = [rows.get(parameter, parameter) for parameter in group["params"]]
+            groups.append(settings)
+        parameter_ids = {id(parameter) for group in groups for parameter in group["params"]}
+        self.sparse = SparseOptimizer(nn.ModuleList(_modules_of(model, parameter_ids)))
         self.sparse.keeps_gradients = True
         self._settings: list[dict[str, Any]] = []
         self._stepping = False
@@ -110,7 +110,7 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
             dense_groups.append({**group, **lists})
         self.dense.__setstate__({"state": self.state, "param_groups": dense_groups})
         self._settings = [_plain_settings(group) for group in self.param_groups]
-        self._set_table_rates({n: own["lr"] for n, own in enumerate(self._settings)})
+        self._set_table_rates({n: settings["lr"] for n, settings in enumerate(self._settings)})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -198,8 +198,8 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
 
     def _refuse_weights(self, state_dict: Mapping[str, Any]) -> None:
         """Refuse the state of an optimizer that was saved before its model was converted."""
-        for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            for parameter, number in zip(own["params"], saved["params"], strict=False):
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            for parameter, number in zip(group["params"], saved["params"], strict=False):
                 if isinstance(parameter, TableRows) and state_dict["state"].get(number):
                     raise ConfigError(
                         f"CombinedOptimizer.load_state_dict: the state of parameter {number}, "
@@ -240,8 +240,10 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
     def _check_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Raise ConfigError if a setting differs that tables of its group cannot follow."""
         fixed = [key for key in self.defaults if key not in _FREE]
-        for number, (own, before) in enumerate(zip(self.param_groups, self._settings, strict=True)):
-            tables = _tables_of(own)
+        for number, (group, before) in enumerate(
+            zip(self.param_groups, self._settings, strict=True)
+        ):
+            tables = _tables_of(group)
             if not tables:
                 continue
             now = _plain_settings(groups[number])
@@ -306,12 +308,12 @@ class Parts:
             ConfigError: several of them hold dense parameters.
         """
         optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        combined = [own for own in optimizers if isinstance(own, CombinedOptimizer)]
+        combined = [member for member in optimizers if isinstance(member, CombinedOptimizer)]
         if not combined:
             return None
         dense = []
-        for own in optimizers:
-            part = own.dense if isinstance(own, CombinedOptimizer) else own
+        for member in optimizers:
+            part = member.dense if isinstance(member, CombinedOptimizer) else member
             if any(group["params"] for group in part.param_groups):
                 dense.append(part)
         if len(dense) > 1:
@@ -323,15 +325,15 @@ class Parts:
         return Parts(
             optimizers,
             dense[0] if dense else None,
-            SparseOptimizer.join([own.sparse for own in combined]),
+            SparseOptimizer.join([member.sparse for member in combined]),
         )
 
 
-def _modules_of(model: nn.Module, held: set[int]) -> list[TableModule]:
+def _modules_of(model: nn.Module, parameter_ids: set[int]) -> list[TableModule]:
     """Return the table modules of a model whose rows are among the parameters `held`."""
     modules = []
     for module in table_modules(model):
-        if any(id(rows) in held for rows in module.rows):
+        if any(id(rows) in parameter_ids for rows in module.rows):
             modules.append(module)
     return modules
 

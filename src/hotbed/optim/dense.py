@@ -85,12 +85,12 @@ def dense_optimizer(
         keywords = {"fused": True, **keywords}
     if not trained:
         return None
-    made = cls(trained, **keywords)
+    optimizer = cls(trained, **keywords)
     if isinstance(spec, rules.Rule) and spec.penalties[0]:
-        made.register_step_pre_hook(partial(_add_l1, l1=spec.penalties[0]))
+        optimizer.register_step_pre_hook(partial(_add_l1, l1=spec.penalties[0]))
     if isinstance(spec, rules.Adam) and spec.eps_hat:
-        made.register_step_pre_hook(partial(_set_eps, eps_hat=spec.eps, beta2=spec.beta2))
-    return made
+        optimizer.register_step_pre_hook(partial(_set_eps, eps_hat=spec.eps, beta2=spec.beta2))
+    return optimizer
 
 
 def _add_l1(optimizer: torch.optim.Optimizer, *arguments: Any, l1: float) -> None:

@@ -141,9 +141,9 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         """Raise the error that `step()` would raise. Nothing is changed."""
         check_single_rank("SparseOptimizer.step")
         self.check_finite()
-        for own in self.param_groups:
-            where = f"SparseOptimizer: lr of tables {own['tables']}"
-            checks.finite_number(where, own["lr"], least=0)
+        for group in self.param_groups:
+            where = f"SparseOptimizer: lr of tables {group['tables']}"
+            checks.finite_number(where, group["lr"], least=0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -155,10 +155,10 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
         """
         loss = loss_of(closure)
         self.check()
-        for own in self.param_groups:
-            for table in own["params"][0].tables:
-                table.watch_rate(own["lr"])
-        rate_of = {id(own["params"][0]): float(own["lr"]) for own in self.param_groups}
+        for group in self.param_groups:
+            for table in group["params"][0].tables:
+                table.watch_rate(group["lr"])
+        rate_of = {id(group["params"][0]): float(group["lr"]) for group in self.param_groups}
         rates = [[rate_of[id(rows)] for rows in module.rows] for module in self._modules]
         if self._shared:
             update_tables(self._modules, rates, keeps=self.keeps_gradients)

@@ -34,10 +34,10 @@ def rule_of(optimizer: torch.optim.Optimizer, group: Group, *, sparse: bool = Fa
     name = type(optimizer).__name__
     twin = _TWINS.get(type(optimizer))
     if twin is None:
-        known = ", ".join(cls.__name__ for cls in _TWINS)
+        names = ", ".join(cls.__name__ for cls in _TWINS)
         raise ConfigError(
             f"{name}: no rule of a table equals this optimizer, got {type(optimizer).__module__}."
-            f"{name}. Use one of torch.optim's {known} for embeddings."
+            f"{name}. Use one of torch.optim's {names} for embeddings."
         )
     for setting, plain in twin.plain.items():
         if setting in group and group[setting] != plain:

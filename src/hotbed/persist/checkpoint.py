@@ -436,21 +436,21 @@ def warm_start_network(network: nn.Module, checkpoint: Reader, names: Mapping[st
         PersistError: a name is unknown, or a shape differs; nothing has changed.
         FormatError: the file is bad; nothing has changed.
     """
-    own = dict(network.named_parameters()) | dict(network.named_buffers())
+    targets = dict(network.named_parameters()) | dict(network.named_buffers())
     tensors = _loaded_tensors(checkpoint)
     sources = {here: tensors.get(f"network/{there}") for here, there in names.items()}
     for here, there in names.items():
         source = sources[here]
-        if here not in own or source is None or source.shape != own[here].shape:
+        if here not in targets or source is None or source.shape != targets[here].shape:
             raise PersistError(
                 f"warm start: parameter {here!r} takes one of its shape, "
-                f"{_shape_of(own.get(here))}, got {there!r} of {_shape_of(source)}. "
+                f"{_shape_of(targets.get(here))}, got {there!r} of {_shape_of(source)}. "
                 "Leave it out."
             )
     with torch.no_grad():
         for here, source in sources.items():
             assert source is not None
-            own[here].copy_(source)
+            targets[here].copy_(source)
 
 
 def _shape_of(tensor: Tensor | None) -> list[int] | str:

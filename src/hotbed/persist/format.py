@@ -603,10 +603,10 @@ def highest_version(store: CheckpointStore) -> int:
     if isinstance(store, LocalStore):
         stores.append(store.aside())
     highest = -1
-    for own in stores:
-        for folder in own.folders():
+    for place in stores:
+        for folder in place.folders():
             with contextlib.suppress(FormatError, ValueError, LookupError, TypeError):
-                plain = json.loads(bytes(own.read(f"{folder}/{MANIFEST_FILE}")))
+                plain = json.loads(bytes(place.read(f"{folder}/{MANIFEST_FILE}")))
                 highest = max(highest, int(plain["version"]))
     return highest
 

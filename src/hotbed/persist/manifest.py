@@ -121,9 +121,9 @@ class Entry:
         if not isinstance(plain, dict):
             return plain
         names = _names(cls)
-        known = {name: value for name, value in plain.items() if name in names}
+        members = {name: value for name, value in plain.items() if name in names}
         unknown = {name: value for name, value in plain.items() if name not in names}
-        return {**known, "unknown": unknown}
+        return {**members, "unknown": unknown}
 
 
 def _names(cls: type[Any]) -> tuple[str, ...]:

@@ -35,10 +35,10 @@ def network_misfit(
     network: nn.Module, rows: Iterable[nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> str:
     """Return which parameter is missing or has another shape, as text; "" for none."""
-    own = _dense_tensors(network, rows)
+    dense_tensors = _dense_tensors(network, rows)
     saved = _saved_tensors(tensors)
-    for name in sorted({*own, *saved}):
-        here = _shape(own, name)
+    for name in sorted({*dense_tensors, *saved}):
+        here = _shape(dense_tensors, name)
         there = _shape(saved, name)
         if here != there:
             return f"parameter {name!r} is {there} there, and {here} here"

@@ -79,11 +79,11 @@ class SaveThreads:
         if wall < LOOK_SECONDS:
             return
         self._last = now
-        own = now.own - last.own
+        own_seconds = now.own - last.own
         # a lower bound: the clocks of a save at work run on while they are read
-        others = now.process - last.process_after - own
+        others = now.process - last.process_after - own_seconds
         if others > BUSY_SHARE * wall:
-            time.sleep(min(own * BACKGROUND, _MAX_PAUSE_SECONDS))
+            time.sleep(min(own_seconds * BACKGROUND, _MAX_PAUSE_SECONDS))
             self._last = self._clocks()
 
     def _clocks(self) -> Clocks:
@@ -92,10 +92,10 @@ class SaveThreads:
             return Clocks(time.perf_counter(), 0.0, 0.0, 0.0)
         wall = time.perf_counter()
         process = time.process_time()
-        own = time.thread_time()
+        own_seconds = time.thread_time()
         for ident in self._idents:
-            own += time.clock_gettime(time.pthread_getcpuclockid(ident))
-        return Clocks(wall, process, own, time.process_time())
+            own_seconds += time.clock_gettime(time.pthread_getcpuclockid(ident))
+        return Clocks(wall, process, own_seconds, time.process_time())
 
     def take(self) -> memoryview:
         """Return memory for a piece, in whole pages.

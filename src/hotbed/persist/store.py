@@ -274,9 +274,9 @@ class LocalStore(CheckpointStore):
         for path in self.root.iterdir():
             if not _PARTIAL.fullmatch(path.name):
                 continue
-            with contextlib.suppress(OSError), HeldFolder(path) as held:
+            with contextlib.suppress(OSError), HeldFolder(path) as lock:
                 age_seconds = time.time() - path.stat().st_mtime
-                if not held.is_certain and age_seconds <= _ABANDONED_SECONDS:
+                if not lock.is_certain and age_seconds <= _ABANDONED_SECONDS:
                     continue
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -71,11 +71,11 @@ class Numbering:
         if self.words is None:
             return words + np.int64(self.shift), np.ones(len(words), bool)
         # a word that a vocabulary names twice has its first place
-        known, places = np.unique(self.words, return_index=True)
-        if not len(known):
+        sorted_words, places = np.unique(self.words, return_index=True)
+        if not len(sorted_words):
             return np.zeros(len(words), np.int64), np.zeros(len(words), bool)
-        at = np.minimum(np.searchsorted(known, words), len(known) - 1)
-        return places[at] + 1 + np.int64(self.shift), known[at] == words
+        nearest = np.minimum(np.searchsorted(sorted_words, words), len(sorted_words) - 1)
+        return places[nearest] + 1 + np.int64(self.shift), sorted_words[nearest] == words
 
 
 @dataclass(frozen=True)
@@ -145,22 +145,22 @@ class Translation:
             PersistError: two rows get one id here, or none has a word that is known here.
         """
         renumbered, is_taken = self.apply(ids)
-        taken = renumbered[is_taken]
+        taken_ids = renumbered[is_taken]
         features = [part.feature for part in self.parts]
-        if len(np.unique(taken)) != len(taken):
+        if len(np.unique(taken_ids)) != len(taken_ids):
             raise PersistError(
                 f"warm start: rows of table {self.table!r} become one row here, got the features "
                 f"{features}, whose ids overlap here. Give each of them a table of its own, or "
                 f"{_left_out(self.table)}."
             )
         shares = [part.shares_words() for part in self.parts]
-        if len(ids) and (not len(taken) or not all(shares)):
+        if len(ids) and (not len(taken_ids) or not all(shares)):
             raise PersistError(
                 f"warm start: no word of {features} is known here, got vocabularies without a "
                 f"word in common for table {self.table!r}. Read the column as the same type, text "
                 f"or integers, or {_left_out(self.table)}."
             )
-        return len(taken)
+        return len(taken_ids)
 
 
 def translation_of(

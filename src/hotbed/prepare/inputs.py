@@ -65,12 +65,12 @@ class Inputs:
                 is_written = dataclasses.replace(now, changed=before.changed) != before
                 if not is_written and digest_of(path) == self.digests[path]:
                     continue
-                found = f"{now.size:,} bytes instead of {before.size:,}, or another content"
+                difference = f"{now.size:,} bytes instead of {before.size:,}, or another content"
             except FileNotFoundError:
-                found = "no such file"
+                difference = "no such file"
             raise DataError(
-                f"{path}: the file changed while it was prepared, got {found}. Prepare again once "
-                "nothing writes it."
+                f"{path}: the file changed while it was prepared, got {difference}. Prepare again "
+                "once nothing writes it."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class Inputs:
         Raises:
             DataError: files or options differ.
         """
-        own = self.to_json()
-        if own["sha256"] == expected["sha256"]:
+        content = self.to_json()
+        if content["sha256"] == expected["sha256"]:
             return
         before = [entry["sha256"] for entry in expected["files"]]
-        other = [entry["file"] for entry in own["files"] if entry["sha256"] not in before]
-        found = f"{len(own['files'])} files instead of {len(before)}, or other options"
+        other = [entry["file"] for entry in content["files"] if entry["sha256"] not in before]
+        difference = f"{len(content['files'])} files instead of {len(before)}, or other options"
         if other:
-            found = f"another content of {other[0]!r}"
+            difference = f"another content of {other[0]!r}"
         raise DataError(
-            f"apply: training=True needs the source that was prepared, got {found}. Give that "
+            f"apply: training=True needs the source that was prepared, got {difference}. Give that "
             "source; or leave training out, and all rows become the part `valid`."
         )
 
@@ -108,7 +108,9 @@ def fixed(source: Source) -> Source:
         return dataclasses.replace(source, path=source.files())
     changes: dict[str, Any] = {}
     for name, value in _inner(source):
-        changes[name] = fixed(value) if isinstance(value, Source) else [fixed(one) for one in value]
+        changes[name] = (
+            fixed(value) if isinstance(value, Source) else [fixed(source) for source in value]
+        )
     if not changes:
         return source
     return dataclasses.replace(source, **changes)  # type: ignore[type-var]  # it has fields
@@ -122,8 +124,8 @@ def files_of(source: Source) -> list[str]:
     if isinstance(source, FileSource):
         files.update(dict.fromkeys(source.files()))
     for _, value in _inner(source):
-        for one in [value] if isinstance(value, Source) else value:
-            files.update(dict.fromkeys(files_of(one)))
+        for part in [value] if isinstance(value, Source) else value:
+            files.update(dict.fromkeys(files_of(part)))
     return list(files)
 
 
@@ -138,7 +140,7 @@ def _inner(source: Source) -> Iterator[tuple[str, Source | Sequence[Source]]]:
         value = getattr(source, name)
         is_several = isinstance(value, (list, tuple)) and len(value) > 0
         if isinstance(value, Source) or (
-            is_several and all(isinstance(one, Source) for one in value)
+            is_several and all(isinstance(item, Source) for item in value)
         ):
             yield name, value
 
@@ -155,7 +157,7 @@ def _described(source: Source, digests: Mapping[str, str]) -> dict[str, Any]:
         value = getattr(source, name)
         if name in inner:
             several = [value] if isinstance(value, Source) else value
-            plain[name] = [_described(one, digests) for one in several]
+            plain[name] = [_described(source, digests) for source in several]
         elif name != "path":
             plain[name] = value
     return plain

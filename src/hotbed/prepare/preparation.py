@@ -112,19 +112,19 @@ class Preparation:
                 f"{config.did_you_mean(self.down_sample.label, labels)}"
             )
         name = self.down_sample.weight
-        own = self.schema.weight
+        weight = self.schema.weight
         if name is None:
             return
-        if own is not None and name != own.name:
+        if weight is not None and name != weight.name:
             raise ConfigError(
-                f"down_sample.weight: the schema has the weight {own.name!r}, got {name!r}. Give "
-                "its name: both weights are multiplied."
+                f"down_sample.weight: the schema has the weight {weight.name!r}, got {name!r}. "
+                "Give its name: both weights are multiplied."
             )
-        names = [column.name for column in self.schema.columns if column is not own]
+        names = [column.name for column in self.schema.columns if column is not weight]
         if name in names:
             raise ConfigError(
-                f"down_sample.weight: the schema has a column of this name, got {name!r}. Give "
-                "another one."
+                f"down_sample.weight: the schema has a column of this name, got {name!r}. "
+                "Give another one."
             )
 
     def _check_target_encodings(self) -> None:

@@ -272,11 +272,11 @@ def _histories(job: Preparation, raw: Schema) -> list[tuple[str, str]]:
     for derivation in job.derive:
         for column in derivation.columns():
             pairs[derivation.name, column] = None
-    for one in raw.ids:
+    for feature in raw.ids:
         for other in raw.ids:
-            shares_table = (one.table or one.name) == (other.table or other.name)
-            if one.source != other.source and shares_table:
-                pairs[one.source, other.source] = None
+            shares_table = (feature.table or feature.name) == (other.table or other.name)
+            if feature.source != other.source and shares_table:
+                pairs[feature.source, other.source] = None
     return list(pairs)
 
 
@@ -314,10 +314,10 @@ def _plan(job: Preparation, *, is_implicit: bool) -> ReadPlan:
     present = job.source.schema().names
     as_they_are = _keys_and_groups(job)
     added = {derivation.name for derivation in job.derive}
-    taken = sorted(added & set(present))
-    if taken:
+    repeated = sorted(added & set(present))
+    if repeated:
         raise ConfigError(
-            f"derive: the source has columns {taken} already, got {present}. Give the derived "
+            f"derive: the source has columns {repeated} already, got {present}. Give the derived "
             "columns other names."
         )
     if is_implicit:

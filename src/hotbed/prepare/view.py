@@ -163,9 +163,9 @@ class View:
         is_kept = ~is_train | sample.kept_rows(values, hashes)
         if sample.weight is not None:
             weights = np.where(is_train, sample.weights(values), np.float32(1))
-            own = self.schema.weight
-            if own is not None:
-                weights = weights * numbers.weight(own, context.column(own.source))
+            weight = self.schema.weight
+            if weight is not None:
+                weights = weights * numbers.weight(weight, context.column(weight.source))
             chunk = chunk.with_columns({sample.weight_column: pa.array(weights)})
         return chunk.take(np.flatnonzero(is_kept))
 

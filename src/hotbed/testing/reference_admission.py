@@ -63,7 +63,7 @@ class ReferenceSketch:
         """Return the count of an id, at least the true one or `limit`."""
         rows = range(SKETCH_ROWS)
         columns = self._columns(id)
-        return max(int(own.cells[rows, columns].min()) for own in self.generations)
+        return max(int(generation.cells[rows, columns].min()) for generation in self.generations)
 
     def raise_to(self, id: int, count: int, time: int) -> None:
         young = self.generations[0]

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hotbed.compat.hugectr.enums import Distribution_t, PowerLaw_t
+from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.tools import DataGenerator, DataGeneratorParams
 from hotbed.errors import ConfigError
@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Generate data by the command line of v2.3 to v3.0.1."""
     options = _parser().parse_args(arguments)
-    spec = json.loads(Path(options.config_file).read_text("utf-8"))
+    spec = read_json(options.config_file)
     input = read_graph(spec).input
     reader = input.reader
     if reader is None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hotbed.config import build
+from hotbed.config import build, parse_json
 from hotbed.connectors import Parquet, ReadPlan, read_file_list
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import new_file
@@ -57,7 +57,7 @@ class Metadata:
             DataError: the file cannot be read, or an entry is wrong.
         """
         try:
-            content = json.loads(file.read_text("utf-8"))
+            content = parse_json(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{file}: the metadata of Parquet files cannot be read, got {error}. NVTabular "

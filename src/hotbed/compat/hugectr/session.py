@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hotbed.compat.hugectr.clauses import LearningRate, Solver
+from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
 from hotbed.compat.hugectr.model import DataReader, LearningRateScheduler, Model
@@ -157,11 +157,8 @@ def get_learning_rate_scheduler(configure_file: str) -> LearningRateScheduler:
 
 def _read(path: str) -> Mapping[str, Any]:
     """Return a JSON file with an `optimizer`."""
-    try:
-        spec = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}: not JSON, got {error}. Correct it.") from error
-    if not isinstance(spec, dict) or "optimizer" not in spec:
+    spec = read_json(path)
+    if "optimizer" not in spec:
         raise ConfigError(
             f"{path}: an object with optimizer and layers is needed, got {spec!s:.60}. Add them."
         )

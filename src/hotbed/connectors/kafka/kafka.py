@@ -127,15 +127,15 @@ class Kafka(Source):
         }
         for key, value in self.options.items():
             options[key] = _expanded(key, value)
-        own = {
+        fixed_options = {
             "bootstrap.servers": self.servers,
             "group.id": self.group or "hotbed",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
         }
-        assert own.keys() == set(_OWN)
-        return {**options, **own}
+        assert fixed_options.keys() == set(_OWN)
+        return {**options, **fixed_options}
 
     @cached_property
     def _readings(self) -> list[KafkaTopic]:

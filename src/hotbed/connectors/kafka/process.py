@@ -122,11 +122,11 @@ class ClientProcess:
 
     def partitions(self, topic: str, seconds: float) -> tuple[list[int], ErrorAnswer | None]:
         """Return the partitions of a topic, and its error."""
-        found = self._consumer.list_topics(topic, timeout=seconds).topics[topic]
+        metadata = self._consumer.list_topics(topic, timeout=seconds).topics[topic]
         error: ErrorAnswer | None = None
-        if found.error is not None:
-            error = _of_error(found.error)
-        return sorted(found.partitions), error
+        if metadata.error is not None:
+            error = _of_error(metadata.error)
+        return sorted(metadata.partitions), error
 
     def bounds(self, topic: str, partition: int, seconds: float) -> tuple[int, int]:
         """Return the first offset of a partition, and the one after its last."""
@@ -137,8 +137,8 @@ class ClientProcess:
     def topic_id(self, topic: str, seconds: float) -> str:
         """Return the id that the broker gives a topic; old brokers give none, which is an error."""
         if self._admin is None:
-            own = {k: value for k, value in self._options.items() if k not in CONSUMER_OPTIONS}
-            self._admin = self._kafka.admin.AdminClient(own, logger=self._logger)
+            options = {k: value for k, value in self._options.items() if k not in CONSUMER_OPTIONS}
+            self._admin = self._kafka.admin.AdminClient(options, logger=self._logger)
         topics = self._kafka.TopicCollection([topic])
         try:
             answers = self._admin.describe_topics(topics, request_timeout=seconds)

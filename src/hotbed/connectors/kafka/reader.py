@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.files import first_line
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.kafka.settings import KafkaSettings
 from hotbed.connectors.kafka.topic import KafkaTopic, Message
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
@@ -19,10 +20,6 @@ from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
 from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError
-
-if TYPE_CHECKING:
-    from hotbed.connectors.kafka.kafka import Kafka
-
 
 MessagesByPartition = dict[int, list[Message]]
 PlacedMessages = list[tuple[int, Message]]
@@ -32,7 +29,7 @@ PlacedMessages = list[tuple[int, Message]]
 class KafkaReader:
     """One reading of a topic: the offsets of the current block, and its rows."""
 
-    def __init__(self, source: Kafka, live: Live, position: Position | None) -> None:
+    def __init__(self, source: KafkaSettings, live: Live, position: Position | None) -> None:
         self.source = source
         self.live = live
         state: Mapping[str, Any] = {}

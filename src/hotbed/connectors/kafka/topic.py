@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hotbed.connectors.kafka.client import (
     ClientEnded,
@@ -18,11 +17,9 @@ from hotbed.connectors.kafka.client import (
     PolledEntry,
 )
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.kafka.settings import KafkaSettings
 from hotbed.connectors.live import Live
 from hotbed.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from hotbed.connectors.kafka.kafka import Kafka
 
 logger = logging.getLogger("hotbed.kafka")
 
@@ -67,7 +64,7 @@ class KafkaTopic:
 
     def __init__(
         self,
-        source: Kafka,
+        source: KafkaSettings,
         live: Live,
         begins: Mapping[int, int],
         identity: TopicIdentity | None = None,
@@ -301,9 +298,9 @@ class KafkaTopic:
         partitions = {p for p in there if p % ranks == rank}
         required = self.begins.keys() | self.fetched.keys()
         if self.source.partitions is not None:
-            own = {p for p in self.source.partitions if p % ranks == rank}
-            partitions &= own
-            required |= own
+            selected = {p for p in self.source.partitions if p % ranks == rank}
+            partitions &= selected
+            required |= selected
         missing = sorted(required - partitions)
         if missing:
             ours = f"of which {sorted(partitions)} are to be read"

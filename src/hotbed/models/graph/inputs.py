@@ -52,17 +52,19 @@ class GraphInputs(nn.Module):
     def __init__(self, schema: Schema, tables: Mapping[str, Table], nodes: Sequence[Node]) -> None:
         super().__init__()
         inputs = [_input(node, schema) for node in nodes]
-        self._dense = [one for one in inputs if one.is_dense]
+        self._dense = [input for input in inputs if input.is_dense]
         self._views: list[list[_View]] = []  # of each lookup
         self._histories: list[list[_History]] = []
         self.collections = nn.ModuleList()
         self.pads = nn.ModuleList()
-        for suffix in dict.fromkeys(one.suffix for one in inputs if not one.is_dense):
-            group = [one for one in inputs if not one.is_dense and one.suffix == suffix]
+        for suffix in dict.fromkeys(input.suffix for input in inputs if not input.is_dense):
+            group = [input for input in inputs if not input.is_dense and input.suffix == suffix]
             collection = _collection(group, tables)
             self.collections.append(collection)
-            self._views.append([_view(one, collection) for one in group if not one.length])
-            self._histories.append([self._history(one, collection) for one in group if one.length])
+            self._views.append([_view(input, collection) for input in group if not input.length])
+            self._histories.append(
+                [self._history(input, collection) for input in group if input.length]
+            )
         # follows .to(device); dense columns are moved to its device
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
@@ -78,16 +80,16 @@ class GraphInputs(nn.Module):
                 offsets = bounds_of(batch.ids[history.column])
                 padded = self.pads[history.pad](sequences[history.column], offsets)
                 tensors.update(zip(history.tensors, padded, strict=True))
-        for one in self._dense:
-            matrix = dense_matrix(batch, one.names)
-            tensors[one.tensor] = matrix.to(self._device.device)
+        for input in self._dense:
+            matrix = dense_matrix(batch, input.names)
+            tensors[input.tensor] = matrix.to(self._device.device)
         return tensors
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of the tensors by name, for NUM_ROWS samples."""
         shapes: dict[str, Shape] = {}
-        for one in self._dense:
-            shapes[one.tensor] = (NUM_ROWS, sum(column.width for column in one.columns))
+        for input in self._dense:
+            shapes[input.tensor] = (NUM_ROWS, sum(column.width for column in input.columns))
         for views in self._views:
             for view in views:
                 shapes[view.tensor] = (NUM_ROWS, *view.shape)
@@ -98,20 +100,20 @@ class GraphInputs(nn.Module):
                 shapes[rows] = (NUM_ROWS, *history.shape)
         return shapes
 
-    def _history(self, one: _Input, collection: EmbeddingCollection) -> _History:
+    def _history(self, input: _Input, collection: EmbeddingCollection) -> _History:
         """Return where a sequence lies in the result of its lookup; its padding is added."""
-        if len(one.node.outputs) != 2:
+        if len(input.node.outputs) != 2:
             advice = "Name the rows and their mask."
-            place = one.node.place.key("outputs")
-            raise place.error("a sequence has two outputs", list(one.node.outputs), advice)
-        self.pads.append(PadSequence(one.length))
+            place = input.node.place.key("outputs")
+            raise place.error("a sequence has two outputs", list(input.node.outputs), advice)
+        self.pads.append(PadSequence(input.length))
         names = [feature.name for feature in collection.features]
-        number = names.index(one.names[0])
+        number = names.index(input.names[0])
         return _History(
-            one.node.outputs,
-            one.names[0],
+            input.node.outputs,
+            input.names[0],
             len(self.pads) - 1,
-            (one.length, collection.dims[number]),
+            (input.length, collection.dims[number]),
         )
 
 
@@ -240,11 +242,11 @@ def _collection(group: Sequence[_Input], tables: Mapping[str, Table]) -> Embeddi
     first = group[0]
     used: dict[str, Table] = {}
     features: dict[str, Feature] = {}
-    for one in group:
-        if one.dim != first.dim:
+    for input in group:
+        if input.dim != first.dim:
             problem = f"not the dim of {first.node.name!r}, which has the same suffix"
-            raise one.node.place.key("dim").error(problem, one.dim, "Give another suffix.")
-        for column in one.columns:
+            raise input.node.place.key("dim").error(problem, input.dim, "Give another suffix.")
+        for column in input.columns:
             table = table_of(tables, column)
             name = table.name
             if first.suffix:
@@ -255,7 +257,7 @@ def _collection(group: Sequence[_Input], tables: Mapping[str, Table]) -> Embeddi
     return EmbeddingCollection(list(features.values()), list(used.values()))
 
 
-def _view(one: _Input, collection: EmbeddingCollection) -> _View:
+def _view(input: _Input, collection: EmbeddingCollection) -> _View:
     """Return where an input lies in the result of its lookup; neighbours are one range."""
     places: dict[str, tuple[int, int]] = {}
     end = 0
@@ -265,15 +267,15 @@ def _view(one: _Input, collection: EmbeddingCollection) -> _View:
             end += dim
     ranges: list[tuple[int, int]] = []
     dims: list[int] = []
-    for start, stop in [places[name] for name in one.names]:
+    for start, stop in [places[name] for name in input.names]:
         dims.append(stop - start)
         if ranges and ranges[-1][1] == start:
             start, _ = ranges.pop()
         ranges.append((start, stop))
     shape: Shape = (sum(dims),)
-    if one.node.kind == "fields":
+    if input.node.kind == "fields":
         if len(set(dims)) > 1:
             advice = "Give the tables one dim, or use the input 'flat'."
-            raise one.node.place.key("columns").error("tables of different dims", dims, advice)
+            raise input.node.place.key("columns").error("tables of different dims", dims, advice)
         shape = (len(dims), dims[0])
-    return _View(one.tensor, ranges, shape)
+    return _View(input.tensor, ranges, shape)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
@@ -48,8 +47,8 @@ def unsealed(data: bytes, place: str) -> Manifest:
             f"{digest.decode(errors='replace')!r} as its digest. {ADVICE}"
         )
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        plain = config.parse_json(data)
+    except ValueError as error:
         raise FormatError(f"{place}: not JSON, got {error}. {ADVICE}") from error
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise FormatError(
@@ -127,12 +126,12 @@ def check_descriptions(manifest: Manifest, place: str) -> None:
         if manifest.graph is not None:
             _check_maps(schema, manifest, place)
     model = manifest.model or {}
-    given = model.get("given_tables") or {}
+    configs = model.get("given_tables") or {}
     for entry in manifest.tables:
         name = entry.name
-        if isinstance(given, dict) and given.get(name, entry.config) != entry.config:
+        if isinstance(configs, dict) and configs.get(name, entry.config) != entry.config:
             raise format_error(
-                place, f"table {name!r}: the model describes another one", given[name]
+                place, f"table {name!r}: the model describes another one", configs[name]
             )
         built_config(entry, place)
         _check_config(entry, place)

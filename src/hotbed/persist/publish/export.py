@@ -269,8 +269,8 @@ class _Recording(Lookup):
         return flat, sequences
 
     def _name_of(self, module: TableModule, ids: Ids) -> str:
-        for name, own in self.ids.items():
-            if own is ids:
+        for name, graph in self.ids.items():
+            if graph is ids:
                 return name
         raise ConfigError(
             f"export: {type(module).__name__} must look up features of the schema, got ids that "

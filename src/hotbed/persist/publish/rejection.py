@@ -35,7 +35,9 @@ def rejection(
     """
     frames = _frames_of(error)
     if any(_packs(frame) for frame in frames):
-        layers = [name for name, own in network.named_modules() if isinstance(own, nn.RNNBase)]
+        layers = [
+            name for name, module in network.named_modules() if isinstance(module, nn.RNNBase)
+        ]
         return packed_rejection(network, layers)
     place = _place_of(error, network, inputs)
     reason = _reason_of(error)

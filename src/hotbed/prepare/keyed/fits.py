@@ -312,6 +312,7 @@ def _only(task: Task) -> tuple[Dense | Id, int]:
     """Return the column and the step of a task that is not joint."""
     (column,) = task.columns
     (step,) = task.steps
+    assert isinstance(column, (Dense, Id))
     return column, step
 
 

@@ -134,11 +134,11 @@ class _Run:
         is_more_frequent = pl.col("count") > end["count"]
         is_before = (pl.col("count") == end["count"]) & (pl.col(value) <= end[value])
         num_rows = int(self.head.select((is_more_frequent | is_before).sum()).item())
-        taken = self.head.head(num_rows)
+        head = self.head.head(num_rows)
         self.head = self.head.slice(num_rows)
         if not len(self.head) and self.has_more:
             self.head = self._next()
-        return taken
+        return head
 
     def _next(self) -> pl.DataFrame:
         self._left -= 1

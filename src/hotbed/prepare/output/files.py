@@ -117,7 +117,9 @@ def write_workflow(
     of_partitions = list(files)
     parts: dict[str, Any] = {}
     for part in PARTS:
-        written = [own[part] for own in of_partitions if part in own]
+        written = [
+            partition_files[part] for partition_files in of_partitions if part in partition_files
+        ]
         if written:
             parts[part] = {
                 "rows": sum(file.rows for file in written),

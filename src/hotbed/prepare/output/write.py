@@ -116,8 +116,8 @@ class _Writer:
             name = f"{PARTS[part]}/part-{self._partition.number:05d}.parquet"
             self._files[part] = PartWriter(self._task.folder, name, layout.arrow())
         self._files[part].write(layout.table(batch))
-        own = [name for name in chunk.rows.schema.names if not name.startswith("\0")]
-        rows = chunk.rows.select(own)
+        names = [name for name in chunk.rows.schema.names if not name.startswith("\0")]
+        rows = chunk.rows.select(names)
         self._written.profile.add(PARTS[part], rows, batch)
         self._written.profile.sample.add(
             rows, self._labels(chunk), chunk.hashes(self._task.view.seed, Purpose.SAMPLE)

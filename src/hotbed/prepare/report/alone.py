@@ -64,12 +64,12 @@ class LabelSample:
             labels: by name, [n].
             hashes: of the rows' places, [n].
         """
-        kept = np.flatnonzero(hashes <= np.uint64(self._limit))
+        sample = np.flatnonzero(hashes <= np.uint64(self._limit))
         later = LabelSample()
         later._limit = self._limit
-        later._rows = _plain(pa.Table.from_batches([rows])).take(pa.array(kept))
-        later._hashes = hashes[kept]
-        later._labels = {name: values[kept].astype(np.float64) for name, values in labels.items()}
+        later._rows = _plain(pa.Table.from_batches([rows])).take(pa.array(sample))
+        later._hashes = hashes[sample]
+        later._labels = {name: values[sample].astype(np.float64) for name, values in labels.items()}
         self.merge(later)
 
     def merge(self, later: LabelSample) -> None:
@@ -85,10 +85,10 @@ class LabelSample:
             self._labels[name] = np.concatenate([before, values])
         while (self._hashes <= np.uint64(self._limit)).sum() > SAMPLE_ROWS:
             self._limit //= 2
-        kept = np.flatnonzero(self._hashes <= np.uint64(self._limit))
-        self._rows = self._rows.take(pa.array(kept))
-        self._hashes = self._hashes[kept]
-        self._labels = {name: values[kept] for name, values in self._labels.items()}
+        sample = np.flatnonzero(self._hashes <= np.uint64(self._limit))
+        self._rows = self._rows.take(pa.array(sample))
+        self._hashes = self._hashes[sample]
+        self._labels = {name: values[sample] for name, values in self._labels.items()}
 
     def findings(
         self, columns: Sequence[str], histories: Sequence[tuple[str, str]]
@@ -99,9 +99,9 @@ class LabelSample:
             columns: the raw columns of the features.
             histories: pairs of a column of lists, and a column of items that the lists hold.
         """
-        found: list[Finding] = []
+        findings: list[Finding] = []
         if self._rows is None:
-            return found
+            return findings
         for label, values in self._labels.items():
             is_known = np.isin(values, (0.0, 1.0))
             num_positives = int((values == 1).sum())
@@ -111,8 +111,8 @@ class LabelSample:
                 continue
             for what, area in self._areas(columns, histories, values > 0):
                 if area > MOST_AUC:
-                    found.append(Finding(what, label, area, len(values)))
-        return found
+                    findings.append(Finding(what, label, area, len(values)))
+        return findings
 
     def _areas(
         self,

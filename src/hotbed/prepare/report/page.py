@@ -83,7 +83,8 @@ def _alone(findings: Sequence[Finding]) -> str:
     if not findings:
         return ""
     rows = [
-        [found.what, found.label, f"{found.auc:.3f}", f"{found.num_rows:,}"] for found in findings
+        [finding.what, finding.label, f"{finding.auc:.3f}", f"{finding.num_rows:,}"]
+        for finding in findings
     ]
     text = (
         f"Alone, each of these tells a label with an AUC above {MOST_AUC:g} on a sample of the "

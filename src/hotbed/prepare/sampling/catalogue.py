@@ -122,10 +122,10 @@ class Catalogue:
         writer = None
         with open(folder / "times", "wb") as times:
             for versions in buckets:
-                own, first = np.unique(
+                distinct, first = np.unique(
                     hash_keys(versions.column(_KEY).to_numpy()), return_index=True
                 )
-                hashes.append(own)
+                hashes.append(distinct)
                 num_versions.append(np.diff(first, append=versions.num_rows))
                 for name in _COUNTS:
                     of_versions = running_sum(versions.column(name).to_numpy())
@@ -178,10 +178,10 @@ class Catalogue:
         if times is not None:
             ends = count_up_to(self.times, versions, self.starts[places + 1], times)
             versions = np.maximum(ends - 1, versions)
-        taken: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         for name in names:
-            taken[name] = _take(self.values.column(_VALUE + name), versions)
-        return taken
+            columns[name] = _take(self.values.column(_VALUE + name), versions)
+        return columns
 
 
 def _take(values: pa.ChunkedArray, places: Int64Array) -> pa.Array:
@@ -194,10 +194,10 @@ def _take(values: pa.ChunkedArray, places: Int64Array) -> pa.Array:
     parts = [pa.nulls(0, values.type)]
     begin = 0
     for number, chunk in enumerate(values.chunks):
-        own = order[begin : begin + counts[number]]
+        rows = order[begin : begin + counts[number]]
         first = ends[number] - len(chunk)
-        parts.append(chunk.take(pa.array(places[own] - first)))
-        begin += len(own)
+        parts.append(chunk.take(pa.array(places[rows] - first)))
+        begin += len(rows)
     back = np.empty(len(places), np.int64)
     back[order] = np.arange(len(places))
     return pa.concat_arrays(parts).take(pa.array(back))

@@ -60,10 +60,10 @@ class Visits:
 
     def _all_but(self, groups: Int64Array, weights: Weights, is_open: BoolArray) -> Drawable:
         """Return all items but those of the rows of the same group."""
-        known = KnownItems.of(groups, self.items, num_groups(groups))
+        known_items = KnownItems.of(groups, self.items, num_groups(groups))
         first = np.zeros(len(groups), np.int64)
         last = np.full(len(groups), len(weights.ends) - 1)
-        return Drawable(weights, known, groups, first, last, is_open)
+        return Drawable(weights, known_items, groups, first, last, is_open)
 
     def _matched(self, weights: Weights) -> Sequence[Drawable]:
         """Return items that are as new to the user as the item of the row.
@@ -71,18 +71,18 @@ class Visits:
         The items of a user stand on a line in the order in which they were first seen: those of
         strictly earlier rows are a stretch at its begin, those that come later one at its end.
         """
-        first_seen, own = _first_seen(self)
+        first_seen, visit_places = _first_seen(self)
         line = Weights(running_sum(weights[first_seen.items]))
         begin = np.searchsorted(first_seen.users, self.users, side="left")
         end = np.searchsorted(first_seen.users, self.users, side="right")
         earlier_end = np.searchsorted(first_seen.moments, self.moments, side="left")
         later_begin = np.searchsorted(first_seen.moments, self.moments, side="right")
-        is_repeated = own < earlier_end
+        is_repeated = visit_places < earlier_end
 
         again = np.flatnonzero(is_repeated)
         num_moments = num_groups(self.moments)
-        at_that_time = KnownItems.of(self.moments[again], own[again], num_moments)
-        nothing = KnownItems.of(self.moments[:0], own[:0], num_moments)
+        at_that_time = KnownItems.of(self.moments[again], visit_places[again], num_moments)
+        nothing = KnownItems.of(self.moments[:0], visit_places[:0], num_moments)
         items = first_seen.items
         return [
             Drawable(line, at_that_time, self.moments, begin, earlier_end, is_repeated, items),
@@ -104,10 +104,10 @@ def _first_seen(visits: Visits) -> tuple[Visits, Int64Array]:
     in_time = np.lexsort((visits.items[rows], visits.moments[rows]))
     places = np.empty(len(rows), np.int64)
     places[in_time] = np.arange(len(rows))
-    own = np.empty(len(order), np.int64)
-    own[order] = places[np.cumsum(is_first) - 1]
+    visit_places = np.empty(len(order), np.int64)
+    visit_places[order] = places[np.cumsum(is_first) - 1]
     rows = rows[in_time]
-    return Visits(visits.users[rows], visits.moments[rows], visits.items[rows]), own
+    return Visits(visits.users[rows], visits.moments[rows], visits.items[rows]), visit_places
 
 
 def num_groups(groups: Int64Array) -> int:

@@ -25,7 +25,7 @@ from hotbed.compat.hugectr.inference.params import (
 )
 from hotbed.compat.hugectr.json.keys import needed, read_clause
 from hotbed.compat.hugectr.knobs import KNOBS
-from hotbed.config import did_you_mean
+from hotbed.config import did_you_mean, parse_json
 from hotbed.errors import ConfigError, PersistError
 
 E = TypeVar("E", bound=Enum)
@@ -121,13 +121,11 @@ def read_json(path: str | Path) -> dict[str, Any]:
         ConfigError: it does not hold one JSON object.
     """
     try:
-        config = json.loads(Path(path).read_text())
+        config = parse_json(Path(path).read_text())
     except OSError as error:
         raise PersistError(f"{path}: cannot be read, got {error}. Check the path.") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON, got {error}. Correct the file.") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: nested too deeply. Correct the file.") from error
     if not isinstance(config, dict):
         raise ConfigError(
             f"{path}: not an object, got {type(config).__name__}. Write its keys in braces."

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hotbed.compat.hugectr.translate import DenseWeight, Translation
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, read_array
 from hotbed.compat.hugectr.weights.rows import check_squares
+from hotbed.config import parse_json
 from hotbed.embedding.rule import momentum_of, velocity
 from hotbed.errors import FormatError, PersistError
 from hotbed.files import new_file
@@ -245,7 +246,7 @@ def _read_statistics(
         return []
     pairs = _pairs(statistics)
     try:
-        layers = json.loads(path.read_text())["layers"]
+        layers = parse_json(path.read_text())["layers"]
         entries = [(layer["type"], layer["mean"], layer["var"]) for layer in layers]
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(

@@ -100,8 +100,8 @@ class IdStage(nn.Module):
         for spec, tensor in zip(self.tensors, tensors, strict=True):
             arguments[argument(spec.name)] = tensor.numpy()
         session = open_graph(onnx)
-        own = {name: arguments[name] for name in inputs_of(onnx)}
-        outputs = session.run(self.names, own)
+        feeds = {name: arguments[name] for name in inputs_of(onnx)}
+        outputs = session.run(self.names, feeds)
         for name, ours, theirs in zip(self.names, expected, outputs, strict=True):
             served = torch.from_numpy(theirs)
             is_same = served.shape == ours.shape

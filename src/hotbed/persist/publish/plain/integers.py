@@ -130,13 +130,13 @@ def check_exact(program: ExportedProgram, outputs: dict[int, str]) -> None:
 def _leading_to(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Yield a node and those that it depends on."""
     waiting = [node]
-    known = set(waiting)
+    nodes = set(waiting)
     while waiting:
         last = waiting.pop()
         yield last
         for before in last.all_input_nodes:
-            if before not in known:
-                known.add(before)
+            if before not in nodes:
+                nodes.add(before)
                 waiting.append(before)
 
 
