@@ -17,6 +17,7 @@ from typing import Any
 from hotbed.files import Where
 from hotbed.persist.store import write_text
 from hotbed.training.watching import report_charts, report_runs
+from hotbed.training.watching.columns import Tables
 from hotbed.training.watching.history import History
 from hotbed.training.watching.page.chart import Chart, figure, number_text
 from hotbed.training.watching.page.layout import cards_of, grid, section, write_page
@@ -236,9 +237,26 @@ def _tables(histories: Mapping[str, History]) -> str:
             for name, stats in tables.items()
         ]
         head = ["table", *(key.replace("_", " ") for key in keys)]
-        title = "Tables at the end" if len(runs) == 1 else f"Tables at the end, {run}"
-        blocks.append(f"<h2>{html.escape(title)}</h2>" + grid(head, rows))
+        of_run = "" if len(runs) == 1 else f", {run}"
+        blocks.append(f"<h2>{html.escape('Tables at the end' + of_run)}</h2>" + grid(head, rows))
+        blocks += _evictions(parts, of_run)
     return "\n".join(blocks)
+
+
+def _evictions(histories: Mapping[str, History], of_run: str) -> list[str]:
+    """Return the section with the evicted rows of each table, by reason."""
+    tables: Tables = {}
+    for history in histories.values():
+        tables |= history.evictions
+    if not tables:
+        return []
+    reasons = list(dict.fromkeys(reason for counts in tables.values() for reason in counts))
+    rows = [
+        [name, *(number_text(counts.get(reason, 0)) for reason in reasons)]
+        for name, counts in tables.items()
+    ]
+    head = ["table", *(reason.replace("_", " ") for reason in reasons)]
+    return [f"<h2>{html.escape('Evicted rows by reason' + of_run)}</h2>" + grid(head, rows)]
 
 
 def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
