@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each evicted row is counted by its reason, in the table, its states and the report."""
+"""Each evicted row is counted by its reason, in the table and in its states."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import hotbed as hb
 from hotbed.embedding.table import REASONS
 from hotbed.persist.digest import content_digest
+from hotbed.training.decisions.evict import EvictionSchedule
 
 pytestmark = pytest.mark.core
 
@@ -75,3 +76,10 @@ def test_a_state_of_before_has_unknown_reasons_to_which_new_ones_are_added() -> 
     table.remove(np.arange(10, 13))
     assert reasons(table) == {"unknown": 40, "removed": 3}
     assert table.scalars()["evicted"] == 43
+
+
+def test_progress_of_an_eviction_holds_no_reasons_since_its_digest_covers_it() -> None:
+    schedule = EvictionSchedule({"user": used_table()}, step_interval=1)
+    schedule.step(1, 20 * SECOND)
+    counters = [counter for _, counter in schedule.state()["statistics"]["names"]]
+    assert counters == ["rows", "admitted", "refused", "evicted", "sketched_partitions"]

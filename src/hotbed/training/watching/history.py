@@ -109,8 +109,8 @@ class History:
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
             ("") and of the last validation ("valid"), followed by the label's name if there are
             several labels.
-        evictions: rows that were evicted until the end, by table and by reason. No state holds them:
-            how many expired rows were swept before their ids came again may depend on checkpoints.
+        evictions: rows that were evicted until the end, by table and by reason; see
+            `hotbed.training.watching.columns.is_counter` for why no state of a history holds them.
         learned: samples that the model had learned before this training, and at its end; the end
             of one training is the begin of another one if the same model goes on. None before it.
     """

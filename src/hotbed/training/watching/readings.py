@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hotbed.training.decisions.evict import sweeping
 from hotbed.training.run import Run
-from hotbed.training.watching.columns import Tables
+from hotbed.training.watching.columns import Tables, is_reason
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
 TABLE_TOTALS = ("admitted", "refused", "evicted", "evicted_by_reason")
@@ -59,11 +59,6 @@ def evictions(run: Run) -> Tables:
         if counts:
             tables[name] = {key.removeprefix("evicted_"): count for key, count in counts.items()}
     return tables
-
-
-def is_reason(counter: str) -> bool:
-    """Return whether a counter of a table counts evicted rows of one reason."""
-    return counter.startswith("evicted_")
 
 
 def readings(run: Run) -> list[Reading]:
