@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/table.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -289,7 +290,8 @@ void init_table(nb::module_& m) {
       .def("catch_up", &catch_up)
       .def("size", &size)
       .def("stats", &stats)
-      .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"))
+      .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"),
+           nb::arg("reasons"))
       .def("export_partition", &export_partition, nb::arg("partition"))
       .def("load_rows", &load_rows, nb::arg("rows"))
       .def("begin_snapshot", &begin_snapshot, nb::kw_only(), nb::arg("changes"))

@@ -32,7 +32,7 @@ struct Candidate {
 };
 
 // Three candidates in a cache line.
-struct alignas(64) CandidateBucket {
+struct alignas(64) CandidateBucket : BucketEntries<CandidateBucket> {
   static constexpr int kEntries = 3;
 
   int64_t id[kEntries];
@@ -41,19 +41,6 @@ struct alignas(64) CandidateBucket {
   uint16_t used;
   uint16_t overflow;
 
-  uint32_t match(int64_t wanted) const noexcept {
-    uint32_t hit = 0;
-    for (int e = 0; e < kEntries; e++) hit |= static_cast<uint32_t>(id[e] == wanted) << e;
-    return hit & used;
-  }
-  int put(int64_t new_id) noexcept {
-    const uint32_t open = static_cast<uint32_t>(~used) & ((1u << kEntries) - 1);
-    if (!open) return -1;
-    const int e = __builtin_ctz(open);
-    id[e] = new_id;
-    used |= static_cast<uint16_t>(1u << e);
-    return e;
-  }
   void take(int e, const CandidateBucket& other, int from) noexcept {
     count[e] = other.count[from], seen[e] = other.seen[from];
   }

@@ -13,7 +13,29 @@ namespace hotbed {
 
 inline constexpr uint32_t kNoSlot = 0xffffffffu;
 
-struct alignas(64) Bucket {
+// How ids lie in a bucket B with the members `id`, [kEntries], and `used`, the mask of entries in use.
+template <class B>
+struct BucketEntries {
+  // The bit of the entry that holds `id`, or 0. No branch an entry: where an id lies in its bucket cannot be predicted.
+  uint32_t match(int64_t wanted) const noexcept {
+    const B& bucket = static_cast<const B&>(*this);
+    uint32_t hit = 0;
+    for (int e = 0; e < B::kEntries; e++) hit |= static_cast<uint32_t>(bucket.id[e] == wanted) << e;
+    return hit & bucket.used;
+  }
+  // The entry that is now of this id, or -1 where all are in use.
+  int put(int64_t new_id) noexcept {
+    B& bucket = static_cast<B&>(*this);
+    const uint32_t open = static_cast<uint32_t>(~bucket.used) & ((1u << B::kEntries) - 1);
+    if (!open) return -1;
+    const int e = __builtin_ctz(open);
+    bucket.id[e] = new_id;
+    bucket.used |= static_cast<uint16_t>(1u << e);
+    return e;
+  }
+};
+
+struct alignas(64) Bucket : BucketEntries<Bucket> {
   static constexpr int kEntries = 5;
 
   int64_t id[kEntries];
@@ -21,21 +43,7 @@ struct alignas(64) Bucket {
   uint16_t used;
   uint16_t overflow;
 
-  // The bit of the entry that holds `id`, or 0. No branch an entry: where an id lies in its bucket cannot be predicted.
-  uint32_t match(int64_t wanted) const noexcept {
-    uint32_t hit = 0;
-    for (int e = 0; e < kEntries; e++) hit |= static_cast<uint32_t>(id[e] == wanted) << e;
-    return hit & used;
-  }
-  // The entry that is now of this id, or -1 where all are in use.
-  int put(int64_t new_id) noexcept {
-    const uint32_t open = static_cast<uint32_t>(~used) & ((1u << kEntries) - 1);
-    if (!open) return -1;
-    const int e = __builtin_ctz(open);
-    id[e] = new_id;
-    used |= static_cast<uint16_t>(1u << e);
-    return e;
-  }
+  using BucketEntries<Bucket>::put;
   // False where all entries are in use.
   bool put(int64_t new_id, uint32_t new_slot) noexcept {
     const int e = put(new_id);

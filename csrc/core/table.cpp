@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace hotbed {
 namespace {
@@ -87,7 +88,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
     if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot])) {
       if (training) {  // past its time but not swept yet: it starts anew
-        remove_row(p, uniques.ids[u], slot);
+        remove_row(p, uniques.ids[u], slot, Reason::kRestarted);
         num_withdrawn_.fetch_add(1);
       }
       slot = kNoSlot;
@@ -282,10 +283,14 @@ uint64_t Table::size() const noexcept {
 TableStats Table::stats() const {
   TableStats s;
   s.row_bytes = rows_.num_bytes();
+  s.evicted = evicted_before_;
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
-    s.rows += maps_[p].size(), s.admitted += partition.admitted, s.refused += partition.refused,
-        s.evicted += partition.evicted;
+    s.rows += maps_[p].size(), s.admitted += partition.admitted, s.refused += partition.refused;
+    for (size_t reason = 0; reason < s.evicted_rows.size(); reason++) {
+      s.evicted_rows[reason] += partition.evicted[reason];
+      s.evicted += partition.evicted[reason];
+    }
     s.index_bytes += maps_[p].num_bytes() + partition.free.capacity() * sizeof(uint32_t);
     if (partition.candidates) {
       s.candidate_bytes += partition.candidates->num_bytes();
@@ -295,9 +300,10 @@ TableStats Table::stats() const {
   return s;
 }
 
-void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept {
-  for (auto& p : partitions_) p.admitted = p.refused = p.evicted = 0;
-  partitions_[0].admitted = admitted, partitions_[0].refused = refused, partitions_[0].evicted = evicted;
+void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted, const EvictedRows& reasons) noexcept {
+  for (auto& p : partitions_) p.admitted = p.refused = 0, p.evicted = {};
+  partitions_[0].admitted = admitted, partitions_[0].refused = refused, partitions_[0].evicted = reasons;
+  evicted_before_ = evicted - std::accumulate(reasons.begin(), reasons.end(), uint64_t{0});
 }
 
 ExportedRows Table::export_partition(int p) {
@@ -344,7 +350,7 @@ bool Table::remove(int64_t id) {
   const int p = partition_of(hash);
   const uint32_t slot = maps_[p].find(id, hash);
   if (slot == kNoSlot) return false;
-  remove_row(p, id, slot);
+  remove_row(p, id, slot, Reason::kRemoved);
   num_withdrawn_.fetch_add(1);
   return true;
 }

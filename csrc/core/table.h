@@ -74,11 +74,17 @@ struct TableFull : std::exception {
   std::string message;
 };
 
+// Why a row went: it expired and was swept, it had to make room, it was removed by a call, or it had expired and its id
+// came again before a sweep, so that it starts anew.
+enum class Reason : uint8_t { kExpired, kOverCap, kRemoved, kRestarted };
+using EvictedRows = std::array<uint64_t, 4>;  // by reason
+
 // What the map of a batch changed in a table besides the rows that it inserted, so that it can be taken back.
 struct MapLog {
   struct Gone {
     int64_t id;
     uint32_t slot;
+    Reason reason;
   };
   struct Waiting {
     uint32_t u;
@@ -115,6 +121,7 @@ struct ExportedRows {
 // `rows` are those in memory, expired ones until they are swept: asking costs nothing while they are many.
 struct TableStats {
   uint64_t rows = 0, admitted = 0, refused = 0, evicted = 0, index_bytes = 0, row_bytes = 0, candidate_bytes = 0;
+  EvictedRows evicted_rows{};        // those of `evicted` whose reason is known
   uint64_t sketched_partitions = 0;  // those whose counts of waiting ids are estimates
 };
 
@@ -210,7 +217,7 @@ class Table {
   uint64_t calls() const noexcept { return calls_; }
   uint64_t size() const noexcept;
   TableStats stats() const;
-  void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted) noexcept;
+  void load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted, const EvictedRows& reasons) noexcept;
   bool remove(int64_t id);
 
   // --- changes and snapshots (snapshot.cpp)
@@ -231,7 +238,8 @@ class Table {
     std::vector<int64_t> removed;                // since the last snapshot, where changes are tracked
     std::unique_ptr<Candidates> candidates;
     Victims victims;
-    uint64_t admitted = 0, refused = 0, evicted = 0;
+    uint64_t admitted = 0, refused = 0;
+    EvictedRows evicted{};
     MapLog* log = nullptr;  // of the batch that is mapped, where it may be taken back
     bool stale = false;     // the watermark has moved since the last sweep: expired rows may still be here
   };
@@ -241,7 +249,7 @@ class Table {
   int64_t victim_key(const Row& row) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
-  void remove_row(int partition, int64_t id, uint32_t slot);
+  void remove_row(int partition, int64_t id, uint32_t slot, Reason reason);
   void next_generation();
   uint32_t add_chunk(int partition);
   void write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) const noexcept;
@@ -269,7 +277,8 @@ class Table {
   std::atomic<uint64_t> num_withdrawn_{0};
   std::atomic<bool> quarantined_{false};
   std::atomic<uint32_t> num_sketched_{0};
-  uint64_t cap_ = 0;  // rows a partition may keep; 0 = no cap
+  uint64_t evicted_before_ = 0;  // for reasons that the loaded state did not count
+  uint64_t cap_ = 0;             // rows a partition may keep; 0 = no cap
   Frozen frozen_ = Frozen::kNothing;
   uint64_t step_ = 0, calls_ = 0;
   int64_t moment_ = 0;  // when the ids of the batch are seen, where they come without times

@@ -137,7 +137,7 @@ uint64_t Table::sweep(int first, int last) {
       if (expired(rows_[slot])) dead.emplace_back(id, slot);
     });
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
-    for (const auto& [id, slot] : dead) remove_row(p, id, slot);
+    for (const auto& [id, slot] : dead) remove_row(p, id, slot, Reason::kExpired);
     removed += dead.size();
     num_withdrawn_.fetch_add(dead.size());
     if (!dead.empty()) maps_[p].shrink();
@@ -145,18 +145,18 @@ uint64_t Table::sweep(int first, int last) {
   return removed;
 }
 
-void Table::remove_row(int p, int64_t id, uint32_t slot) {
+void Table::remove_row(int p, int64_t id, uint32_t slot, Reason reason) {
   Partition& partition = partitions_[p];
   maps_[p].erase(id, hash_id(id));
   mark_gone(p, id, slot);
-  if (partition.log) partition.log->gone.push_back({id, slot});
+  if (partition.log) partition.log->gone.push_back({id, slot, reason});
   if (partition.log || plans_[0].load() > 0 || plans_[1].load() > 0) {
     partition.fresh.push_back(slot);
     quarantined_.store(true);
   } else {
     partition.free.push_back(slot);
   }
-  partition.evicted++;
+  partition.evicted[static_cast<size_t>(reason)]++;
 }
 
 int64_t Table::victim_key(const Row& row) const noexcept {
@@ -183,7 +183,7 @@ bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
   if (!partition.victims.pop(scan, current, &victim)) return false;
   // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion. Those plans still read
   // and update the row: their batches came before this one, so that mapping ahead changes no bit.
-  remove_row(p, victim.id, victim.slot);
+  remove_row(p, victim.id, victim.slot, Reason::kOverCap);
   return true;
 }
 
@@ -237,11 +237,11 @@ void Table::take_back(Uniques& uniques) {
     quarantined_.store(true);
   }
   for (size_t i = log.gone.size(); i-- > 0;) {
-    const auto [id, slot] = log.gone[i];
+    const auto [id, slot, reason] = log.gone[i];
     const uint64_t hash = hash_id(id);
     const int p = partition_of(hash);
     Partition& partition = partitions_[static_cast<size_t>(p)];
-    partition.evicted--;
+    partition.evicted[static_cast<size_t>(reason)]--;
     for (std::vector<uint32_t>* resting : {&partition.fresh, &partition.waiting}) {
       const auto at = std::find(resting->begin(), resting->end(), slot);
       if (at == resting->end()) continue;

@@ -194,6 +194,10 @@ class TableMachine(RuleBasedStateMachine):
         now = self.now + ahead * SECOND
         assert self.native.evict(now) == self.reference.evict(now)
 
+    @rule(ids=BATCH)
+    def remove(self, ids: np.ndarray) -> None:
+        assert self.native.remove(ids) == self.reference.remove(ids)
+
     @rule()
     def export(self) -> None:
         got, expected = rows_of(self.native), rows_of(self.reference)
@@ -217,6 +221,14 @@ class TableMachine(RuleBasedStateMachine):
     def sizes_agree(self) -> None:
         if hasattr(self, "native"):
             assert len(self.native) == len(self.reference)
+
+    @invariant()
+    def reasons_of_evictions_agree(self) -> None:
+        if hasattr(self, "native"):
+            stats = self.native.stats
+            reasons = self.reference.evicted
+            assert {reason: stats[f"evicted_{reason}"] for reason in reasons} == reasons
+            assert stats["evicted"] == sum(reasons.values())
 
 
 def run(keywords: dict[str, Any], examples: int) -> None:

@@ -45,6 +45,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
 NEVER = -(2**63)
 """The watermark of a table that was never evicted from."""
+REASONS = ("expired", "over_cap", "removed", "restarted")
+"""Why rows are evicted, in the order of the native core; see `Table.stats`."""
 log = logging.getLogger("hotbed")
 
 
@@ -295,7 +297,10 @@ class Table:
         """Return counters of the table; cheap, also when `len` must look at every row.
 
         `rows` in memory (expired ones until they are swept); ids ever `admitted`, `refused` (an id
-        counts once a batch), `evicted`; bytes of index, rows and candidates; of 256,
+        counts once a batch), `evicted`, and of these by reason `evicted_expired` (`Ttl`),
+        `evicted_over_cap` (`Lru`, `Lfu`), `evicted_removed` (by a call), `evicted_restarted`
+        (expired, and seen again before they were swept) and, where a state of before did not count
+        reasons, `evicted_unknown`; bytes of index, rows and candidates; of 256,
         `sketched_partitions`, whose counts of waiting ids are estimates; `capacity` if the table
         has one.
         """
@@ -304,6 +309,9 @@ class Table:
     def completed(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the native counters of a moment as `stats` returns them."""
         self.watch_admission()
+        unknown = stats["evicted"] - sum(stats[f"evicted_{reason}"] for reason in REASONS)
+        if unknown:
+            stats["evicted_unknown"] = unknown
         if self.capacity is not None:
             stats["capacity"] = self.capacity
             self._watch_capacity(stats["rows"], self.capacity)
@@ -653,6 +661,7 @@ class Table:
             "timed": self._timed,
             "rates": [list(run) for run in self.native.rates()],
             **{name: stats[name] for name in ("admitted", "refused", "evicted")},
+            "evicted_by": {reason: stats[f"evicted_{reason}"] for reason in REASONS},
         }
         if self.clock == "steps":
             scalars["watermark"] = NEVER
@@ -693,7 +702,13 @@ class Table:
         if self.clock == "steps":
             watermark = scalars.get("watermark_step", NEVER)
         self.native.load_scalars(scalars["step"], watermark, scalars["calls"], rates)
-        self.native.load_counters(scalars["admitted"], scalars["refused"], scalars["evicted"])
+        reasons = scalars.get("evicted_by", {})
+        self.native.load_counters(
+            scalars["admitted"],
+            scalars["refused"],
+            scalars["evicted"],
+            [reasons.get(reason, 0) for reason in REASONS],
+        )
         if "min_count" in scalars:
             self.set_min_count(scalars["min_count"])
         if "frozen" not in scalars:

@@ -79,7 +79,7 @@ def _of_table(
         waiting = [sorted_rows(pa.concat_batches(waiting))]
     parts = {
         "dim": dim,
-        "scalars": scalars,
+        "scalars": {name: value for name, value in scalars.items() if name != "evicted_by"},
         "rows": _of_columns(rows, _COLUMNS),
         "candidates": _of_columns(waiting, _COLUMNS),
     }
@@ -163,6 +163,8 @@ def part_digests(reader: Reader) -> dict[str, str]:
                     parts[f"{name}.{key}.{inner}".rstrip(".")] = value
     for entry in reader.manifest.tables:
         for key, value in entry.scalars.items():
+            if key == "evicted_by":
+                continue
             parts[f"tables.{entry.name}.{key}"] = value
         ids = reader.waiting(entry.name)
         candidates = list(ids.candidates)

@@ -69,6 +69,7 @@ class Scalars(TypedDict):
     admitted: Counter
     refused: Counter
     evicted: Counter
+    evicted_by: NotRequired[dict[str, Counter]]
 
 
 class OptimizerGroup(TypedDict):

@@ -29,7 +29,7 @@ from hotbed.embedding.policy import (
     evictions,
 )
 from hotbed.embedding.rule import Adagrad, Rule
-from hotbed.embedding.table import Frozen
+from hotbed.embedding.table import REASONS, Frozen
 from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError, TableError, TableFull
 from hotbed.testing.reference_admission import (
@@ -107,6 +107,8 @@ class ReferenceTable:
         self.next_slot = 0
         self.watermark: int | None = None
         self.frozen: Frozen = False
+        self.evicted = dict.fromkeys(REASONS, 0)
+        """Rows that were evicted, by reason; none restarts, since expired rows go at once."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -253,9 +255,16 @@ class ReferenceTable:
             if self.ttl is not None and self.watermark - row.last_seen >= self.ttl:
                 expired.append(id)
         for id in expired:
-            self._remove(id)
+            self._evict(id, "expired")
         self.admission.expire(self.watermark)
         return len(expired)
+
+    def remove(self, ids: ArrayLike) -> int:
+        """Remove the rows of ids [n], as an eviction does, and return their number."""
+        ids_with_row = [id for id in dict.fromkeys(_ids(ids)) if id in self.rows]
+        for id in ids_with_row:
+            self._evict(id, "removed")
+        return len(ids_with_row)
 
     def export(self, partitions: Iterable[int] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield rows as record batches ordered by (partition, id); columns as in docs/format.md."""
@@ -378,7 +387,7 @@ class ReferenceTable:
             idle.sort(key=lambda id: (self._worth(self.rows[id]), id))
             excess = max(0, len(ids) - quota)
             for id in idle[:excess]:
-                self._remove(id)
+                self._evict(id, "over_cap")
 
     def _worth(self, row: _Row) -> float:
         if isinstance(self.bound, Lru):
@@ -401,7 +410,8 @@ class ReferenceTable:
         self.next_slot += 1
         return row
 
-    def _remove(self, id: int) -> None:
+    def _evict(self, id: int, reason: str) -> None:
+        self.evicted[reason] += 1
         row = self.rows.pop(id)
         del self.ids_of_slots[row.slot]
 

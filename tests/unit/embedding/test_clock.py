@@ -207,7 +207,9 @@ def test_evictions_in_slices_take_the_steps_of_their_begin(
         schedule.evict(60, None)
         assert table.stats["evicted"] > 0
         assert swept == (slice_rows < 10**9)
-        return [list(table.export()), table.scalars(), list(table.candidates())]
+        scalars = table.scalars()
+        del scalars["evicted_by"]  # rows of ids that come again before their slice are restarted
+        return [list(table.export()), scalars, list(table.candidates())]
 
     assert life(10**9) == life(100)
 

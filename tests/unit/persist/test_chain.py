@@ -25,7 +25,7 @@ from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact, retain
 from hotbed.persist.check.manifest import unsealed
 from hotbed.persist.checkpoint import State, capture, restore, save, write
-from hotbed.persist.digest import content_digest
+from hotbed.persist.digest import content_digest, part_digests
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
 from hotbed.persist.manifest import sealed
@@ -85,6 +85,28 @@ def test_nothing_but_evictions_makes_a_delta(tmp_path: Path) -> None:
     restore(open_checkpoint(tmp_path), State(tables={"t": other}))
     assert content_digest({"t": other}) == content_digest({"t": table})
     assert list(other.export()) == list(table.export())
+
+
+def test_reasons_of_evictions_outlive_a_full_and_a_delta_and_make_no_difference(
+    tmp_path: Path,
+) -> None:
+    tables = [tracked(evict=hb.Ttl(seconds=10)) for _ in range(2)]
+    for number, table in enumerate(tables):
+        learn(table, range(100), time=0)
+        first = write(tmp_path / str(number), capture(State(tables={"t": table})))
+        if number == 0:  # one table loses its ids by a call, the other one by their time
+            table.remove(np.arange(100))
+        table.evict(10_000_000)
+        write(tmp_path / str(number), capture(State(tables={"t": table}), changes=True), 1, first)
+    readers = [open_checkpoint(tmp_path / str(number)) for number in range(2)]
+    counts = []
+    for reader in readers:
+        other = hb.Table("t", 2, rule=RULE, evict=hb.Ttl(seconds=10))
+        restore(reader, State(tables={"t": other}))
+        counts.append([other.stats[f"evicted_{reason}"] for reason in ("removed", "expired")])
+    assert counts == [[100, 0], [0, 100]]
+    assert content_digest(readers[0]) == content_digest(readers[1])
+    assert part_digests(readers[0]) == part_digests(readers[1])
 
 
 def test_a_save_in_the_middle_of_a_sweep_holds_no_expired_row(tmp_path: Path) -> None:

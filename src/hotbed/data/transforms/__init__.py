@@ -8,7 +8,8 @@ All work on whole Arrow arrays; nulls stay nulls.
     ids.py         transforms that give ids: hashes, combinations, places in a vocabulary
     keyed.py       transforms of keys into numbers that training rows of the same key gave
     numbers.py     transforms of numbers
-    text.py        transforms of text and times
+    text.py        transforms of text
+    times.py       transforms of times: parts such as the hour of the day
 """
 
 from hotbed.data.context import Context
@@ -18,7 +19,8 @@ from hotbed.data.transforms.expression import Expression
 from hotbed.data.transforms.ids import Cross, Hash, Map, Shift
 from hotbed.data.transforms.keyed import JoinGroupby, TargetEncode
 from hotbed.data.transforms.numbers import Bucketize, Clip, FillMissing, Log, Normalize
-from hotbed.data.transforms.text import Extract, Split, TimeOfDay
+from hotbed.data.transforms.text import Extract, Split
+from hotbed.data.transforms.times import TimeOfDay
 
 __all__ = [
     "Bucketize",

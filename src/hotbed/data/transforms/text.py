@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of text and times."""
+"""Transforms of text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -11,12 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed import checks
-from hotbed.connectors.times import check_unit, to_microseconds
-from hotbed.data.arrays import as_numpy, is_text, list_array, nulls_of, require_text_form
+from hotbed.data.arrays import is_text, list_array, require_text_form
 from hotbed.data.context import Context
 from hotbed.data.transforms.base import Transform
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.errors import SchemaError
 
 
 @dataclass(frozen=True)
@@ -89,49 +87,3 @@ def _whole_numbers(texts: pl.Series) -> pa.Array:
             "text."
         )
     return unsigned.to_arrow()
-
-
-@dataclass(frozen=True)
-class TimeOfDay(Transform):
-    """An integer part of a time, UTC.
-
-    `part`: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6, or "hour_of_week"
-    0..167. `unit`: as in `Time`; where the schema has a `Time` of the same raw column, its unit.
-
-    Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
-    """
-
-    part: str = "hour"
-    unit: str = "s"
-
-    def __post_init__(self) -> None:
-        parts = ("hour", "minute", "weekday", "hour_of_week")
-        checks.one_of("time_of_day.part", self.part, parts)
-        check_unit("time_of_day.unit", self.unit)
-
-    def in_unit(self, unit: str, place: str) -> TimeOfDay:
-        """Return this transform with the unit of the schema's time; `place`: for messages.
-
-        Raises:
-            ConfigError: it has another unit than the default one and this one.
-        """
-        if self.unit not in ("s", unit):
-            raise ConfigError(
-                f"time_of_day.unit: {place} has the unit {unit!r} in the schema's time, got "
-                f"{self.unit!r}. Leave it out."
-            )
-        return replace(self, unit=unit)
-
-    def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        micros = to_microseconds(values, self.unit)
-        times = as_numpy(micros.fill_null(0))
-        hours = np.floor_divide(times, 3_600_000_000)
-        minutes = np.floor_divide(times, 60_000_000)
-        weekday = (hours // 24 + 3) % 7  # 1970-01-01 was a Thursday
-        parts = {
-            "hour": hours % 24,
-            "minute": minutes % 1440,
-            "weekday": weekday,
-            "hour_of_week": weekday * 24 + hours % 24,
-        }
-        return pa.array(parts[self.part], mask=nulls_of(micros))

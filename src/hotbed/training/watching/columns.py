@@ -41,7 +41,7 @@ def rows_of(state: Mapping[str, Any]) -> list[dict[str, float]]:
 def counters(rows: Sequence[Tables]) -> dict[str, Any]:
     """Return counters of tables as pairs of names and int64 [n, pairs]; -1 where one is missing.
 
-    Bytes are left out, because they depend on the machine.
+    Bytes and the reasons of evictions are left out, see `is_counter`.
     """
     pairs: dict[tuple[str, str], None] = {}  # ordered
     for row in rows:
@@ -69,6 +69,12 @@ def tables_of(state: Mapping[str, Any]) -> list[Tables]:
 def is_counter(key: str) -> bool:
     """Return whether a statistic of a table follows from the stream alone.
 
-    Rows and admissions do; bytes do not.
+    Rows and admissions do. Bytes do not, nor the reasons of evictions: when expired rows are swept
+    may depend on checkpoints.
     """
-    return "bytes" not in key
+    return "bytes" not in key and not is_reason(key)
+
+
+def is_reason(key: str) -> bool:
+    """Return whether a statistic of a table counts evicted rows of one reason."""
+    return key.startswith("evicted_")

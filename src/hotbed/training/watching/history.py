@@ -15,7 +15,7 @@ from hotbed.metrics.reliability import Reliability
 from hotbed.training.run import Run
 from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
-from hotbed.training.watching.readings import statistics
+from hotbed.training.watching.readings import evictions, statistics
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows
 
@@ -109,6 +109,8 @@ class History:
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
             ("") and of the last validation ("valid"), followed by the label's name if there are
             several labels.
+        evictions: rows that were evicted until the end, by table and by reason; see
+            `hotbed.training.watching.columns.is_counter` for why no state of a history holds them.
         learned: samples that the model had learned before this training, and at its end; the end
             of one training is the begin of another one if the same model goes on. None before it.
     """
@@ -120,6 +122,7 @@ class History:
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
+        self.evictions: Tables = {}
         self.learned: tuple[int, int] | None = None
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
@@ -176,6 +179,7 @@ class History:
     def on_epoch_end(self, run: Run) -> None:
         total = run.model.counters["samples"]
         self.learned = (total - run.samples, total)
+        self.evictions = evictions(run)
         for windows in run.callbacks.of(Windows):
             self.windows = windows.points
             self.compared |= windows.baselines

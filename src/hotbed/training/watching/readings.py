@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from hotbed.training.decisions.evict import sweeping
 from hotbed.training.run import Run
-from hotbed.training.watching.columns import Tables
+from hotbed.training.watching.columns import Tables, is_reason
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
-TABLE_TOTALS = ("admitted", "refused", "evicted")
+TABLE_TOTALS = ("admitted", "refused", "evicted", "evicted_by_reason")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ def statistics(run: Run) -> Tables:
     """Return the statistics of each table.
 
     While an eviction is under way they are those of its begin: how far a sweep has come at a moment
-    may depend on checkpoints. Ids of batches that are mapped ahead do not count.
+    may depend on checkpoints, and with it the reasons of evictions, which are left out. Ids of
+    batches that are mapped ahead do not count.
     """
     schedule = sweeping(run)
     before: Tables = {}
@@ -45,7 +46,18 @@ def statistics(run: Run) -> Tables:
         before = run.stage.statistics
     tables = {}
     for name, table in run.tables.items():
-        tables[name] = dict(before.get(name) or table.stats)
+        counters = before.get(name) or table.stats
+        tables[name] = {key: value for key, value in counters.items() if not is_reason(key)}
+    return tables
+
+
+def evictions(run: Run) -> Tables:
+    """Return the evicted rows of each table that has any, by reason."""
+    tables = {}
+    for name, table in run.tables.items():
+        counts = {key: value for key, value in table.stats.items() if is_reason(key) and value}
+        if counts:
+            tables[name] = {key.removeprefix("evicted_"): count for key, count in counts.items()}
     return tables
 
 
@@ -64,7 +76,11 @@ def readings(run: Run) -> list[Reading]:
             values.append(Reading("learning_rate", rate, {"of": part}))
     for name, table in run.tables.items():
         for key, value in table.stats.items():
-            values.append(Reading(f"table_{key}", value, {"table": name}, key in TABLE_TOTALS))
+            labels = {"table": name}
+            if is_reason(key):
+                labels["reason"] = key.removeprefix("evicted_")
+                key = "evicted_by_reason"
+            values.append(Reading(f"table_{key}", value, labels, key in TABLE_TOTALS))
     if run.now is not None:
         values.append(Reading("watermark_seconds", run.now / 1e6))
     for name, value in observations(run).items():

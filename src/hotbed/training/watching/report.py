@@ -19,6 +19,7 @@ from hotbed.persist.store import write_text
 from hotbed.pictures.charts import Chart, figure, number_text
 from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
 from hotbed.training.watching import report_charts, report_runs
+from hotbed.training.watching.columns import Tables
 from hotbed.training.watching.history import History
 from hotbed.training.watching.served import Answer, Served
 
@@ -209,9 +210,26 @@ def _tables(histories: Mapping[str, History]) -> str:
         for name, stats in tables.items():
             rows.append([name, *(number_text(stats.get(key, "")) for key in keys)])
         head = ["table", *(key.replace("_", " ") for key in keys)]
-        title = "Tables at the end" if len(runs) == 1 else f"Tables at the end, {run}"
-        blocks.append(section(title, grid(head, rows)))
+        of_run = "" if len(runs) == 1 else f", {run}"
+        blocks.append(section(f"Tables at the end{of_run}", grid(head, rows)))
+        blocks += _evictions(parts, of_run)
     return "\n".join(blocks)
+
+
+def _evictions(histories: Mapping[str, History], of_run: str) -> list[str]:
+    """Return the section with the evicted rows of each table, by reason."""
+    tables: Tables = {}
+    for history in histories.values():
+        tables |= history.evictions
+    if not tables:
+        return []
+    reasons = list(dict.fromkeys(reason for counts in tables.values() for reason in counts))
+    rows = [
+        [name, *(number_text(counts.get(reason, 0)) for reason in reasons)]
+        for name, counts in tables.items()
+    ]
+    head = ["table", *(reason.replace("_", " ") for reason in reasons)]
+    return [section(f"Evicted rows by reason{of_run}", grid(head, rows))]
 
 
 def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
