@@ -5,22 +5,43 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hotbed import _core
 
 from .hashing import name_hash
-from .init import Constant, Zeros
-from .policy import admission_fields, counts_once, eviction_fields, kept_columns
+from .init import Constant, Init, Zeros
+from .policy import (
+    Admission,
+    Eviction,
+    admission_fields,
+    counts_once,
+    eviction_fields,
+    kept_columns,
+)
 from .rule import Rule
-
-if TYPE_CHECKING:
-    from .table import Table
 
 T = TypeVar("T")
 
 
-def native_config(table: Table) -> _core.TableConfig:
+class TableSettings(Protocol):
+    """What the native core is told of a table."""
+
+    name: str
+    seed: int
+    dim: int
+    dtype: Any
+    default: float
+    init: Init
+    rule: Rule
+    admit: Admission | None
+    evictions: tuple[Eviction, ...]
+
+    @property
+    def clock(self) -> str | None: ...
+
+
+def native_config(table: TableSettings) -> _core.TableConfig:
     """Return the keywords of a table for the native core."""
     config = _core.TableConfig()
     config.name = table.name

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import Encoder, check_types
 from hotbed.data.schema import Schema
 from hotbed.errors import SchemaError
-
-if TYPE_CHECKING:
-    from hotbed.training.model import RecModel
+from hotbed.training.trained import TypedModel
 
 
 def typed(schema: Any, before: Any, encoder: Any) -> Any:
@@ -29,7 +27,7 @@ def typed(schema: Any, before: Any, encoder: Any) -> Any:
     return schema
 
 
-def check_encoder(model: RecModel, encoder: Encoder) -> None:
+def check_encoder(model: TypedModel, encoder: Encoder) -> None:
     """Raise SchemaError if data have other types than the data that the model learned from.
 
     Args:
@@ -49,7 +47,7 @@ def check_encoder(model: RecModel, encoder: Encoder) -> None:
         raise
 
 
-def learn_types(model: RecModel, dataset: Dataset) -> None:
+def learn_types(model: TypedModel, dataset: Dataset) -> None:
     """Take over the types of a source before it is read: servers reject others from then on.
 
     Raises:

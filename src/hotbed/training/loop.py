@@ -321,11 +321,3 @@ def check_ends(data: Any) -> None:
             "data: the data never end, got an endless Dataset. Follow it with online_train(), or "
             "give a Dataset that ends."
         )
-
-
-def passed(step: int, before: int, every: int | None) -> bool:
-    """Return whether a multiple of `every` lies in (before, step]; False if `every` is None.
-
-    Several steps may pass at once.
-    """
-    return every is not None and step // every > before // every

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -16,13 +16,11 @@ from hotbed.connectors import Journal, Position
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
-from hotbed.training.ahead import MapStage
+from hotbed.training.ahead.stage import MapStage
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.scorer import Watcher
-
-if TYPE_CHECKING:
-    from hotbed.training.model import RecModel
+from hotbed.training.trained import TrainedModel
 
 T = TypeVar("T")
 EVENTS = (
@@ -166,7 +164,7 @@ class Run:
         stage: yields the batches of this pass, and maps some of them ahead.
     """
 
-    model: RecModel
+    model: TrainedModel
     goal: Goal
     callbacks: Callbacks = field(default_factory=lambda: Callbacks())
     observer: Observer | None = None
@@ -397,3 +395,11 @@ def _check_callback(callback: Any) -> None:
     problem = wrong or "no on_… method"
     advice = did_you_mean(wrong[0] if wrong else "", EVENTS)
     raise ConfigError(f"callbacks: {kind} is not a callback, got {problem}. {advice}")
+
+
+def passed(step: int, before: int, every: int | None) -> bool:
+    """Return whether a multiple of `every` lies in (before, step]; False if `every` is None.
+
+    Several steps may pass at once.
+    """
+    return every is not None and step // every > before // every

@@ -18,8 +18,7 @@ from hotbed.persist import checkpoint
 from hotbed.persist.store import open_store
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.evict import Evict
-from hotbed.training.loop import passed
-from hotbed.training.run import Run
+from hotbed.training.run import Run, passed
 
 _DEFAULTS: Mapping[str, Any] = {
     "keep_checkpoint_per_n_minutes": 0,

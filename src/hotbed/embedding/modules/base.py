@@ -23,12 +23,12 @@ from hotbed.data.schema import POOLINGS
 from hotbed.embedding.table import MapQueue, Step, Table
 from hotbed.errors import ConfigError
 
-from .compiled import Tickets, alive
+from .compiled import alive
 from .gradients import Group, RowGradients, Sums, dense_rows
 from .inputs import Buckets, Feature, HostIds
-from .lookup import LocalLookup, Lookup, Pooled
+from .lookup import LocalLookup, Lookup
 from .parameter import TableRows
-from .plan import Plan
+from .plan import Plan, Pooled, Tickets
 from .state import Carrier
 from .transforms import transformed
 

@@ -15,7 +15,7 @@ from hotbed.errors import RowShapeError
 
 from .base import TableModule
 from .inputs import Feature
-from .lookup import Pooled
+from .plan import Pooled
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema

@@ -9,71 +9,52 @@ one, and a ticket for the plan between forward and backward.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import Step
-from hotbed.errors import ConfigError
 
+from .plan import Plan, PlannedModule, Pooled, Tickets
 from .transforms import check_export
 
-if TYPE_CHECKING:
-    from .base import TableModule
 
-MAX_WAITING = 256
-"""Forward passes of a module whose backward may still come.
+class CompiledModule(PlannedModule, Protocol):
+    """What the operators know of a table module."""
 
-A pass without backward (a metric, an exception) is dropped when this many newer ones wait.
-"""
-alive: weakref.WeakValueDictionary[int, TableModule] = weakref.WeakValueDictionary()
+    training: bool
+    anchor: Tensor
+    number: int
+    tickets: Tickets
+    dims: list[int]
+    pooled: list[bool]
+    output_dim: int
+
+    @property
+    def learns(self) -> bool: ...
+    def map_and_pool(
+        self,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None = None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, Step]: ...
+    def receive(
+        self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]
+    ) -> None: ...
+
+
+alive: weakref.WeakValueDictionary[int, CompiledModule] = weakref.WeakValueDictionary()
 """Modules by number: an operator takes tensors and plain values only."""
 
 
-class Tickets:
-    """The plans of a module's compiled forward passes by ticket, until a backward takes them."""
-
-    def __init__(self) -> None:
-        self._steps: OrderedDict[int, Step] = OrderedDict()
-        self._next = 0
-        self._lost = -1  # the newest ticket that was dropped
-
-    def put(self, step: Step) -> int:
-        ticket = self._next
-        self._next += 1
-        self._steps[ticket] = step
-        if len(self._steps) > MAX_WAITING:
-            self._lost, _ = self._steps.popitem(last=False)
-        return ticket
-
-    def take(self, ticket: int) -> Step | None:
-        """Return the plan of a ticket, or None; a ticket is taken once."""
-        return self._steps.pop(ticket, None)
-
-    def missing(self, ticket: int) -> ConfigError:
-        """Return the error of a ticket without a plan."""
-        if ticket < 0:
-            return ConfigError(
-                "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
-                "freeze the tables with requires_grad_(False), or do not compile the lookup."
-            )
-        if ticket <= self._lost:
-            return ConfigError(
-                f"embedding: backward must come before {MAX_WAITING} more forward passes, got an "
-                "old graph. Call backward before that."
-            )
-        return ConfigError(
-            "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True)."
-            " Add the losses before one backward, or do not compile the lookup."
-        )
-
-
 def pool_compiled(
-    module: TableModule, inputs: Sequence[Ids], time: Tensor | None
+    module: CompiledModule, inputs: Sequence[Ids], time: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Run TableModule.pool as operators."""
     nothing = torch.empty(0, dtype=torch.int64)

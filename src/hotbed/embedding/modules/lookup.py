@@ -10,23 +10,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.table import Table
 
-from .compiled import pool_compiled
+from .compiled import CompiledModule, pool_compiled
 from .gradients import Weighted, takes_gradient
+from .inputs import Buckets
+from .plan import Plan, Pooled
 from .transforms import check_transforms
 
-if TYPE_CHECKING:
-    from .base import TableModule
-    from .plan import Plan
 
-Pooled = tuple[Tensor, list[Tensor]]
-"""The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
+class LookedUpModule(CompiledModule, Protocol):
+    """What a lookup knows of a table module."""
+
+    lookup: Lookup
+    buckets: Buckets
+
+    def pool(self, inputs: Sequence[Ids], time: Any = None) -> Pooled: ...
+    def split(
+        self, flat: Tensor | None, sequences: Sequence[Tensor | None]
+    ) -> Iterator[Tensor | None]: ...
+    def table_of(self, number: int) -> Table: ...
 
 
 class Lookup(ABC):
@@ -34,7 +43,7 @@ class Lookup(ABC):
 
     @abstractmethod
     def pool(
-        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
+        self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         """Return the results of `module` for the ids of each of its features.
 
@@ -50,7 +59,7 @@ class LocalLookup(Lookup):
     """Looks up rows in the tables of this process, and lets gradients through to them."""
 
     def pool(
-        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
+        self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         check_transforms([table.name for table in module.tables], inputs[0].values)
         weights = [ids.weights if takes_gradient(ids.weights) else None for ids in inputs]
@@ -71,7 +80,7 @@ class LocalLookup(Lookup):
 
 
 @contextmanager
-def performed_by(lookup: Lookup, modules: Iterable[TableModule]) -> Iterator[None]:
+def performed_by(lookup: Lookup, modules: Iterable[LookedUpModule]) -> Iterator[None]:
     """Let `lookup` perform the lookups of `modules`; give each its own back at the end."""
     own = [(module, module.lookup) for module in modules]
     for module, _ in own:
@@ -93,7 +102,7 @@ class _Pool(torch.autograd.Function):
     def forward(
         ctx: Any,
         anchor: Tensor,
-        module: TableModule,
+        module: LookedUpModule,
         inputs: Sequence[Ids],
         time: Any,
         plan: Plan | None,
@@ -118,7 +127,7 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        module: TableModule = ctx.module
+        module: LookedUpModule = ctx.module
         if module.learns and any(grad is not None for grad in grads):
             module.receive(ctx.step, grads[0], grads[1:])
         of_weights: list[Tensor | None] = [None] * ctx.num_weights
@@ -132,5 +141,5 @@ class _Pool(torch.autograd.Function):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-def _pool_eagerly(module: TableModule, inputs: Sequence[Ids], time: Any) -> Pooled:
+def _pool_eagerly(module: LookedUpModule, inputs: Sequence[Ids], time: Any) -> Pooled:
     return module.pool(inputs, time)

@@ -3,17 +3,34 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import MapTask, Step, Table
+from hotbed.errors import ConfigError
 
 from .inputs import Feature, HostIds
 
-if TYPE_CHECKING:
-    from .base import TableModule
+Pooled = tuple[Tensor, list[Tensor]]
+"""The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
+
+MAX_WAITING = 256
+"""Forward passes of a module whose backward may still come.
+
+A pass without backward (a metric, an exception) is dropped when this many newer ones wait.
+"""
+
+
+class PlannedModule(Protocol):
+    """The tables of a module, and its features, whose ids a plan maps."""
+
+    tables: list[Table]
+    features: tuple[Feature, ...]
 
 
 @dataclass(frozen=True)
@@ -69,12 +86,12 @@ class Plans:
     def __init__(self, ids: Mapping[str, Ids]) -> None:
         self.error: Exception | None = None
         self._ids = ids
-        self._plans: dict[TableModule, Plan] = {}
-        self._seen: set[TableModule] = set()
-        self._strayed: set[TableModule] = set()
+        self._plans: dict[PlannedModule, Plan] = {}
+        self._seen: set[PlannedModule] = set()
+        self._strayed: set[PlannedModule] = set()
         self._tasks: list[tuple[Sequence[Table], MapTask]] = []
 
-    def add(self, module: TableModule, plan: Plan) -> None:
+    def add(self, module: PlannedModule, plan: Plan) -> None:
         self._plans[module] = plan
         if plan.task is not None:
             self._tasks.append((module.tables, plan.task))
@@ -95,7 +112,7 @@ class Plans:
         """Return the statistics of the tables by name, after a queue mapped this batch."""
         return statistics_after(self._tasks)
 
-    def take(self, module: TableModule, inputs: Sequence[Ids]) -> Plan | None:
+    def take(self, module: PlannedModule, inputs: Sequence[Ids]) -> Plan | None:
         """Return the plan of `module` for these inputs, or None; a plan is taken once."""
         if module in self._seen or not self._owns(module.features, inputs):
             self._strayed.add(module)
@@ -105,11 +122,11 @@ class Plans:
             return None
         return self._plans.pop(module)
 
-    def followed(self, module: TableModule) -> bool:
+    def followed(self, module: PlannedModule) -> bool:
         """Return True if `module` looked up all ids of the batch as they are, exactly once."""
         return module in self._seen and module not in self._strayed
 
-    def left(self) -> list[TableModule]:
+    def left(self) -> list[PlannedModule]:
         """Return the modules whose plans nobody took."""
         return list(self._plans)
 
@@ -127,3 +144,41 @@ def statistics_after(tasks: Iterable[tuple[Sequence[Table], MapTask]]) -> dict[s
         for table, own in zip(tables, task.statistics(), strict=True):
             statistics[table.name] = table.completed(own)
     return statistics
+
+
+class Tickets:
+    """The plans of a module's compiled forward passes by ticket, until a backward takes them."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[int, Step] = OrderedDict()
+        self._next = 0
+        self._lost = -1  # the newest ticket that was dropped
+
+    def put(self, step: Step) -> int:
+        ticket = self._next
+        self._next += 1
+        self._steps[ticket] = step
+        if len(self._steps) > MAX_WAITING:
+            self._lost, _ = self._steps.popitem(last=False)
+        return ticket
+
+    def take(self, ticket: int) -> Step | None:
+        """Return the plan of a ticket, or None; a ticket is taken once."""
+        return self._steps.pop(ticket, None)
+
+    def missing(self, ticket: int) -> ConfigError:
+        """Return the error of a ticket without a plan."""
+        if ticket < 0:
+            return ConfigError(
+                "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
+                "freeze the tables with requires_grad_(False), or do not compile the lookup."
+            )
+        if ticket <= self._lost:
+            return ConfigError(
+                f"embedding: backward must come before {MAX_WAITING} more forward passes, got an "
+                "old graph. Call backward before that."
+            )
+        return ConfigError(
+            "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True)."
+            " Add the losses before one backward, or do not compile the lookup."
+        )

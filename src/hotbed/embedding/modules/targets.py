@@ -17,7 +17,8 @@ from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
 
 from .gradients import Sums, dense_rows, takes_gradient
-from .lookup import Lookup, Pooled
+from .lookup import LookedUpModule, Lookup
+from .plan import Pooled
 
 if TYPE_CHECKING:
     from .base import TableModule
@@ -75,7 +76,7 @@ class RowTargets(Lookup):
         self._warned = False
 
     def pool(
-        self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
+        self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         """Return the results of `module`, and keep a target for each of its tables.
 
@@ -113,7 +114,7 @@ class RowTargets(Lookup):
             MANY_PASSES,
         )
 
-    def _targets(self, module: TableModule, step: Step) -> list[Target]:
+    def _targets(self, module: LookedUpModule, step: Step) -> list[Target]:
         uniques = step.num_uniques()
         sizes = [self._size(table, n) for table, n in zip(module.tables, uniques, strict=True)]
         targets = []

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import Lookup, TableModule, performed_by, table_modules
-from hotbed.embedding.modules.lookup import Pooled
+from hotbed.embedding.modules import Lookup, performed_by, table_modules
+from hotbed.embedding.modules.lookup import LookedUpModule
+from hotbed.embedding.modules.plan import Pooled
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
@@ -246,7 +247,7 @@ class _Recording(Lookup):
         self.inputs = inputs
         self.generator = generator
 
-    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         names = [self._name_of(module, ids) for ids in inputs]
         lookup = f"lookup/{len(self.lookups)}"
         self.lookups[lookup] = [
@@ -268,7 +269,7 @@ class _Recording(Lookup):
                 self.inputs[f"offsets/{name}"] = ids.offsets
         return flat, sequences
 
-    def _name_of(self, module: TableModule, ids: Ids) -> str:
+    def _name_of(self, module: LookedUpModule, ids: Ids) -> str:
         for name, graph in self.ids.items():
             if graph is ids:
                 return name
@@ -288,7 +289,7 @@ class _Replaying(Lookup):
         self.inputs = inputs
         self._rest = iter(lookups)
 
-    def pool(self, module: TableModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         lookup = next(self._rest)
         flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
         sequences = [

@@ -17,8 +17,7 @@ from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
 from hotbed.persist import checkpoint
 from hotbed.training.decisions.checkpoint import Checkpoint
-from hotbed.training.loop import passed
-from hotbed.training.run import Run
+from hotbed.training.run import Run, passed
 from hotbed.training.watching.history import ReliabilityWatch
 
 log = logging.getLogger("hotbed")

@@ -29,8 +29,7 @@ from hotbed.training.auto.network import converted
 from hotbed.training.column_types import learn_types
 from hotbed.training.decisions import cores
 from hotbed.training.decisions.evict import TOPIC, sweeping
-from hotbed.training.loop import passed
-from hotbed.training.run import Counts, Run, WallClock
+from hotbed.training.run import Counts, Run, WallClock, passed
 from hotbed.training.stages.learner import SelfUpdating
 from hotbed.training.stages.scorer import Progressive
 from hotbed.training.watching.columns import columns, rows_of

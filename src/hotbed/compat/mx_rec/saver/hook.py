@@ -8,7 +8,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.saver.saver import Saver
 from hotbed.errors import ConfigError
 from hotbed.files import Where
-from hotbed.training.loop import passed
+from hotbed.training.run import passed
 
 __all__ = ["CheckpointSaverHook"]
 
