@@ -13,11 +13,13 @@ WERROR ?= $(if $(CI),ON,OFF)
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
   $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html' \
   -o -name '*.proto' -o -name '*.binpb')
+# Files in the order of tests/schedule.py: the longest first.
+SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
 
-.PHONY: help setup demo examples test soak bench docs lint format wheel sanitize native matrix protos upgrade clean
+.PHONY: help setup demo examples test durations soak bench docs lint format wheel sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -48,7 +50,10 @@ examples: setup      ## the three HugeCTR pipelines on the real data in EXAMPLE_
 	@$(BIN)/python examples/hugectr/run.py mind $(EXAMPLE_DATA)/mind
 
 test: setup lint     ## lint, then the whole suite against the installed wheel
-	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
+	$(SUITE) $(PYTEST_FLAGS)
+
+durations: setup     ## run the suite on an idle machine and record what each file costs, for the order of `make test`
+	$(SUITE) --record-durations
 
 soak: setup          ## the tests that take minutes
 	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)

@@ -6,8 +6,10 @@ allow-lists may only shrink.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -174,6 +176,12 @@ def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
     )
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
@@ -186,7 +194,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted module) of each import in the file, at any depth; imports only a type checker
     sees are left out.
     """
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     unseen = {
         id(inner)
         for node in ast.walk(tree)
@@ -247,7 +255,7 @@ def test_nothing_in_the_engine_names_a_front_door() -> None:
     for path in python_files(SOURCE):
         if path.relative_to(SOURCE).parts[0] == "compat":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Constant) and "hotbed.compat" in str(node.value):
                 wrong.append(f"{relative(path)}:{node.lineno} names {node.value!r}")
         wrong += [
@@ -261,7 +269,7 @@ def test_nothing_in_the_engine_names_a_front_door() -> None:
 def test_examples_and_benchmarks_import_names_that_exist() -> None:
     wrong = []
     for path in python_files(ROOT / "benchmarks", ROOT / "examples"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("hotbed"):
                 continue
             for alias in node.names:
@@ -291,7 +299,7 @@ def imported_files(path: Path) -> set[str]:
     """
     package = ["hotbed", *path.relative_to(SOURCE).parent.parts]
     files: set[Path | None] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             files |= {file_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -453,7 +461,7 @@ def functions(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunc
                 yield name, child
             yield from walk(child, f"{name}." if name != prefix else prefix)
 
-    yield from walk(ast.parse(path.read_text()), "")
+    yield from walk(parsed(path), "")
 
 
 def test_functions_are_short_and_take_few_parameters() -> None:
@@ -479,7 +487,7 @@ def test_functions_are_short_and_take_few_parameters() -> None:
 def test_classes_have_few_public_methods() -> None:
     wrong = []
     for path in python_files(SOURCE):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ClassDef):
                 continue
             methods = [
@@ -517,9 +525,7 @@ def test_no_file_or_class_has_a_name_that_says_nothing() -> None:
         if BAD_NAMES.search(path.stem) and path.relative_to(ROOT).as_posix() not in NAMED_ELSEWHERE:
             wrong.append(str(path.relative_to(ROOT)))
         if path.suffix == ".py":
-            classes = [
-                n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)
-            ]
+            classes = [n.name for n in ast.walk(parsed(path)) if isinstance(n, ast.ClassDef)]
             wrong += [f"{path.relative_to(ROOT)}:{c}" for c in classes if BAD_NAMES.search(c)]
     assert not wrong, wrong
 
@@ -562,7 +568,7 @@ def test_each_package_maps_its_files_in_its_docstring() -> None:
     for path in [p for p in python_files(SOURCE) if p.name == "__init__.py" and p.parent != SOURCE]:
         files = {p.name for p in path.parent.glob("*.py")} - {"__init__.py"}
         folders = {f"{p.parent.name}/" for p in path.parent.glob("*/__init__.py")}
-        text = ast.get_docstring(ast.parse(path.read_text())) or ""
+        text = ast.get_docstring(parsed(path)) or ""
         mapped = set(re.findall(r"^ *(\w+(?:\.py|/))  +\S", text, re.M))
         expected = files | folders
         if len(expected) > 1 and mapped != expected:
@@ -584,7 +590,7 @@ def test_a_class_name_of_the_engine_means_one_thing() -> None:
     places: dict[str, set[str]] = {}
     for path in python_files(SOURCE):
         if not relative(path).startswith("compat/"):  # these have the names of other systems
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, set()).add(relative(path))
     wrong = {name: sorted(files) for name, files in places.items() if len(files) > 1}
@@ -597,7 +603,7 @@ ITEM = re.compile(r"^ +[*\w.]+: (?:The|An?|Its?|Of|Whether|How|What|Which|Number
 def test_docstrings_describe_arguments_in_lower_case() -> None:
     wrong = []
     for path in python_files(SOURCE):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                 items = ITEM.findall(ast.get_docstring(node) or "")
                 wrong += [f"{relative(path)}:{node.lineno} {item.strip()}" for item in items]
@@ -607,7 +613,7 @@ def test_docstrings_describe_arguments_in_lower_case() -> None:
 def test_no_bare_or_blanket_except_and_no_mutable_default() -> None:
     wrong = []
     for path in python_files(SOURCE):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ExceptHandler) and node.type is None:
                 wrong.append(f"{relative(path)}:{node.lineno} bare except")
             if isinstance(node, ast.FunctionDef):
@@ -780,3 +786,14 @@ def test_both_readmes_state_the_same_figures() -> None:
     english = _figures("README.md")
     assert english[5.2] == english[8.9] == 1  # strong and weak ones
     assert _figures("README.zh-CN.md") == english
+
+
+CPU_BUDGET = 1700
+"""CPU seconds of `make test` on two cores; it may only shrink."""
+
+
+def test_the_recorded_cost_of_the_suite_is_within_its_budget() -> None:
+    recorded = json.loads((ROOT / "tests" / "durations.json").read_text())
+    assert sum(cpu for _, cpu in recorded.values()) <= CPU_BUDGET
+    gone = [name for name in recorded if name.endswith(".py") and not (ROOT / name).exists()]
+    assert not gone, f"{gone} are gone. Run make durations."

@@ -55,6 +55,7 @@ def test_the_quick_start_and_its_job_give_the_same_model(folder: Path) -> None:
     assert in_python == as_job > 0.65
 
 
+@pytest.mark.soak
 def test_a_plain_torch_loop_learns(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "plain_torch_loop.py"))
     assert number(r"AUC ([\d.]+)", output) > 0.64
@@ -68,6 +69,7 @@ def test_the_eight_steps_of_rec_sdk_learn_and_forget(folder: Path) -> None:
     assert 0 < users[-1] < 500  # of 610 users, those of two years are left
 
 
+@pytest.mark.soak
 def test_criteo_reads_the_log_as_it_comes(folder: Path, shared_data: Path) -> None:
     output = run(
         folder, str(EXAMPLES / "criteo.py"), str(shared_data / "criteo" / "kaggle_head10001.tsv")
@@ -75,12 +77,14 @@ def test_criteo_reads_the_log_as_it_comes(folder: Path, shared_data: Path) -> No
     assert number(r"'valid.auc': ([\d.]+)", output) > 0.68
 
 
+@pytest.mark.soak
 def test_multi_hot_genres_tell_what_people_like(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "multi_hot_genres.py"))
     assert "[1, 1, 1, 1, 1, 1, 3]" in output
     assert number(r"([\d.]+)  War\n", output) > number(r"([\d.]+)  Horror\n", output)
 
 
+@pytest.mark.soak
 def test_histories_of_films_are_learned_and_asked_with(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "histories.py"))
     assert number(r"AUC without histories ([\d.]+)", output) > 0.6
@@ -90,12 +94,14 @@ def test_histories_of_films_are_learned_and_asked_with(folder: Path) -> None:
     assert after_romance != after_horror
 
 
+@pytest.mark.soak
 def test_multi_task_learns_both_labels(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "multi_task_census.py"))
     assert number(r"'valid.income.auc': ([\d.]+)", output) > 0.92
     assert number(r"'valid.never_married.auc': ([\d.]+)", output) > 0.98
 
 
+@pytest.mark.soak
 def test_admission_and_eviction_are_at_work(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "admission_and_eviction.py"))
     rows, admitted, refused, evicted = (
@@ -106,6 +112,7 @@ def test_admission_and_eviction_are_at_work(folder: Path) -> None:
     assert "it reads its initial row: True" in output
 
 
+@pytest.mark.soak
 def test_a_stream_through_a_broker_is_learned_on_and_goes_on_where_it_was(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "stream_kafka.py"))
     assert "movielens: life 1 ends after 472 steps" in output
@@ -114,6 +121,7 @@ def test_a_stream_through_a_broker_is_learned_on_and_goes_on_where_it_was(folder
     assert float(progressive) > float(frozen) + 0.05
 
 
+@pytest.mark.soak
 def test_mindspore_s_online_example_resumes_and_exports_what_changed(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "mindspore_online.py"))
     assert "epoch: 1 step: 300, loss is 0." in output
@@ -131,6 +139,7 @@ def test_streams_of_clicks_say_what_is_skipped(folder: Path) -> None:
     assert "ml1m_u2999/ratings_early.csv: not there, so movielens is skipped" in output
 
 
+@pytest.mark.soak
 def test_streams_of_clicks_are_learned_on(folder: Path, shared_data: Path) -> None:
     (folder / "avazu").symlink_to(shared_data / "avazu")
     output = run(folder, str(EXAMPLES / "stream_clicks.py"), str(folder))

@@ -71,7 +71,7 @@ def run(folder: Path, *command: str, **environment: str) -> str:
     [
         pytest.param("criteo", marks=pytest.mark.soak),
         pytest.param("mind", marks=pytest.mark.soak),
-        "rees46",
+        pytest.param("rees46", marks=pytest.mark.soak),
     ],
 )
 def test_notebook_runs(name: str, folder: Path, shared_data: Path) -> None:

@@ -52,9 +52,10 @@ def unbroken_auto(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("eviction", 9, False),
         ("table", 3, False),  # in the first checkpoint, a full
         ("rename", 1, False),
-        ("rename", 1, True),  # the first checkpoint is complete, and CURRENT is not there yet
-        ("table", 9, False),  # in a delta
-        ("rename", 2, False),  # complete, but not visible
+        # the first checkpoint is complete, and CURRENT is not there yet
+        pytest.param("rename", 1, True, marks=pytest.mark.soak),
+        pytest.param("table", 9, False, marks=pytest.mark.soak),  # in a delta
+        pytest.param("rename", 2, False, marks=pytest.mark.soak),  # complete, but not visible
         ("replace", 2, False),  # visible, but not current
         ("committed", 2, False),  # durable, but the source has not heard of it
     ],
@@ -91,8 +92,8 @@ def test_a_killed_run_whose_waiting_ids_fill_their_memory_ends_with_the_same_bit
 @pytest.mark.parametrize(
     "at, number, after",
     [
-        ("mapping", 61, True),
-        ("dense", 75, True),
+        pytest.param("mapping", 61, True, marks=pytest.mark.soak),
+        pytest.param("dense", 75, True, marks=pytest.mark.soak),
         ("rename", 3, False),  # complete, but not visible
     ],
 )
@@ -276,9 +277,9 @@ def unbroken_fit(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     "at, number, after",
     [
         ("mapping", 77, True),  # inside the third epoch
-        ("dense", 96, True),  # the last step of the third epoch
+        pytest.param("dense", 96, True, marks=pytest.mark.soak),  # the last step of the third epoch
         ("replace", 9, False),
-        ("committed", 4, False),
+        pytest.param("committed", 4, False, marks=pytest.mark.soak),
     ],
 )
 def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(

@@ -11,7 +11,7 @@ import pytest
 
 import hotbed as hb
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -334,7 +334,14 @@ def test_a_model_describes_itself_and_is_built_again(name: str) -> None:
 
 # torch's compiler looks at the states that nn.GRU returns
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("name", ["DIN", "DIEN", "BST"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DIN",
+        pytest.param("DIEN", marks=pytest.mark.soak),
+        pytest.param("BST", marks=pytest.mark.soak),
+    ],
+)
 def test_a_compiled_model_gives_the_logits_and_gradients_of_the_plain_one(name: str) -> None:
     results = []
     for compiled in (False, True):

@@ -519,8 +519,8 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(
     "kind, hints",
     [
-        ("encoder", ["is_causal"]),
-        ("decoder", ["tgt_is_causal"]),
+        pytest.param("encoder", ["is_causal"], marks=pytest.mark.soak),
+        pytest.param("decoder", ["tgt_is_causal"], marks=pytest.mark.soak),
         ("both", ["src_is_causal", "tgt_is_causal"]),
     ],
 )

@@ -290,7 +290,7 @@ def test_folder_that_disappears_is_a_reason_until_it_is_back(
     running.close()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_server_that_is_started_before_the_first_version_waits_for_it(
     trainer: Trainer, workers: int
 ) -> None:

@@ -71,7 +71,7 @@ def status(server: Process, method: str, path: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     trainer: Trainer, tmp_path: Path, workers: int
 ) -> None:

@@ -144,6 +144,7 @@ def test_the_graph_finds_what_was_planted(name: str) -> None:
     assert min(found.values()) >= MARK, found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", GRAPHS)
 def test_without_its_own_layers_a_graph_misses_the_mark(name: str) -> None:
     _, epochs = SIZES[name]
@@ -166,6 +167,7 @@ def test_the_score_depends_on_the_history_alone(name: str) -> None:
     assert abs(samples.auc("clicked", found["clicked"]) - 0.5) <= 0.05
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", HISTORIES)
 def test_nothing_is_learned_from_the_histories_of_others(name: str) -> None:
     samples = samples_of(name).with_histories_of_others()
@@ -173,6 +175,7 @@ def test_nothing_is_learned_from_the_histories_of_others(name: str) -> None:
     assert samples.auc("clicked", found["clicked"]) <= 0.55
 
 
+@pytest.mark.soak
 def test_nothing_is_learned_from_histories_in_a_random_order() -> None:
     samples = samples_of("bst").with_histories_in_random_order()
     found = scores(train(samples, description("bst"), epochs=1), samples)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each file of tests runs, and what it costs: a plugin of pytest.
+
+Files start in the order of their recorded seconds, the longest first, so that no long one is left
+for the end. `make durations` records them. A run says if it took 15 % more CPU time than recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECORD = Path(__file__).with_name("durations.json")
+EXCESS = 1.15
+START = "start of the workers"
+"""The entry of the record for what is no test: imports and the collection, of all workers."""
+
+Costs = dict[str, list[float]]
+"""Wall and CPU seconds by file, children included."""
+
+
+def recorded() -> Costs:
+    """Return the record of `make durations`."""
+    costs: Costs = json.loads(RECORD.read_text())
+    return costs
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help=f"write {RECORD.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costing(config), "costing")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort files by their recorded seconds; a file without a record counts as an average one."""
+    seconds = {name: wall for name, (wall, _) in recorded().items()}
+    average = sum(seconds.values()) / max(len(seconds), 1)
+    items.sort(key=lambda item: -seconds.get(file_of(item), average))
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+class Costing:
+    """Measures each file. Workers send what they measured to the process that started them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._costs: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        wall = time.perf_counter()
+        cpu = cpu_seconds()
+        outcome = yield
+        cost = self._costs[file_of(item)]
+        cost[0] += time.perf_counter() - wall
+        cost[1] += cpu_seconds() - cpu
+        return outcome
+
+    def pytest_sessionfinish(self) -> None:
+        if hasattr(self._config, "workeroutput"):
+            tests = sum(cpu for _, cpu in self._costs.values())
+            self._costs[START] = [0.0, cpu_seconds() - tests]
+            self._config.workeroutput["costs"] = dict(self._costs)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        for name, (wall, cpu) in getattr(node, "workeroutput", {}).get("costs", {}).items():
+            self._costs[name][0] += wall
+            self._costs[name][1] += cpu
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._config.option.record_durations:
+            costs = {
+                name: [round(seconds, 1) for seconds in self._costs[name]]
+                for name in sorted(self._costs)
+            }
+            lines = [f"{json.dumps(name)}: {json.dumps(cost)}" for name, cost in costs.items()]
+            RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        record = recorded()
+        names = self._costs.keys() & record.keys()
+        measured = sum(self._costs[name][1] for name in names)
+        before = sum(record[name][1] for name in names)
+        terminalreporter.write_line(f"CPU seconds: {measured:.0f}, recorded {before:.0f}")
+        if measured > EXCESS * before + 10:
+            slower = sorted(names, key=lambda name: record[name][1] - self._costs[name][1])[:5]
+            terminalreporter.write_line(
+                "The tests cost 15 % more than recorded. The most: "
+                + ", ".join(
+                    f"{name} +{self._costs[name][1] - record[name][1]:.0f}" for name in slower
+                )
+                + ". Find out why, or run make durations.",
+                yellow=True,
+            )
