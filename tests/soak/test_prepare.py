@@ -112,6 +112,10 @@ def digests(folder: Path) -> dict[str, str]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes().replace(str(folder).encode(), b"OUTPUT")
+            if path.name == "workflow.json":  # its seal covers the output's name
+                values = json.loads(data)
+                del values["digest"]
+                data = json.dumps(values).encode()
             found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
     return found
 
