@@ -330,6 +330,15 @@ FINITE = TYPED[:4]
 
 
 @pytest.mark.parametrize("source", TYPED)
+def test_lists_that_are_all_empty_are_read(
+    source: Callable[[Path, Sequence[pa.Array]], list[Any]], tmp_path: Path
+) -> None:
+    kind = pa.list_(pa.null())
+    arrays = [pa.array([], kind), pa.array([[]], kind), pa.array([None, []], kind)]
+    assert source(tmp_path, arrays) == [value for array in arrays for value in facts(array)]
+
+
+@pytest.mark.parametrize("source", TYPED)
 def test_parts_of_two_types_are_right_or_refused(
     source: Callable[[Path, Sequence[pa.Array]], list[Any]], tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ def wanted_types(
             columns += [name for name in inferred.names if name not in columns]
         schema = _with_new_types(schema, inferred, columns)
         types = schema_to_text(schema)
+        schema = with_columns_of(schema, inferred)  # open types are those of these messages alone
     kinds: dict[str, pa.DataType] = {}
     for name in columns:
         kind = pa.null()
