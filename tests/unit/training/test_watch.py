@@ -425,6 +425,8 @@ def test_tensorboard_shows_windows_at_their_event_time(
         "lr/tables",
         "tables/user/rows",
         "tables/item/evicted",
+        "tables/item/evicted_by_reason/expired",
+        "tables/item/evicted_by_reason/restarted",
         "window/auc",
         "auc",
         "stream/watermark_seconds",

@@ -73,6 +73,7 @@ def _tag(reading: Reading) -> str:
     if reading.name == "metric":
         return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
     if "table" in labels:
-        return f"tables/{labels['table']}/{reading.name.removeprefix('table_')}"
+        table, *reason = labels.values()
+        return "/".join(["tables", table, reading.name.removeprefix("table_"), *reason])
     name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
     return "/".join([name, *labels.values()])
