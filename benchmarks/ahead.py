@@ -36,7 +36,8 @@ from stream import avazu, movielens
 
 import hotbed as hb
 from hotbed.connectors.source import Source
-from hotbed.embedding.modules import Planner
+from hotbed.training.ahead.data import example_of
+from hotbed.training.ahead.planner import Planner
 
 Given = Callable[[hb.Dataset, hb.RecModel], Any]
 """What is learned of a Dataset."""
@@ -56,7 +57,7 @@ def encoded(dataset: hb.Dataset, model: hb.RecModel) -> Any:
 
 def mapped(dataset: hb.Dataset, model: hb.RecModel) -> Any:
     planner = Planner(model.network)
-    return [planner.plan(batch.map_arrays(torch.from_numpy)) for batch in dataset]
+    return [planner.plan(example_of(batch)).batch for batch in dataset]
 
 
 def events_a_second(

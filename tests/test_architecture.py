@@ -337,6 +337,31 @@ def test_no_files_import_each_other() -> None:
     assert not wrong, "these files import each other:\n" + "\n\n".join(wrong)
 
 
+CONVERTER = "training/auto/"
+
+
+def test_the_loop_does_not_know_the_converter() -> None:
+    """The loop asks `training/stages/network.py`; only `hb.auto` and the doors name the converter."""
+    wrong = [
+        f"{relative(path)} imports {sorted(converter)}"
+        for path in python_files(SOURCE)
+        if not relative(path).startswith((CONVERTER, "compat/"))
+        and relative(path) != "__init__.py"
+        and (converter := {file for file in imported_files(path) if file.startswith(CONVERTER)})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_loop_asks_no_network_for_its_module() -> None:
+    """What a network can do is what it says, and not where its class lies."""
+    wrong = []
+    for path in python_files(SOURCE / "training"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Constant) and str(node.value).startswith("hotbed.models"):
+                wrong.append(f"{relative(path)}:{node.lineno} names {node.value!r}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_a_cycle_of_imports_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {frozenset({"b", "c"})}
 

@@ -49,6 +49,9 @@ class BST(nn.Module):
     Chen et al., "Behavior Sequence Transformer for E-commerce Recommendation in Alibaba", 2019.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

@@ -44,6 +44,9 @@ class DCN(nn.Module):
     "Deep & Cross Network for Ad Click Predictions", ADKDD 2017.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,
@@ -100,6 +103,9 @@ class DCNv2(nn.Module):
     Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale
     Learning to Rank Systems", WWW 2021.
     """
+
+    looks_up_once = True
+    ignores_mode = True
 
     def __init__(
         self,

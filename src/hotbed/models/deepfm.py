@@ -37,6 +37,9 @@ class DeepFM(nn.Module):
     al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

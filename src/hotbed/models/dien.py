@@ -46,6 +46,9 @@ class DIEN(nn.Module):
     2019.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

@@ -45,6 +45,9 @@ class DIN(nn.Module):
     Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", KDD 2018.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

@@ -44,6 +44,9 @@ class DLRM(nn.Module):
     2019.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

@@ -34,6 +34,9 @@ class DNN(nn.Module):
     of Covington et al., "Deep Neural Networks for YouTube Recommendations", RecSys 2016.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

@@ -32,6 +32,9 @@ class FM(nn.Module):
     Source: Rendle, "Factorization Machines", ICDM 2010.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
         super().__init__()
         self.linear = LinearTerm(schema, tables)

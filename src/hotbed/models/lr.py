@@ -29,6 +29,9 @@ class LR(nn.Module):
     McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(self, schema: Schema, tables: Mapping[str, Table]) -> None:
         super().__init__()
         self.linear = LinearTerm(schema, tables)

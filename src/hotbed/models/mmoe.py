@@ -43,6 +43,9 @@ class MMoE(nn.Module):
     Mixture-of-Experts", KDD 2018.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

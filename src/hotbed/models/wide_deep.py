@@ -37,6 +37,9 @@ class WideDeep(nn.Module):
     Deep Learning for Recommender Systems", DLRS 2016.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

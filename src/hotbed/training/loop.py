@@ -68,7 +68,9 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         observer.observe(example)
                         callbacks("on_predicted", run)
                     if update is not None:
-                        planned = update.map(example)
+                        planned = example
+                        if update.planner is not None:
+                            planned = update.planner.map(example)
                         run.loss = loss = update.forward(planned)
                         if run.stage is not None:  # backward leaves Python's lock to the reader
                             run.stage.advance(planned)

@@ -38,8 +38,6 @@ from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
 from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
-from hotbed.training.auto.network import converted
-from hotbed.training.auto.served import plain_model
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.column_types import typed
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
@@ -56,6 +54,7 @@ from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
+from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
@@ -432,9 +431,9 @@ class RecModel:
         Raises the errors of `hotbed.persist.publish.export.export_graph`.
         """
         activate = None if self._criterion is None else self._criterion.activate
-        state = converted(self.network)
-        if state is not None:
-            return export_plain(plain_model(state, self._request_schema()), activate)
+        adapter = adapter_of(self.network)
+        if adapter is not None:
+            return export_plain(adapter.plain_model(self._request_schema()), activate)
         if self.schema is None:
             raise ConfigError(
                 "export: the model has no schema, got none. Train or evaluate it on a Dataset."
@@ -486,7 +485,7 @@ class RecModel:
                 optimizer_state=optimizer_state,
                 now=now,
                 schema=own,
-                computed=() if converted(self.network) is None else self.tables,
+                computed=() if adapter_of(self.network) is None else self.tables,
             )
             if own is not None and reader.schema is not None:
                 self.schema = own.with_types(types_there(reader.schema, own, matches), {})

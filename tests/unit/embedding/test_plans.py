@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.modules import Feature, Lookup, Planner, TableModule, performed_by
+from hotbed.embedding.modules import Feature, Lookup, TableModule, performed_by
 from hotbed.embedding.modules.plan import Plan
 
 FEATURES = [
@@ -102,7 +102,7 @@ def learn(
 )
 def test_mapping_ahead_changes_no_bit(policies: dict[str, Any]) -> None:
     ahead, alone = collection(**policies), collection(**policies)
-    planned, used = learn(ahead, Planner(ahead).map)
+    planned, used = learn(ahead, hb.Insert(ahead))
     expected, unused = learn(alone, lambda batch: batch)
     assert used == [False, True, True, True, True, True], "the first lookup shows what is looked up"
     assert not any(unused)
@@ -131,7 +131,7 @@ def test_a_network_that_changes_ids_looks_up_what_it_made() -> None:
         return network
 
     ahead, alone = collection(), collection()
-    planned, used = learn(ahead, Planner(ahead).map, shifted(ahead))
+    planned, used = learn(ahead, hb.Insert(ahead), shifted(ahead))
     expected, _ = learn(alone, lambda batch: batch, shifted(alone))
     assert not any(used)
     assert all(map(torch.equal, planned, expected))
@@ -144,7 +144,7 @@ def test_a_batch_that_is_looked_up_twice_is_counted_twice() -> None:
 
     policies = {"admit": hb.MinCount(3)}
     ahead, alone = collection(**policies), collection(**policies)
-    _, used = learn(ahead, Planner(ahead).map, twice(ahead))
+    _, used = learn(ahead, hb.Insert(ahead), twice(ahead))
     learn(alone, lambda batch: batch, twice(alone))
     assert not any(used)
     assert contents(ahead) == contents(alone)
@@ -153,8 +153,8 @@ def test_a_batch_that_is_looked_up_twice_is_counted_twice() -> None:
 def test_modules_that_share_a_table_map_in_their_forward() -> None:
     first = collection()
     second = hb.EmbeddingCollection(FEATURES, first.tables)
-    planner = Planner(nn.ModuleList([first, second]))
-    for batch in map(planner.map, batches()):
+    insert = hb.Insert(nn.ModuleList([first, second]))
+    for batch in map(insert, batches()):
         recorder = Recorder(first.lookup)
         with performed_by(recorder, [first, second]):
             first.flat(batch)
@@ -164,27 +164,27 @@ def test_modules_that_share_a_table_map_in_their_forward() -> None:
 
 def test_evaluation_takes_no_plan_and_inserts_nothing() -> None:
     module = collection()
-    planner = Planner(module)
+    insert = hb.Insert(module)
     first, second = batches(2)
-    module.flat(planner.map(first))
+    module.flat(insert(first))
     module.eval()
     before = contents(module)
-    module.flat(planner.map(second))
+    module.flat(insert(second))
     assert contents(module) == before
 
 
 def test_a_plan_that_nobody_takes_is_logged_and_the_last(caplog: pytest.LogCaptureFixture) -> None:
     module = collection()
-    planner = Planner(module)
+    insert = hb.Insert(module)
     first, second, third, fourth = batches(4)
-    module.flat(planner.map(first))
-    planner.map(second)
+    module.flat(insert(first))
+    insert(second)
     with caplog.at_level(logging.WARNING, "hotbed"):
-        module.flat(planner.map(third))
+        module.flat(insert(third))
     assert "tables user, item: the network did not look up" in caplog.text
     recorder = Recorder(module.lookup)
     with performed_by(recorder, [module]):
-        module.flat(planner.map(fourth))
+        module.flat(insert(fourth))
     assert recorder.plans == [False]
 
 

@@ -17,7 +17,6 @@ from torch.nn import functional as F  # noqa: E402
 
 import hotbed as hb  # noqa: E402
 from hotbed import config  # noqa: E402
-from hotbed.embedding.modules.planner import Planner  # noqa: E402
 from hotbed.embedding.modules.state import dense_state  # noqa: E402
 from hotbed.errors import ConfigError, RowShapeError  # noqa: E402
 
@@ -306,11 +305,11 @@ def test_ids_are_mapped_ahead_to_the_same_bits(name: str) -> None:
     results = []
     for ahead in (False, True):
         model = make(name)
-        planner, optimizer = Planner(model), hb.SparseOptimizer(model)
+        insert, optimizer = hb.Insert(model), hb.SparseOptimizer(model)
         for step in range(3):
             samples = batch(20, step)
             if ahead:
-                samples = planner.map(samples)
+                samples = insert(samples)
                 assert step == 0 or samples.plans.left()  # a plan that the lookup takes
             logits = model(samples)
             logits.square().sum().backward()

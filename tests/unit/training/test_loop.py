@@ -160,27 +160,54 @@ class Own(torch.nn.Module):
 
 @pytest.mark.parametrize("way", ["as it is", "not at all", "twice", "other"])
 def test_map_stage_gives_the_bits_of_mapping_in_the_forward_pass(
-    dataset: Any, network: Any, world: Any, monkeypatch: pytest.MonkeyPatch, way: str
+    dataset: Any, network: Any, world: Any, way: str
 ) -> None:
     admit = {"admit": hb.MinCount(3)}
 
-    def learned() -> hb.RecModel:
+    def learned(*, mapped_first: bool) -> hb.RecModel:
         net = network(**admit)
+        net.looks_up_once = mapped_first
         if way != "as it is":
             net = Own(net, way)
         model = hb.RecModel(net, "bce", "adam")
         model.fit(dataset(640), epochs=2, progress=False)
         return model
 
-    ahead = learned()
+    ahead = learned(mapped_first=True)
     mapped_ahead = ahead.learner.planner is not None
     assert mapped_ahead == (way == "as it is")
-    monkeypatch.setattr(
-        "hotbed.training.stages.learner._looks_up_every_id_once", lambda network: False
-    )
-    in_forward = learned()
+    in_forward = learned(mapped_first=False)
     assert in_forward.learner.planner is None
     assert world.same(world.snapshot(ahead), world.snapshot(in_forward))
+
+
+class Saying(Own):
+    """A network of the user's own that says how it looks up its batches."""
+
+    looks_up_once = True
+
+
+class Heir(Saying):
+    """A subclass may look up other ids."""
+
+
+def test_a_network_that_looks_up_once_is_mapped_first_to_the_same_bits(
+    dataset: Any, network: Any, world: Any
+) -> None:
+    def learned(kind: type[Own], depth: int) -> hb.RecModel:
+        torch.manual_seed(0)
+        model = hb.RecModel(kind(network(admit=hb.MinCount(3)), "as it is"), "bce", "adam")
+        data = dataset(640)
+        model.fit(hb.Ahead(data, depth=depth, torch_threads=1), epochs=2, progress=False)
+        return model
+
+    plain = learned(Own, 0)
+    assert plain.learner.planner is None
+    assert learned(Heir, 0).learner.planner is None
+    for depth in (0, 2):
+        mapped = learned(Saying, depth)
+        assert mapped.learner.planner is not None
+        assert world.same(world.snapshot(plain), world.snapshot(mapped))
 
 
 def test_map_stage_hands_the_plans_of_a_batch_to_its_lookups(dataset: Any, network: Any) -> None:

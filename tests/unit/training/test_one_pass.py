@@ -214,6 +214,15 @@ def test_a_network_of_the_users_own_may_do_anything_in_eval_mode() -> None:
     assert not is_same_in_both_modes(nn.Linear(1, 1))
 
 
+def test_networks_of_the_package_say_what_the_loop_asks() -> None:
+    kinds = [kind for kind in vars(hb.models).values() if inspect.isclass(kind)]
+    networks = [kind for kind in kinds if issubclass(kind, nn.Module)]
+    assert len(networks) >= 13
+    for kind in networks:
+        for word in ("looks_up_once", "ignores_mode"):
+            assert vars(kind).get(word) is True, (kind, word)
+
+
 def test_tables_that_read_other_rows_before_a_map_are_named() -> None:
     counted = hb.Table("shop", 4, admit=hb.MinCount(2))
     aged = hb.Table("event", 4, evict=hb.Ttl(days=1))

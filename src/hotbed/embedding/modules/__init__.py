@@ -10,7 +10,6 @@ inputs.py      the ids of a batch, checked and moved to the host
 lookup.py      Lookup: who performs the lookups of a TableModule
 parameter.py   TableRows: the parameter that stands for tables in torch
 plan.py        Plans: ids that were mapped to slots before the network looks them up
-planner.py     Planner: the map stage of a training loop
 state.py       how torch saves, loads, moves and copies a module with tables
 targets.py     RowTargets: lookups whose gradients flow to tensors
 transforms.py  transforms of torch that cannot follow a lookup, which native code performs
@@ -22,7 +21,6 @@ from .embedding import Embedding, EmbeddingBag
 from .inputs import Feature
 from .lookup import Lookup, performed_by
 from .parameter import TableRows
-from .planner import Planner
 from .targets import RowTargets, Target, update_targets
 
 __all__ = [
@@ -31,7 +29,6 @@ __all__ = [
     "EmbeddingCollection",
     "Feature",
     "Lookup",
-    "Planner",
     "RowTargets",
     "TableModule",
     "TableRows",

@@ -53,6 +53,9 @@ class Graph(nn.Module):
     Example: `hb.models.Graph(schema, tables, "net.json")`.
     """
 
+    looks_up_once = True
+    ignores_mode = True
+
     def __init__(
         self,
         schema: Schema,

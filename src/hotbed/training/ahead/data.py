@@ -13,9 +13,9 @@ from torch import nn
 from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
-from hotbed.training.auto import converted
 from hotbed.training.decisions.cores import Cores
 from hotbed.training.stages.example import CPU, Example, prepare
+from hotbed.training.stages.network import adapter_of
 
 from .mapper import Mapper, mapper_of
 from .stage import Barrier, MapStage
@@ -149,7 +149,10 @@ def depth_for(planner: Mapper | None, depth: int) -> int:
     """Return how many batches can be mapped ahead: `depth`, or 0; the reason is logged."""
     if not depth:
         return 0
-    reason = "the network is not one of hb.models, not converted by hb.auto, or compiled"
+    reason = (
+        "the network is not one of hb.models, does not say looks_up_once, was not converted by "
+        "hb.auto, or is compiled"
+    )
     if planner is not None:
         reason = planner.obstacle()
     if reason:
@@ -160,9 +163,9 @@ def depth_for(planner: Mapper | None, depth: int) -> int:
 
 
 def _examples(items: Iterable[Any], network: nn.Module) -> Generator[Example | None, None, None]:
-    is_converted = converted(network) is not None
+    takes_batches = adapter_of(network) is None
     for item in items:
-        if not isinstance(item, Batch) and not is_converted:
+        if takes_batches and not isinstance(item, Batch):
             raise ConfigError(
                 f"Ahead: not a batch, got {type(item).__name__}. Give a hb.Dataset or hb.Batch "
                 "objects, or a model that hb.auto converted."

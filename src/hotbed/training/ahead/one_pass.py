@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from hotbed.embedding.table import Table
+from hotbed.training.stages.network import ignores_mode
 
 _OTHER_IN_EVAL_MODE = (
     nn.MultiheadAttention,  # these take a faster path there, whose results differ in bits
@@ -37,12 +38,12 @@ def obstacle_to_one_pass(network: nn.Module, tables: Iterable[Table]) -> str:
 
 
 def is_same_in_both_modes(network: nn.Module) -> bool:
-    """Return whether a network of `hb.models` gives the same outputs in train and in eval mode.
+    """Return whether a network gives the same outputs in train and in eval mode.
 
-    Dropout and norms by the batch's own statistics differ. False for other networks, whose code may
-    do anything.
+    Dropout and norms by the batch's own statistics differ. False for a network that does not say
+    `ignores_mode`: its code may do anything.
     """
-    if not type(network).__module__.startswith("hotbed.models."):
+    if not ignores_mode(network):
         return False
     return not any(_depends_on_mode(module) for module in network.modules())
 

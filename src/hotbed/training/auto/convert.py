@@ -23,6 +23,7 @@ from hotbed.optim.combined import CombinedOptimizer
 from hotbed.optim.torch_rules import row_state, rule_of
 
 from . import trace
+from .adapter import ConvertedAdapter
 from .conversion_report import EmbeddingEntry, conversion_report
 from .lookups import MovedEmbedding, MovedEmbeddingBag, MovedLookup, MovedWeight, become
 from .network import Converted, arguments_of, attach, converted
@@ -125,7 +126,7 @@ def _converted(
         state.set_graph(findings.graph, signature)
     for move in moves:
         state.lookups.update(move.put_in_place(unbounded))
-    attach(state)
+    attach(state, ConvertedAdapter(state))
     rows = {move.weight.parameter: move.rows for move in moves}
     combined = [_combined(own, model, rows) for own in optimizers]
     for move in moves:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
+from hotbed.training.stages.network import ADAPTER, Arguments, NetworkAdapter
 
 from .binding import bind
 from .conversion_report import EmbeddingEntry
@@ -24,9 +25,6 @@ from .trace import IdGraph, inspect
 
 STATE = "_hotbed"
 """The attribute of a model that holds its `Converted`."""
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a model."""
 
 
 @dataclass
@@ -231,11 +229,12 @@ def converted(model: nn.Module) -> Converted | None:
     return state
 
 
-def attach(state: Converted) -> None:
-    """Let a model carry its state, and prepare its lookups at each call."""
+def attach(state: Converted, adapter: NetworkAdapter) -> None:
+    """Let a model carry its state and its adapter, and prepare its lookups at each call."""
     model = state.model
     has_hooks = converted(model) is not None  # since an earlier hb.auto kept every embedding
     model.__dict__[STATE] = state
+    model.__dict__[ADAPTER] = adapter
     if has_hooks:
         return
     model.register_forward_pre_hook(_enter, prepend=True, with_kwargs=True)

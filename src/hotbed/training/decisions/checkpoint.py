@@ -25,12 +25,12 @@ from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
-from hotbed.training.auto.network import converted
 from hotbed.training.column_types import learn_types
 from hotbed.training.decisions import cores
 from hotbed.training.decisions.evict import TOPIC, sweeping
 from hotbed.training.run import Counts, Run, WallClock, passed
 from hotbed.training.stages.learner import SelfUpdating
+from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.scorer import Progressive
 from hotbed.training.watching.columns import columns, rows_of
 
@@ -348,8 +348,8 @@ class Checkpoint:
     def _export(self, run: Run) -> bool:
         """Give the publisher the graph for servers; return False if it needs a batch first."""
         assert self._publisher is not None
-        state = converted(run.model.network)
-        if state is not None and state.signature is None:
+        adapter = adapter_of(run.model.network)
+        if adapter is not None and not adapter.was_called:
             return False  # the state before the first batch is not published
         self._publisher.graph = _graph(run)
         return True

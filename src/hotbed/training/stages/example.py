@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, changed
 from hotbed.errors import ConfigError, DataError
-from hotbed.training.auto.network import arguments_of, converted
+
+from .network import adapter_of
 
 CPU = torch.device("cpu")
 MOST_SECONDS = 253_402_300_800
@@ -38,9 +39,9 @@ class Example:
     num_samples: int
     batch: Batch | None  # the Batch that this was made from; None for tuple data
     device: torch.device = CPU
-    keywords: Mapping[str, Any] = field(default_factory=dict)  # only of converted networks
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # only of networks with adapters
     time: Any = None  # int64 microseconds of the samples
-    foreseen: Any = None  # what the lookups of a converted model take, if ids were mapped ahead
+    foreseen: Any = None  # what a mapper of the network's own mapped ahead, for its lookups
     error: Exception | None = None  # why the ids could not be mapped ahead
 
     @cached_property
@@ -50,11 +51,13 @@ class Example:
             return None
         return int(np.asarray(self.time).max())  # faster than torch for so few numbers
 
-    def mapped(self, batch: Batch, error: Exception | None = None) -> Example:
-        """Return the same samples as `batch`, which holds the plans of their lookups.
+    def planned(self, plans: Any, error: Exception | None = None) -> Example:
+        """Return the same samples with the plans of their lookups, for an example of a `Batch`.
 
         `error`: why their ids could not be mapped.
         """
+        assert self.batch is not None
+        batch = changed(self.batch, {"plans": plans})
         return changed(self, {"arguments": (batch,), "batch": batch, "error": error})
 
     @property
@@ -76,8 +79,8 @@ def prepare(
         device: where the network computes.
         labelled: there is a loss function, so a tuple is (data, label); otherwise all items of a
             tuple are arguments.
-        network: takes the data. One that `hb.auto` converted takes a tuple as its positional
-            arguments, and a dict by the names of its parameters.
+        network: takes the data, as its adapter says. One that `hb.auto` converted takes a tuple as
+            its positional arguments, and a dict by the names of its parameters.
 
     Raises:
         DataError: `labelled`, and the tuple has more than two items.
@@ -99,11 +102,11 @@ def prepare(
     arguments, labels = _divided(items) if labelled else (items, None)
     keywords: Mapping[str, Any] = {}
     time = None
-    state = None if network is None else converted(network)
-    if state is not None:
+    adapter = None if network is None else adapter_of(network)
+    if adapter is not None:
         data = arguments[0] if len(arguments) == 1 else arguments
-        arguments, keywords = arguments_of(state.model, data)
-        time = state.times_of(arguments, keywords)
+        arguments, keywords = adapter.arguments_of(data)
+        time = adapter.times_of(arguments, keywords)
     return Example(
         arguments, labels, None, _length(labels) or _length(items), None, device, keywords, time
     )
@@ -140,7 +143,7 @@ def _misfit(network: Any, parameters: Signature, example: Example, reason: str) 
     """Return the error for a network whose forward function takes other arguments than the data."""
     data = ", ".join(type(value).__name__ for value in example.arguments) or "keywords"
     where = f"network: {type(network).__name__}.forward{parameters}"
-    if isinstance(network, nn.Module) and converted(network) is not None:
+    if isinstance(network, nn.Module) and adapter_of(network) is not None:
         return ConfigError(
             f"{where} does not take the data, got {data}: {reason}. Give a dict by the names of "
             "its parameters, or a tuple in their order."

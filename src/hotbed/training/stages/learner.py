@@ -19,8 +19,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
-from hotbed.training.ahead.mapper import Mapper, mapper_of
-from hotbed.training.auto.network import converted
+from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
 
@@ -34,15 +33,11 @@ class Update(Protocol):
 
     planner: Mapper | None
 
-    def map(self, example: Example) -> Example:
-        """Map the ids of a batch to rows; return the example with the plans of its lookups.
-
-        Call it after everything that must see the tables as they were. An example that was mapped
-        ahead keeps its plans. `forward` maps ids that were not mapped here.
-        """
-
     def forward(self, example: Example) -> Tensor:
-        """Run the network on a mapped example and return the loss, a scalar tensor."""
+        """Run the network on an example and return the loss, a scalar tensor.
+
+        Ids that `planner` did not map are mapped here.
+        """
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of dense parameters and rows."""
@@ -97,7 +92,7 @@ class StepLearner:
         self.planner: Mapper | None = None
         if boost is not None:
             self._network = boost.compile(network)
-        elif converted(network) is not None or _looks_up_every_id_once(network):
+        elif is_mapped_first(network):
             self.planner = mapper_of(network)
         self._dense_parameters = parameters_of(dense)
         self._row_parameters = parameters_of(sparse)
@@ -120,11 +115,6 @@ class StepLearner:
 
     def end(self) -> None:
         """End a training."""
-
-    def map(self, example: Example) -> Example:
-        if self.planner is None:
-            return example
-        return self.planner.map(example)
 
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
@@ -257,9 +247,6 @@ class SelfUpdating:
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def map(self, example: Example) -> Example:
-        return example
-
     def forward(self, example: Example) -> Tensor:
         with misfits_named(self.network, example):
             outputs = self.network(*example.arguments, **example.keywords)
@@ -282,15 +269,6 @@ class SelfUpdating:
 
     def step(self) -> None:
         self._unchanged.count()
-
-
-def _looks_up_every_id_once(network: nn.Module) -> bool:
-    """Return True for a network of `hb.models`: its lookups can be mapped before its forward pass.
-
-    A network of the user's own may look up other ids at any step. Ids that were mapped for nothing
-    would be inserted and counted, and a resumed run would not repeat that.
-    """
-    return type(network).__module__.startswith("hotbed.models.")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]:

@@ -21,11 +21,11 @@ from hotbed.compat.mx_rec.no_effect import ARGUMENTS
 from hotbed.compat.mx_rec.pipeline import as_tensors
 from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
 from hotbed.config import did_you_mean
-from hotbed.embedding.modules.planner import obstacle_of
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.optim.sparse import dense_parameters
+from hotbed.training.ahead.planner import obstacle_of
 from hotbed.training.auto import Findings, Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, lookup_report
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planner: the map stage of a training loop."""
+"""Planner: maps the ids of batches for the collections of a network."""
 
 from __future__ import annotations
 
@@ -9,29 +9,22 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hotbed.data.batch import Batch, changed
+from hotbed.data.batch import Batch
+from hotbed.embedding.modules import EmbeddingCollection, table_modules
+from hotbed.embedding.modules.plan import Plan, Plans
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
-
-from .base import table_modules
-from .collection import EmbeddingCollection
-from .plan import Plan, Plans
+from hotbed.training.stages.example import Example
 
 log = logging.getLogger("hotbed")
 
 
 class Planner:
-    """Maps the ids of a batch for the collections of a network, before its forward pass.
+    """A `Mapper` of a network that is called with a `Batch`: it maps the ids for its collections.
 
     A collection is mapped here if it is in train mode, shares no table with another module, and
     looked up the ids of the batch before as they are, exactly once. All others map in their forward
     pass. Results have the same bits either way. `plan` maps batches that come later.
-
-    Example:
-        >>> planner = Planner(network)
-        >>> for batch in batches:
-        ...     batch = planner.map(batch)
-        ...     loss_of(network(batch), batch).backward()
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -47,38 +40,8 @@ class Planner:
         self._foresees = False
         self._queue: MapQueue | None = None
 
-    def begin(self, queue: MapQueue | None) -> None:
-        """Map ids by `queue` from now on; None = at once."""
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._queue = queue
-
-    def map(self, batch: Batch) -> Batch:
-        """Map the ids of `batch`, and return the batch with the plans that its lookups take.
-
-        New ids are inserted, counted and timed now. Call it once a batch, in order, after
-        everything that must see the tables as they were, and run the forward pass of the same
-        network next. A batch that `plan` mapped keeps its plans.
-
-        Raises:
-            HotbedError: the ids of this batch cannot be mapped, now or in `plan`.
-        """
-        self._forget_strays()
-        followed = [module for module in self._collections if self._followed(module)]
-        self._foresees = bool(followed) and len(followed) == len(self._collections)
-        if batch.plans is None:
-            plans = Plans(batch.ids)
-            for collection in followed:
-                plans.add(collection, self._plan_of(collection, batch))
-            batch = changed(batch, {"plans": plans})
-        self._last = batch.plans
-        self._last.wait()
-        return batch
-
-    def obstacle(self) -> str:
-        """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
-        if not self._collections:
-            return "no EmbeddingCollection with tables of its own"
-        reasons = (obstacle_of(collection.tables) for collection in self._collections)
-        return next(filter(None, reasons), "")
 
     @property
     def foresees(self) -> bool:
@@ -88,18 +51,52 @@ class Planner:
         """
         return self._foresees
 
-    def plan(self, batch: Batch) -> Batch:
-        """Map the ids of a later batch, in the order of the batches.
+    def obstacle(self) -> str:
+        """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
+        if not self._collections:
+            return "no EmbeddingCollection with tables of its own"
+        reasons = (obstacle_of(collection.tables) for collection in self._collections)
+        return next(filter(None, reasons), "")
 
-        An error is raised by `map` when the turn of this batch comes.
-        """
-        plans = Plans(batch.ids)
+    def map(self, example: Example) -> Example:
+        if example.batch is None:
+            return example
+        self._forget_strays()
+        followed = [module for module in self._collections if self._followed(module)]
+        self._foresees = bool(followed) and len(followed) == len(self._collections)
+        plans: Plans | None = example.batch.plans
+        if plans is None:
+            plans = Plans(example.batch.ids)
+            for collection in followed:
+                plans.add(collection, self._plan_of(collection, example.batch))
+            example = example.planned(plans)
+        self._last = plans
+        plans.wait()
+        return example
+
+    def plan(self, example: Example) -> Example:
+        if example.batch is None:
+            return example
+        plans = Plans(example.batch.ids)
         try:
             for collection in self._collections:
-                plans.add(collection, self._plan_of(collection, batch))
+                plans.add(collection, self._plan_of(collection, example.batch))
         except Exception as error:
             plans.error = error
-        return changed(batch, {"plans": plans})
+        return example.planned(plans, plans.error)
+
+    def take_back(self, example: Example) -> None:
+        if example.batch is not None and example.batch.plans is not None:
+            example.batch.plans.take_back()
+
+    def statistics(self, example: Example) -> dict[str, dict[str, int]]:
+        if example.batch is None or example.batch.plans is None:
+            return {}
+        statistics: dict[str, dict[str, int]] = example.batch.plans.statistics()
+        return statistics
+
+    def latest(self, example: Example) -> int | None:
+        return example.latest
 
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
         return collection.map(

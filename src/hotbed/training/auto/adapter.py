@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop asks of a converted model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotbed.data.schema import Schema
+from hotbed.persist.publish.plain import PlainModel
+from hotbed.training.ahead.mapper import Mapper
+from hotbed.training.stages.network import Arguments
+
+from .mapper import ModelMapper
+from .network import Converted, arguments_of
+from .served import plain_model
+
+
+@dataclass(frozen=True)
+class ConvertedAdapter:
+    """A `NetworkAdapter` and a `MapperOwner`. `state`: of the converted model."""
+
+    state: Converted
+
+    @property
+    def was_called(self) -> bool:
+        return self.state.signature is not None
+
+    def arguments_of(self, data: Any) -> Arguments:
+        return arguments_of(self.state.model, data)
+
+    def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self.state.times_of(args, kwargs)
+
+    def plain_model(self, schema: Schema | None) -> PlainModel:
+        return plain_model(self.state, schema)
+
+    def mapper(self) -> Mapper:
+        return ModelMapper(self.state)

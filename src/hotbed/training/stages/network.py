@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop asks of a network that it does not call with a batch as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import nn
+
+from hotbed.data.schema import Schema
+from hotbed.persist.publish.plain import PlainModel
+
+ADAPTER = "_hotbed_adapter"
+"""The attribute of a network that holds its `NetworkAdapter`."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a network."""
+
+
+class NetworkAdapter(Protocol):
+    """Calls a network by its own parameters; the network computes its ids from their values.
+
+    `hb.auto` gives one to each model that it converts.
+    """
+
+    @property
+    def was_called(self) -> bool:
+        """Whether a batch has shown the arguments of the network, which a server needs."""
+
+    def arguments_of(self, data: Any) -> Arguments:
+        """Return how the loop calls the network with the data of a batch."""
+
+    def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the times of the samples among the arguments; None if there are none."""
+
+    def plain_model(self, schema: Schema | None) -> PlainModel:
+        """Return the network as the exporter takes it.
+
+        `schema`: of the requests; None if the network did not learn from a Dataset.
+        """
+
+
+def adapter_of(network: nn.Module) -> NetworkAdapter | None:
+    """Return the adapter of a network; None if it is called with a batch as it is."""
+    adapter: NetworkAdapter | None = network.__dict__.get(ADAPTER)
+    return adapter
+
+
+def looks_up_once(network: nn.Module) -> bool:
+    """Return whether a network says that it looks up the ids of each batch once, as they are.
+
+    Its ids are then mapped before its forward pass. Another network may look up other ids at any
+    step. Ids that were mapped for nothing would be inserted and counted, and a resumed run would
+    not repeat that.
+    """
+    return _says(network, "looks_up_once")
+
+
+def ignores_mode(network: nn.Module) -> bool:
+    """Return whether a network says that its own code is the same in train and in eval mode.
+
+    The layers in it may differ all the same.
+    """
+    return _says(network, "ignores_mode")
+
+
+def _says(network: nn.Module, name: str) -> bool:
+    """Return whether a network or its own class sets an attribute to True.
+
+    What a base class says does not count, since a subclass may have another forward function.
+    """
+    attributes = {**vars(type(network)), **vars(network)}
+    return attributes.get(name) is True
