@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError
 from hotbed.training.auto import Findings, Signature, inspect
+from hotbed.training.auto.tracing.recording import symbolic_len
 
 pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])
@@ -553,3 +556,41 @@ def test_a_tensor_that_is_taken_apart_is_not_traced_for_one_size() -> None:
     found = findings(run)
     assert found.graph is None
     assert "the code takes a tensor apart, as for a size of 4" in found.problem
+
+
+# --- other threads --------------------------------------------------------------------------------
+
+
+def test_other_threads_meet_the_builtin_len_during_a_trace() -> None:
+    plain = builtins.len
+    lengths: list[int] = []
+    errors: list[BaseException | None] = []
+
+    def run(model: Model, user: Tensor, items: Tensor) -> Tensor:
+        if isinstance(user, fx.Proxy):
+            with ThreadPoolExecutor(1) as pool:
+                lengths.append(pool.submit(lambda: len([1, 2, 3])).result())
+                errors.append(pool.submit(lambda: len(user)).exception())
+        return model.a(torch.arange(len(user)))
+
+    found = findings(run, batch=False)
+    assert not found.problem
+    assert set(lengths) == {3}
+    assert all("'len' is not supported" in str(error) for error in errors), "it has no symbol"
+    assert builtins.len is plain
+
+
+def test_a_second_trace_waits_and_the_builtin_len_comes_back() -> None:
+    plain = builtins.len
+
+    def length() -> int:
+        with symbolic_len():
+            return len(torch.zeros(4, 2))
+
+    with ThreadPoolExecutor(1) as pool:
+        with symbolic_len():
+            second = pool.submit(length)
+            assert length() == 4, "a trace within a trace does not wait"
+            assert not wait([second], 0.1).done
+        assert second.result(10) == 4
+    assert builtins.len is plain

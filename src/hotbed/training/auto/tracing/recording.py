@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,25 +191,38 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
+_TRACE = threading.RLock()
+"""Held while `len` is replaced, so that the second of two traces cannot restore the first one's."""
+
+
 @contextmanager
 def symbolic_len() -> Iterator[None]:
-    """Let `len(tensor)` be a symbol: it asks for a plain integer, which would fix the size."""
-    plain = builtins.len
+    """Let `len(tensor)` be a symbol: it asks for a plain integer, which would fix the size.
 
-    def symbolic(value: Any) -> Any:
-        if isinstance(value, fx.Proxy):
-            return value.tracer.create_proxy("call_function", length, (value,), {})
-        if isinstance(value, Tensor) and value.dim():
-            return value.shape[0]
-        if isinstance(value, Batch):
-            return value.num_samples
-        return plain(value)
+    The code of a model, and all that it calls, finds `len` among the builtins of the process, so it
+    is replaced there. Only the thread that traces gets the symbol; every other thread gets what the
+    builtin returns or raises. No thread but one that traces, too, waits for the lock.
+    """
+    tracing_thread = threading.get_ident()
+    with _TRACE:
+        plain = builtins.len
 
-    builtins.len = symbolic
-    try:
-        yield
-    finally:
-        builtins.len = plain
+        def symbolic(value: Any, /) -> Any:
+            if threading.get_ident() != tracing_thread:
+                return plain(value)
+            if isinstance(value, fx.Proxy):
+                return value.tracer.create_proxy("call_function", length, (value,), {})
+            if isinstance(value, Tensor) and value.dim():
+                return value.shape[0]
+            if isinstance(value, Batch):
+                return value.num_samples
+            return plain(value)
+
+        builtins.len = symbolic
+        try:
+            yield
+        finally:
+            builtins.len = plain
 
 
 def length(value: Any) -> Any:
