@@ -55,11 +55,14 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
             "Pass network=, built as it was when it was saved."
         )
     reader.verify()  # nothing is built from a description that is not whole
-    given = network is not None
+    is_given = network is not None
     try:
         schema = None if manifest.schema is None else Schema.from_json(manifest.schema)
         if network is None:
-            built = {name: build(one, Table, f"tables.{name}") for name, one in tables.items()}
+            built = {
+                name: build(table_spec, Table, f"tables.{name}")
+                for name, table_spec in tables.items()
+            }
             parts = {"schema": schema, "tables": built}
             with torch.device("meta"):  # shapes alone: what is asked for may fit into no memory
                 _check_size(reader, build(spec, nn.Module, "network", parts))
@@ -71,7 +74,7 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
         }
         model = RecModel(network, **arguments)
     except NOT_BUILT as error:
-        if given and isinstance(error, HotbedError):  # the network is the caller's
+        if is_given and isinstance(error, HotbedError):  # the network is the caller's
             raise
         raise FormatError(
             f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "

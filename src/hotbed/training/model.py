@@ -190,8 +190,8 @@ class RecModel:
             observer = self._progressive(goal)
         limits = StreamLimits(max_steps, None)
         history = History()
-        given = [*_listed(callbacks), limits, history, *cores]
-        called = self._callbacks(goal, given, progress=progress)
+        every_callback = [*_listed(callbacks), limits, history, *cores]
+        called = self._callbacks(goal, every_callback, progress=progress)
         fit_epochs(self._begin(goal, called, observer), history)
         self.learner.end()
         return history
@@ -243,8 +243,8 @@ class RecModel:
             observer = self._progressive(goal, by_training=progressive == "training")
         limits = StreamLimits(max_steps, max_seconds)
         history = History()
-        given = [*_listed(callbacks), limits, history, *cores]
-        called = self._callbacks(goal, given, progress=progress)
+        every_callback = [*_listed(callbacks), limits, history, *cores]
+        called = self._callbacks(goal, every_callback, progress=progress)
         follow(self._begin(goal, called, observer), history)
         self.learner.end()
         return history
@@ -477,18 +477,20 @@ class RecModel:
         """
 
         def warm(reader: Reader) -> dict[str, str]:
-            own = self.schema if schema is None else schema
+            data_schema = self.schema if schema is None else schema
             matches = warm_start(
                 self.tables,
                 reader,
                 rename,
                 optimizer_state=optimizer_state,
                 now=now,
-                schema=own,
+                schema=data_schema,
                 computed=() if adapter_of(self.network) is None else self.tables,
             )
-            if own is not None and reader.schema is not None:
-                self.schema = own.with_types(types_there(reader.schema, own, matches), {})
+            if data_schema is not None and reader.schema is not None:
+                self.schema = data_schema.with_types(
+                    types_there(reader.schema, data_schema, matches), {}
+                )
             return matches
 
         return read_newest(path, warm)
@@ -548,9 +550,9 @@ class RecModel:
         learner = self.learner if by_training else None
         return Progressive(scorer, endless=goal.online, learner=learner)
 
-    def _callbacks(self, goal: Goal, given: list[Any], *, progress: bool) -> Callbacks:
+    def _callbacks(self, goal: Goal, callbacks: list[Any], *, progress: bool) -> Callbacks:
         """Return the callbacks of a run: those given, validation where there are data for it."""
-        validates = any(isinstance(callback, Validate) for callback in given)
+        validates = any(isinstance(callback, Validate) for callback in callbacks)
         if goal.valid is not None:
             check_batches("valid", goal.valid)
             if getattr(goal.valid, "num_batches", None) == 0:
@@ -558,13 +560,13 @@ class RecModel:
                     "valid: no row to evaluate, got empty data. Give data with rows, or None."
                 )
             if not validates:
-                given = [Validate(), *given]
+                callbacks = [Validate(), *callbacks]
                 validates = True
         if validates:
             self._check_measurable("valid")
         if progress:
-            given = [*given, ProgressBar()]
-        return Callbacks(given)
+            callbacks = [*callbacks, ProgressBar()]
+        return Callbacks(callbacks)
 
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
@@ -630,13 +632,13 @@ class RecModel:
         parts = Parts.of(optimizer)
         if parts is not None:
             self._check_steps_all(parts.sparse)
-            made = parts.dense
+            dense_part = parts.dense
             sparse: SparseOptimizer | None = parts.sparse
         else:
-            made = dense_optimizer(optimizer, dense)
+            dense_part = dense_optimizer(optimizer, dense)
             sparse = SparseOptimizer(self.network) if self.tables else None
-        known = {id(parameter) for parameter in dense}
-        if any(id(parameter) not in known for parameter in parameters_of(made)):
+        dense_ids = {id(parameter) for parameter in dense}
+        if any(id(parameter) not in dense_ids for parameter in parameters_of(dense_part)):
             raise ConfigError(
                 "optimizer: it holds more than the network's dense parameters, such as rows of "
                 "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
@@ -644,7 +646,7 @@ class RecModel:
         return StepLearner(
             self.network,
             self._criterion,
-            made,
+            dense_part,
             sparse,
             combined=() if parts is None else parts.optimizers,
             precision=self._precision,

@@ -9,7 +9,7 @@ from torch import nn
 
 from hotbed.embedding.table import MapQueue
 from hotbed.training.stages.example import Example
-from hotbed.training.stages.network import adapter_of, looks_up_once
+from hotbed.training.stages.network import NetworkAdapter, adapter_of, looks_up_once
 
 from .planner import Planner
 
@@ -65,7 +65,7 @@ class Mapper(Protocol):
 
 
 @runtime_checkable
-class MapperOwner(Protocol):
+class MapperOwner(NetworkAdapter, Protocol):
     """The adapter of a network whose ids a mapper of its own maps."""
 
     def mapper(self) -> Mapper:

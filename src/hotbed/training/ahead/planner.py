@@ -108,7 +108,9 @@ class Planner:
 
     def _forget_strays(self) -> None:
         for module in self._last.left():
-            self._collections = [own for own in self._collections if own is not module]
+            self._collections = [
+                collection for collection in self._collections if collection is not module
+            ]
             tables = ", ".join(table.name for table in module.tables)
             log.warning(
                 "tables %s: the network did not look up the ids of a batch that were mapped for it,"

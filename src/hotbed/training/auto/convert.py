@@ -128,7 +128,7 @@ def _converted(
         state.lookups.update(move.put_in_place(unbounded))
     attach(state, ConvertedAdapter(state))
     rows = {move.weight.parameter: move.rows for move in moves}
-    combined = [_combined(own, model, rows) for own in optimizers]
+    combined = [_combined(optimizer, model, rows) for optimizer in optimizers]
     for move in moves:
         MovedWeight.retire(move.weight.parameter, move.weight.name)
     return combined, report
@@ -229,28 +229,28 @@ def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
     optimizers = [optimizer]
     if isinstance(optimizer, (list, tuple)):
         optimizers = list(optimizer)
-    for own in optimizers:
-        if not isinstance(own, Optimizer):
+    for element in optimizers:
+        if not isinstance(element, Optimizer):
             raise ConfigError(
                 f"hb.auto.optimizer: expected a torch optimizer or a list of them, got "
-                f"{type(own).__name__}. Give the optimizer of the model."
+                f"{type(element).__name__}. Give the optimizer of the model."
             )
-        if hasattr(own.step, "_wrapped_by_lr_sched") or hasattr(own.step, "_with_counter"):
+        if hasattr(element.step, "_wrapped_by_lr_sched") or hasattr(element.step, "_with_counter"):
             raise ConfigError(
-                f"hb.auto.optimizer: a scheduler wraps the step of {type(own).__name__}, got one "
-                "that was made before hb.auto. Make it afterwards, for the optimizer that hb.auto "
+                f"hb.auto.optimizer: a scheduler wraps the step of {type(element).__name__}, got "
+                "one that was made before hb.auto. Make it afterwards, for the optimizer that hb.auto "
                 "returns."
             )
     return optimizers
 
 
 def _check_paths(keyword: str, paths: Iterable[str], weights: Sequence[EmbeddingWeight]) -> None:
-    known = [path for weight in weights for path in weight.paths]
+    paths_of_model = [path for weight in weights for path in weight.paths]
     for path in paths:
-        if path not in known:
+        if path not in paths_of_model:
             raise ConfigError(
                 f"hb.auto.{keyword}: the model has no embedding at this path, got {path!r}. "
-                f"{config.did_you_mean(path, known)}"
+                f"{config.did_you_mean(path, paths_of_model)}"
             )
 
 
@@ -370,29 +370,29 @@ def _rule(weight: EmbeddingWeight, optimizers: Sequence[Optimizer]) -> Rule:
 
 def _keywords(weight: EmbeddingWeight, options: Options, rule: Rule) -> dict[str, Any]:
     """Return the keywords of a weight's table."""
-    given: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     for path in weight.paths:
         for keyword, value in (options.get(path) or {}).items():
-            if given.get(keyword, value) != value:
+            if keywords.get(keyword, value) != value:
                 raise ConfigError(
                     f"its modules {', '.join(weight.paths)} share one table, got two values of "
                     f"{keyword}. Give one."
                 )
-            given[keyword] = value
-    known = list(inspect.signature(Table).parameters)
-    free = [BUCKETS, *(keyword for keyword in known if keyword not in DECIDED)]
-    for keyword in given:
+            keywords[keyword] = value
+    parameters = list(inspect.signature(Table).parameters)
+    free = [BUCKETS, *(keyword for keyword in parameters if keyword not in DECIDED)]
+    for keyword in keywords:
         if keyword in DECIDED:
             raise ConfigError(
                 f"{keyword} comes from the model and its optimizer, got {keyword}="
-                f"{given[keyword]!r}. Leave it out."
+                f"{keywords[keyword]!r}. Leave it out."
             )
         if keyword not in free:
             raise ConfigError(
                 f"hb.Table has no such keyword, got {keyword!r}. "
                 f"{config.did_you_mean(keyword, free)}"
             )
-    return {"init": Normal(1.0), **given, "rule": rule}
+    return {"init": Normal(1.0), **keywords, "rule": rule}
 
 
 def _fill(weight: EmbeddingWeight, table: Table, optimizers: Sequence[Optimizer]) -> None:
@@ -401,8 +401,8 @@ def _fill(weight: EmbeddingWeight, table: Table, optimizers: Sequence[Optimizer]
     step = 0
     for optimizer, _ in _owners(weight, optimizers):
         if weight.parameter.requires_grad:
-            own = optimizer.state.get(weight.parameter, {})
-            state, step = row_state(optimizer, own, weight.parameter)
+            of_weight = optimizer.state.get(weight.parameter, {})
+            state, step = row_state(optimizer, of_weight, weight.parameter)
     fill(table, weight.parameter, state, step)
     if not weight.parameter.requires_grad:
         table.requires_grad_(False)
@@ -445,9 +445,9 @@ def _report(
         )
     moved = {id(move.weight.parameter) for move in moves}
     num_dense = 0
-    for own in model.parameters():
-        if id(own) not in moved and not is_lazy(own):
-            num_dense += own.numel()
+    for parameter in model.parameters():
+        if id(parameter) not in moved and not is_lazy(parameter):
+            num_dense += parameter.numel()
     return conversion_report(
         type(model).__name__, tuple(entries), num_dense, findings.inputs, tuple(notes)
     )

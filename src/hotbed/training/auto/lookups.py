@@ -74,8 +74,8 @@ class MovedWeight(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         every = [*args, *(kwargs or {}).values()]
-        flat = [own for value in every for own in (value if isinstance(value, list) else [value])]
-        path = next((own.__dict__["path"] for own in flat if type(own) is cls), "embedding")
+        flat = [item for value in every for item in (value if isinstance(value, list) else [value])]
+        path = next((item.__dict__["path"] for item in flat if type(item) is cls), "embedding")
         raise weight_moved(path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MovedWeight:
@@ -171,8 +171,8 @@ class MovedLookup(TableModule):
             times: int64 microseconds of the samples of the batch, or None.
             queue: maps them later; None = now.
         """
-        own = self.as_ids(ids.values, ids.offsets, ids.weights)
-        return self.map([own], self._times_of(own, times), training=True, queue=queue)
+        bags = self.as_ids(ids.values, ids.offsets, ids.weights)
+        return self.map([bags], self._times_of(bags, times), training=True, queue=queue)
 
     def plain_weight(self) -> Tensor:
         """Return what evaluation reads for the ids of the weight, [num_embeddings, dim]."""
@@ -216,7 +216,7 @@ class MovedLookup(TableModule):
         """Raise ConfigError if a lookup asks for other ids than those that were mapped for it."""
         (mapped,) = plan.inputs
         parts = zip(_parts(ids), _parts(mapped), strict=True)
-        if not all(_equal(own, other) for own, other in parts):
+        if not all(_equal(part, other) for part, other in parts):
             raise ConfigError(
                 f"{self.path}: the forward pass looks up other ids than those that were computed "
                 f"from its batch, got {ids.values[:4].tolist()} … for "
@@ -395,14 +395,14 @@ def become(source: Any, moved: MovedLookup) -> None:
     on it.
     """
     source.__dict__["weight"] = source._parameters.pop("weight")
-    own = {**moved.__dict__}
+    attributes = {**moved.__dict__}
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-        kept = own.pop(name)
-        getattr(source, name).update(kept)
+        entries = attributes.pop(name)
+        getattr(source, name).update(entries)
     for name in source.__dict__:
         if name.startswith("_"):
-            own.pop(name, None)  # torch's own, such as hooks
+            attributes.pop(name, None)  # torch's own, such as hooks
     source.__class__ = type(moved)
-    source.__dict__.update(own)
+    source.__dict__.update(attributes)
     source.number = id(source)
     alive[source.number] = source

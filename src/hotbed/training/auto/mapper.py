@@ -195,14 +195,14 @@ class ModelMapper:
         if self._binds:
             return
         example = first.example
-        own = list(_tensors((example.arguments, example.keywords)))
+        tensors = list(_tensors((example.arguments, example.keywords)))
         needed = self._needed()
         leaves = signature.leaves(args, kwargs, needed)
         self._places = []
         for name, leaf in zip(signature.names, leaves, strict=True):
             place = None
             if name in needed:
-                places = [path for path, tensor in own if _is_same(tensor, leaf)]
+                places = [path for path, tensor in tensors if _is_same(tensor, leaf)]
                 place = next(iter(places), None)
                 if place is None:
                     raise ConfigError(
@@ -226,13 +226,13 @@ class ModelMapper:
         if self._binds:
             assert example.batch is not None
             return signature.leaves(*bind(self._state.model, example.batch))
-        own = dict(_tensors((example.arguments, example.keywords)))
+        tensors = dict(_tensors((example.arguments, example.keywords)))
         leaves = []
         for leaf, place in zip(signature.tensors, self._places, strict=True):
             if place is None:
                 leaves.append(torch.empty(0, *leaf.shape, dtype=getattr(torch, leaf.dtype)))
-            elif place in own:
-                leaves.append(own[place].cpu())
+            elif place in tensors:
+                leaves.append(tensors[place].cpu())
             else:
                 raise ConfigError(
                     f"Ahead: argument {leaf.name!r} of the model must lie in the batch where it "
@@ -251,9 +251,9 @@ class ModelMapper:
 
     def _reason_of_tables(self, path: str) -> str:
         lookup = self._state.lookups[path]
-        own = list(self._state.lookups.values())
+        lookups = list(self._state.lookups.values())
         for module in table_modules(self._state.model):
-            if module not in own and lookup.tables[0] in module.tables:
+            if module not in lookups and lookup.tables[0] in module.tables:
                 return "another module looks up in its table"
         return obstacle_of(lookup.tables)
 

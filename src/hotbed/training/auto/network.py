@@ -153,8 +153,8 @@ class Converted:
                     f"{misfit}. Bring batches of such sizes, or leave unbounded out."
                 )
             expected = _with_ids(self.foresee(leaves), expected)
-        for path, own in expected:
-            self.lookups[path].foreseen.append(own)
+        for path, foreseen in expected:
+            self.lookups[path].foreseen.append(foreseen)
         return args, kwargs
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], others: Any = None) -> Any:
@@ -181,7 +181,7 @@ class Converted:
     def leave(self) -> None:
         """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""
         for path, lookup in self.lookups.items():
-            left = [own for own in lookup.foreseen if own.plan is not None]
+            left = [foreseen for foreseen in lookup.foreseen if foreseen.plan is not None]
             lookup.foreseen.clear()
             if left:
                 raise ConfigError(
@@ -212,7 +212,7 @@ def _with_ids(
 
     Plans of other lookups come behind; a lookup compares its ids with those of its plan.
     """
-    own = {path for path, _ in ids}
+    looked_up = {path for path, _ in ids}
     waiting: dict[str, deque[Foreseen]] = {}
     for path, planned in plans:
         waiting.setdefault(path, deque()).append(planned)
@@ -220,7 +220,7 @@ def _with_ids(
     for path, foreseen in ids:
         plan = waiting[path].popleft().plan if waiting.get(path) else None
         merged.append((path, Foreseen(foreseen.ids, plan)))
-    return merged + [(path, planned) for path, planned in plans if path not in own]
+    return merged + [(path, planned) for path, planned in plans if path not in looked_up]
 
 
 def converted(model: nn.Module) -> Converted | None:

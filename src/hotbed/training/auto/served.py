@@ -116,14 +116,14 @@ def _columns(
                 if column.name in used or not isinstance(column, (Id, Dense)):
                     columns.append(column)
             return replace(schema, columns=columns), parts
-    own = signature.schema(names)
-    parts = _parts(signature, own, names)
+    schema_of_leaves = signature.schema(names)
+    parts = _parts(signature, schema_of_leaves, names)
     if parts is None:
         raise ConfigError(
             f"export: tensors must be columns, or offsets or weights of columns, got "
             f"{sorted(names)}. Name offsets <name>_offsets, and weights <name>_weights."
         )
-    return own, parts
+    return schema_of_leaves, parts
 
 
 def _parts(signature: Signature, schema: Schema, names: Collection[str]) -> dict[str, Part] | None:

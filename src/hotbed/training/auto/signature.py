@@ -118,12 +118,12 @@ class Signature:
         """
         parameters = inspect.signature(model.forward)
         arguments = _by_parameter(model, parameters, args, kwargs)
-        found: dict[Path, Tensor] = {}
+        tensor_at: dict[Path, Tensor] = {}
 
         def keep(path: Path, value: Any) -> Any:
             if not torch.is_tensor(value):
                 return value
-            found[path] = value
+            tensor_at[path] = value
             return None
 
         skeleton = {}
@@ -131,10 +131,10 @@ class Signature:
             skeleton[name] = _mapped(value, (name,), keep)
         paths: dict[str, Path] = {}
         tensors: dict[str, Tensor] = {}
-        titles = [title_of(path, arguments) for path in found]
-        for name, path in zip(unique_names(titles), found, strict=True):
+        titles = [title_of(path, arguments) for path in tensor_at]
+        for name, path in zip(unique_names(titles), tensor_at, strict=True):
             paths[name] = path
-            tensors[name] = found[path]
+            tensors[name] = tensor_at[path]
         bags = _bags(paths, tensors)
         if num_samples is None:
             num_samples = _num_samples(model, tensors, bags)
@@ -343,17 +343,17 @@ def _bags(paths: Mapping[str, Path], tensors: Mapping[str, Tensor]) -> dict[str,
             is_beside = place[:-1] == path[:-1] and other != name
             if is_beside and tensors[other].dim() == 1:
                 beside[str(place[-1])] = other
-        own = key.removesuffix(OFFSETS)
+        owner = key.removesuffix(OFFSETS)
         integers = [item for item, other in beside.items() if _is_integer(tensors[other])]
-        if own == key and len(integers) == 1:
-            own = integers[0]
-        elif own not in beside:
-            own = _before(name, paths, tensors)
-        if own not in beside:
+        if owner == key and len(integers) == 1:
+            owner = integers[0]
+        elif owner not in beside:
+            owner = _before(name, paths, tensors)
+        if owner not in beside:
             continue
-        values = beside[own]
+        values = beside[owner]
         bags[name] = values
-        for weights in (own + WEIGHTS, "weights", "per_sample_weights"):
+        for weights in (owner + WEIGHTS, "weights", "per_sample_weights"):
             other = beside.get(weights, name)
             if other != name and len(tensors[other]) == len(tensors[values]):
                 bags[other] = values

@@ -59,9 +59,9 @@ class Site:
             return "it is compiled by TorchScript"
         if parametrize.is_parametrized(module) or "weight" not in module._parameters:
             return "its weight is parametrized"
-        own = _overridden(type(module))
-        if own:
-            return f"{type(module).__name__} has {', '.join(own)} of its own"
+        overridden = _overridden(type(module))
+        if overridden:
+            return f"{type(module).__name__} has {', '.join(overridden)} of its own"
         weight = module.weight
         if weight.dtype != torch.float32:
             dtype = str(weight.dtype).removeprefix("torch.")
@@ -140,8 +140,8 @@ def weights_of(model: nn.Module) -> list[EmbeddingWeight]:
             f"{len(list(model.modules()))} modules. Train it as it is."
         )
     sites: dict[int, list[Site]] = {}
-    for module, own in paths.items():
-        first, *others = own
+    for module, paths_of_module in paths.items():
+        first, *others = paths_of_module
         site = Site(first, tuple(others), module)
         sites.setdefault(id(module.weight), []).append(site)
     weights = []
@@ -157,8 +157,8 @@ def _other_place(model: nn.Module, parameter: Tensor) -> str:
     for path, module in model.named_modules():
         if is_embedding(module):
             continue
-        for name, own in module._parameters.items():
-            if own is parameter:
+        for name, candidate in module._parameters.items():
+            if candidate is parameter:
                 return f"{path}.{name}" if path else name
     return ""
 

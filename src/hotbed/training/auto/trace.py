@@ -189,8 +189,8 @@ def inspect(
             exported = export(model, compute, signature, _names(model))
         except Exception as error:  # of any type: torch.export cannot follow the code
             findings = _by_walks(model, modules, signature, _reason(error))
-            kept = {**recorder.reads, **findings.kept}  # what was seen before the code stopped it
-            return replace(findings, inputs=signature.names, kept=kept)
+            reads = {**recorder.reads, **findings.kept}  # what was seen before the code stopped it
+            return replace(findings, inputs=signature.names, kept=reads)
     graph = _id_graph(exported, signature)
     return Findings(
         inputs=signature.names,
@@ -266,22 +266,22 @@ def _findings(walks: Walks, names: Sequence[str]) -> Findings:
     refused = {}
     for path, where in branched.items():
         refused[path] = f"whether it is looked up depends on the data of the batch, {where}"
-    kept: dict[str, str] = {}
+    reads: dict[str, str] = {}
     sources: dict[str, IdSource] = {}
     obstacles = {}
     for path, where in differing.items():
         obstacles[path] = f"a condition {where}"
-    for one in walks.walks:
-        named = dict(zip(one.leaves, names, strict=True))
-        for path, where in one.reads.items():
-            kept.setdefault(path, where)
+    for walked in walks.walks:
+        named = dict(zip(walked.leaves, names, strict=True))
+        for path, where in walked.reads.items():
+            reads.setdefault(path, where)
         nodes: dict[str, list[fx.Node]] = {}
-        for lookup in one.lookups:
+        for lookup in walked.lookups:
             if isinstance(lookup.ids, fx.Node) and lookup.path not in obstacles:
                 nodes.setdefault(lookup.path, []).append(lookup.ids)
         for path, of_path in nodes.items():
             sources.setdefault(path, source_of(of_path, named))
-    return Findings(kept=kept, refused=refused, sources=sources, obstacles=obstacles)
+    return Findings(kept=reads, refused=refused, sources=sources, obstacles=obstacles)
 
 
 def _by_walks(

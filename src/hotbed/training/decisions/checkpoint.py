@@ -482,8 +482,8 @@ def _source(run: Run) -> str:
 def setting_of(run: Run) -> dict[str, Any]:
     """Return settings that may change the results of a run, but not the meaning of its state."""
     torch_threads: int | str = torch.get_num_threads()
-    for own in run.callbacks.of(cores.Cores):
-        torch_threads = own.torch_threads
+    for setting in run.callbacks.of(cores.Cores):
+        torch_threads = setting.torch_threads
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),

@@ -289,16 +289,16 @@ def device_of(network: nn.Module) -> torch.device:
 def _all_finite(gradients: Sequence[Tensor]) -> bool:
     values = []
     for grad in gradients:
-        own = grad.coalesce().values() if grad.is_sparse else grad
-        if own.numel():
-            values.append(own)
+        grads = grad.coalesce().values() if grad.is_sparse else grad
+        if grads.numel():
+            values.append(grads)
     if not values:
         return True
     if values[0].device == CPU:
-        found = torch.zeros(())
+        has_infinite = torch.zeros(())
         # what GradScaler calls: one pass over all gradients, which are multiplied by 1 and stay
-        torch._amp_foreach_non_finite_check_and_unscale_(values, found, torch.ones(()))
-        return not found.item()
+        torch._amp_foreach_non_finite_check_and_unscale_(values, has_infinite, torch.ones(()))
+        return not has_infinite.item()
     norms = torch._foreach_norm(values, math.inf)  # other devices know the former for some dtypes
     greatest = torch.stack([norm.float() for norm in norms]).max()  # NaN where one is NaN
     return math.isfinite(greatest.item())

@@ -87,7 +87,7 @@ class Served:
             lines = []
             for color, (name, points) in enumerate(candidates.items()):
                 if points:
-                    x = [self._since_begin(at) for at, _ in points]
+                    x = [self._since_begin(time) for time, _ in points]
                     y = [score for _, score in points]
                     lines.append(Series(name, x, y, color, dots=True))
             if lines:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, HotbedError, RowShapeError
 from hotbed.training.auto.binding import bind
-from hotbed.training.auto.network import Arguments
 from hotbed.training.auto.signature import VALUES, Signature
 from hotbed.training.auto.trace import Findings, IdGraph
 from hotbed.training.auto.trace import inspect as look_at
+from hotbed.training.stages.network import Arguments
 
 Call = Callable[[Any], Arguments]
 """Returns the positional and keyword arguments of a model for an item of its data."""
@@ -35,10 +35,12 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
     """
     parameters = inspect.signature(model.forward).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [own for own in parameters if own.kind in kinds]
-    required = [own.name for own in positional if own.default is inspect.Parameter.empty]
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    required = [
+        parameter.name for parameter in positional if parameter.default is inspect.Parameter.empty
+    ]
     if isinstance(item, Mapping):
-        names = [own.name for own in positional if own.name in item]
+        names = [parameter.name for parameter in positional if parameter.name in item]
         if set(required) <= set(names):
             yield (), {name: item[name] for name in names}
     if isinstance(item, (tuple, list)) and not hasattr(item, "_fields"):
@@ -108,17 +110,17 @@ class IdFeatures:
             num_ways = sum(1 for _ in calls_of(model, item))
             calls = [partial(_nth_call, model, number) for number in range(num_ways)]
         first: Findings | None = None
-        for own in calls:
-            assert own is not None
+        for call_of in calls:
+            assert call_of is not None
             try:
-                signature = Signature.of(model, *own(item))
+                signature = Signature.of(model, *call_of(item))
             except ConfigError:
                 if call is not None:
                     raise
                 continue
             findings = look_at(model, lookups, signature)
             if findings.graph is not None and (findings.graph.calls or findings.obstacles):
-                return findings, IdFeatures(findings.graph, signature, own)
+                return findings, IdFeatures(findings.graph, signature, call_of)
             first = first or findings
         if first is None:
             raise ConfigError(
@@ -156,10 +158,10 @@ class IdFeatures:
                 time = time.expand(num_samples)
         ids = {}
         with torch.no_grad():
-            for name, (lookup, own) in zip(self._names, self.graph(leaves), strict=True):
+            for name, (lookup, lookup_ids) in zip(self._names, self.graph(leaves), strict=True):
                 if among is None or lookup in among:
-                    bags = self._as_bags(lookup, own.values, leaves, num_samples)
-                    ids[name] = bags or ids_of_samples(own.values, num_samples, time)
+                    bags = self._as_bags(lookup, lookup_ids.values, leaves, num_samples)
+                    ids[name] = bags or ids_of_samples(lookup_ids.values, num_samples, time)
         return Batch(ids, time=time, num_samples=num_samples)
 
     def _bags_of(self, lookup: str) -> list[tuple[int, int]]:

@@ -70,16 +70,16 @@ class Walk:
         The arguments of the lookups that come with it are the numbers of its outputs.
         """
         wanted = self._wanted()
-        made: dict[fx.Node, TracedLookup] = {}
+        lookup_at: dict[fx.Node, TracedLookup] = {}
         for node, lookup in zip(self.places, self.lookups, strict=True):
-            made[node] = lookup
+            lookup_at[node] = lookup
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         outputs: list[fx.Node] = []
         lookups = []
         for node in self.graph.nodes:
-            if node in made:
-                lookup = made[node]
+            if node in lookup_at:
+                lookup = lookup_at[node]
                 numbers: list[int | None] = []
                 for part in (lookup.ids, lookup.offsets, lookup.weights):
                     numbers.append(None if part is None else len(outputs))
@@ -213,9 +213,9 @@ def _walk(graph: fx.Graph, entry: TracedRoot, tracer: Tracer) -> Walk:
         names = ["input"]
         if takes_bags(module):
             names += ["offsets", "per_sample_weights"]
-        given = dict(zip(names, node.args, strict=False))
-        given.update(node.kwargs)
-        parts = [given.get(name) for name in names]
+        arguments = dict(zip(names, node.args, strict=False))
+        arguments.update(node.kwargs)
+        parts = [arguments.get(name) for name in names]
         lookups.append(TracedLookup(path, *parts))
     return Walk(
         graph,
@@ -278,7 +278,7 @@ def _changed_by(node: fx.Node) -> set[fx.Node]:
 
 def _parting(first: Sequence[Condition], second: Sequence[Condition]) -> Condition | None:
     """Return the condition at which two paths part."""
-    for one, other in zip(first, second, strict=False):
-        if one.answer != other.answer:
-            return one
+    for condition, other in zip(first, second, strict=False):
+        if condition.answer != other.answer:
+            return condition
     return None

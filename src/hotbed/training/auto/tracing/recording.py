@@ -250,9 +250,9 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     contents: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
         tensors = (module._parameters, module._buffers, module._modules)
-        for own in (module.__dict__, *tensors):
-            if isinstance(own, dict):  # a scripted module keeps its own elsewhere
-                contents.append((own, dict(own)))
+        for attributes in (module.__dict__, *tensors):
+            if isinstance(attributes, dict):  # a scripted module keeps its own elsewhere
+                contents.append((attributes, dict(attributes)))
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     states = (random.getstate(), np.random.get_state())
     try:
@@ -263,8 +263,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for own, before in contents:
-            own.clear()
-            own.update(before)
+        for attributes, before in contents:
+            attributes.clear()
+            attributes.update(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient

@@ -117,7 +117,7 @@ def source_of(nodes: Sequence[fx.Node], names: Mapping[fx.Node, str]) -> IdSourc
     leaves = [name.strip("'") for name in origins if name.startswith("'")]
     most = None
     if None not in bins:
-        most = max(own for own in bins if own is not None)
+        most = max(num_bins for num_bins in bins if num_bins is not None)
     return IdSource(" and ".join(texts), most, tuple(leaves))
 
 
@@ -197,9 +197,9 @@ def _words(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
 def _formula(value: Any, names: Mapping[fx.Node, str], depth: int) -> str:
     if not isinstance(value, fx.Node):
         return str(value)
-    own = _own_name(value, names)
-    if own:
-        return own
+    own_name = _own_name(value, names)
+    if own_name:
+        return own_name
     if depth > 12:
         return "…" * _LONGEST  # too long to read
     name = name_of(value)
@@ -291,9 +291,9 @@ def _gather(
         if current in seen:
             continue
         seen.add(current)
-        own = _own_name(current, names)
-        if own:
-            leaves.setdefault(own)
+        own_name = _own_name(current, names)
+        if own_name:
+            leaves.setdefault(own_name)
             continue
         if not is_reshaping(current) and current.op in ("call_function", "call_method"):
             functions.setdefault(name_of(current))

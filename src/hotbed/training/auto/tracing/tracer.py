@@ -102,16 +102,16 @@ class TracedRoot(nn.Module):
         super().__init__()
         self.model = model
         inside = set(model.modules())
-        self.outside = nn.ModuleList(own for own in modules.values() if own not in inside)
+        self.outside = nn.ModuleList(module for module in modules.values() if module not in inside)
         self.arguments = arguments
         self.known = known
 
     def forward(self, *leaves: Any) -> None:
         values = []
-        for number, known in enumerate(self.known):
+        for number, facts in enumerate(self.known):
             leaf = leaves[number]
-            if known is not None:
-                leaf.node.meta[KNOWN] = known
+            if facts is not None:
+                leaf.node.meta[KNOWN] = facts
             values.append(leaf)
         args, kwargs = self.arguments(values)
         self.model(*args, **kwargs)
@@ -121,16 +121,16 @@ class _Value(fx.Proxy):
     """A tensor of a trace, which knows its axes and type if they are the same for all batches."""
 
     def __getattr__(self, name: str) -> Any:
-        known: LeafFacts | None = self.node.meta.get(KNOWN)
-        if known is not None:
+        facts: LeafFacts | None = self.node.meta.get(KNOWN)
+        if facts is not None:
             if name == "ndim":
-                return known.num_axes
+                return facts.num_axes
             if name == "dtype":
-                return known.dtype
+                return facts.dtype
             if name in ("dim", "ndimension"):
-                return lambda: known.num_axes
+                return lambda: facts.num_axes
             if name == "is_floating_point":
-                return lambda: known.dtype.is_floating_point
+                return lambda: facts.dtype.is_floating_point
         return super().__getattr__(name)
 
     def __setitem__(self, key: Any, value: Any) -> None:
