@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, Batches, Position, RowPlace
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
-from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 _NEVER_LATE = 1 << 62
 """The clock of rows before a stream, in microseconds: no event lies ahead of it."""
@@ -77,6 +78,39 @@ class Concat(Source):
                 return None
             total += count
         return total
+
+    def parts(self, count: int) -> list[Source]:
+        if not self.endless or count == 1:
+            return super().parts(count)
+        columns = [source.parts(count) for source in self.sources]
+        return [Concat(sources) for sources in zip(*columns, strict=True)]
+
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        weights = self._weights()
+        total = sum(weights)
+        shares: list[Source] = []
+        first = 0
+        for source, weight in zip(self.sources, weights, strict=True):
+            bounds = [Fraction(0), Fraction(0)]
+            if weight:
+                inner = [(bound * total - first) / weight for bound in (begin, end)]
+                bounds = [min(max(bound, Fraction(0)), Fraction(1)) for bound in inner]
+            shares.append(source.share(*bounds))
+            first += weight
+        return Concat(shares)
+
+    def _weights(self) -> list[int]:
+        """Return the rows of each source; 1 of each if one does not know its number."""
+        counts: list[int] = []
+        for source in self.sources:
+            try:
+                count = source.num_rows()
+            except DecodeError:  # reading the rows reports the damage
+                count = None
+            if count is None:
+                return [1] * len(self.sources)
+            counts.append(count)
+        return counts
 
     def locate(self, position: Position, back: int) -> RowPlace:
         part = int(position["part"])

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -39,12 +40,17 @@ Rows = tuple[pa.RecordBatch, np.ndarray]
 
 @dataclass(frozen=True)
 class Section:
-    """Bytes `begin` to `end` of a file, None = to its end; `rows`: the rows before them."""
+    """Bytes `begin` to `end` of a file, None = to its end; `rows`: the rows before them.
+
+    Where a file can only be read from its start, a section is `num_rows` rows after the first
+    `rows` ones, None = all that follow.
+    """
 
     file: str
     begin: int = 0
     end: int | None = None
     rows: int = 0
+    num_rows: int | None = None
 
     @property
     def compression(self) -> str | None:
@@ -195,14 +201,37 @@ class FileSource(Source):
         """
         raise NotImplementedError
 
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        return _FileShare(self, begin, end)
+
+    def extent(self, file: str) -> int:
+        """Return the length of a file in the unit in which `section` cuts it: bytes, or rows."""
+        return os.path.getsize(file)
+
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        """Return the rows of a file between two places of its extent; None if there are none.
+
+        A row belongs to the section in which it ends. A file that cannot be cut belongs as a whole
+        to the section with its end.
+        """
+        if end == self.extent(file):
+            return Section(file)
+        return None
+
+    def rows_between(self, file: str, begin: int, end: int) -> Section:
+        """Return rows of a file whose extent is its number of rows."""
+        if end - begin == self.extent(file):
+            return Section(file)
+        return Section(file, rows=begin, num_rows=end - begin)
+
     def locate(self, position: Position, back: int) -> RowPlace:
         file = self.files()[int(position["file"])]
         row = int(position["row"]) - back
-        return self.place(file, row)
+        return self.place(Section(file), row)
 
-    def place(self, file: str, row: int) -> RowPlace:
-        """Return the place of the row that follows the first `row` rows of a file."""
-        return RowPlace(file, row + 1)
+    def place(self, section: Section, row: int) -> RowPlace:
+        """Return the place of the row that follows the first `row` rows of a section."""
+        return RowPlace(section.file, section.rows + row + 1)
 
     def read(
         self,
@@ -210,39 +239,134 @@ class FileSource(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        files = self.files()
-        first, row = self._start(files, position)
-        for index in range(first, len(files)):
-            name = os.path.basename(files[index])
+        start = (0, 0)
+        sections = [Section(file) for file in self.files()]
+        if position is not None:
+            position.require("files", self)
+            start = _resumed(sections, position)
+        return self.read_sections(sections, start, batch_rows, plan)
+
+    def read_sections(
+        self,
+        sections: Sequence[Section],
+        start: tuple[int, int],
+        batch_rows: int,
+        plan: ReadPlan,
+    ) -> Batches:
+        """Yield the rows of sections, one after another.
+
+        Args:
+            sections: the sections.
+            start: the section to begin in, by its number, and the rows of it to pass over.
+            batch_rows: as for `read`.
+            plan: as for `read`.
+        """
+        first, row = start
+        for index in range(first, len(sections)):
+            section = sections[index]
+            name = os.path.basename(section.file)
             if plan.opening is not None:
-                plan.opening(files[index])
+                plan.opening(section.file)
             try:
-                for whole, _ in self.read_file(Section(files[index]), row, batch_rows, plan):
+                for whole, _ in self.read_file(section, row, batch_rows, plan):
                     for batch in cut(whole, batch_rows):
                         row += batch.num_rows
                         yield (batch, Position({"file": index, "name": name, "row": row}))
             except DecodeError as error:
                 if plan.skips is None:
                     raise
-                message = f"{error}; the rest of {plan.rest or files[index]} is left out"
-                plan.leave_out("file", message, [BadRow(error.row or row + 1, message)])
+                # a fault before the section is counted where its rows are read
+                if error.row is None or error.row > section.rows:
+                    message = f"{error}; the rest of {plan.rest or section.file} is left out"
+                    plan.leave_out("file", message, [BadRow(error.row or row + 1, message)])
             row = 0
 
-    def _start(self, files: list[str], position: Position | None) -> tuple[int, int]:
-        if position is None:
-            return 0, 0
-        position.require("files", self)
-        index = int(position["file"])
-        name = position["name"]
-        current = "absent"
-        if index < len(files):
-            current = os.path.basename(files[index])
-        if current != name:
-            raise DataError(
-                f"position: file {index} was {name!r} and is now {current!r}. Put "
-                "the files back in the same order."
-            )
-        return index, int(position["row"])
+
+@dataclass(frozen=True)
+class _FileShare(Source):
+    """The rows of files between two fractions of their extents.
+
+    Columns and types are those of all files.
+    """
+
+    source: FileSource
+    begin: Fraction
+    end: Fraction
+
+    def schema(self) -> pa.Schema:
+        return self.source.schema()
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return self.source.inferred
+
+    def num_rows(self) -> int | None:
+        total = 0
+        for section in self._sections:
+            count = section.num_rows
+            if section == Section(section.file):
+                count = self.source.like_first(section.file, None).num_rows()
+            if count is None:
+                return None
+            total += count
+        return total
+
+    def locate(self, position: Position, back: int) -> RowPlace:
+        section = self._sections[int(position["file"])]
+        return self.source.place(section, int(position["row"]) - back)
+
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Batches:
+        share = [str(self.begin), str(self.end)]
+        start = (0, 0)
+        if position is not None:
+            position.require("a part of files", self)
+            if position["share"] != share:
+                raise DataError(
+                    f"position: it lies in the share {position['share']} of the files, got the "
+                    f"share {share}. Give the part that the position was written for."
+                )
+            start = _resumed(self._sections, position)
+        for batch, after in self.source.read_sections(self._sections, start, batch_rows, plan):
+            yield batch, Position({**after.state, "share": share})
+
+    @cached_property
+    def _sections(self) -> list[Section]:
+        files = self.source.files()
+        extents = [self.source.extent(file) for file in files]
+        total = sum(extents)
+        first = int(self.begin * total)
+        last = int(self.end * total)
+        sections: list[Section] = []
+        for file, extent in zip(files, extents, strict=True):
+            begin = min(max(first, 0), extent)
+            end = min(max(last, 0), extent)
+            if begin < end:
+                section = self.source.section(file, begin, end)
+                if section is not None:
+                    sections.append(section)
+            first -= extent
+            last -= extent
+        return sections
+
+
+def _resumed(sections: Sequence[Section], position: Position) -> tuple[int, int]:
+    """Return the section of a position, by its number, and its rows before the position."""
+    index = int(position["file"])
+    name = position["name"]
+    current = "absent"
+    if index < len(sections):
+        current = os.path.basename(sections[index].file)
+    if current != name:
+        raise DataError(
+            f"position: file {index} was {name!r} and is now {current!r}. Put "
+            "the files back in the same order."
+        )
+    return index, int(position["row"])
 
 
 def infer_from_heads(files: Sequence[str], infer: Callable[[str], pa.Schema]) -> pa.Schema:

@@ -165,7 +165,7 @@ class Follow(Source):
     def words_for(self, place: Mapping[str, Any]) -> str:
         name = name_of(place["file"])
         reader = self.reader(name, "")
-        return str(reader.place(self.path(place["file"]), place["row"] - 1))
+        return str(reader.place(Section(self.path(place["file"])), place["row"] - 1))
 
     def reader(self, name: str, types: str) -> FileSource:
         """Return the source that reads a file, with the types of the files before it."""

@@ -88,6 +88,15 @@ class Parquet(FileSource):
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
 
+    def extent(self, file: str) -> int:
+        try:
+            return max(1, _open(file).metadata.num_rows)
+        except DecodeError:  # reading the rows reports the damage
+            return 1
+
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        return self.rows_between(file, begin, end)
+
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
     ) -> Iterator[Rows]:
@@ -99,24 +108,20 @@ class Parquet(FileSource):
         words = _text_columns(parquet.schema_arrow) & _dictionaries(wanted)
         if words:
             parquet = _open(file, sorted(words))
-        groups: list[int] = []
-        skip = skip_rows
-        for group in range(parquet.metadata.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
-            if not groups and skip >= rows:
-                skip -= rows
-            else:
-                groups.append(group)
-        done = skip_rows - skip
+        first = section.rows + skip_rows
+        last = parquet.metadata.num_rows
+        if section.num_rows is not None:
+            last = section.rows + section.num_rows
+        groups, done = _groups_with(parquet.metadata, first, last)
         try:
             for batch in _batches(parquet, batch_rows, groups, wanted.names):
+                begin = max(first, done)
+                end = min(last, done + batch.num_rows)
+                if begin < end:
+                    rows = batch.slice(begin - done, end - begin)
+                    numbers = np.arange(begin, end) + 1
+                    yield conform_all(rows, wanted, file, plan.types), numbers
                 done += batch.num_rows
-                dropped = min(skip, batch.num_rows)
-                skip = max(0, skip - batch.num_rows)
-                if batch.num_rows > dropped:
-                    rest = batch.slice(dropped)
-                    numbers = np.arange(done - rest.num_rows, done) + 1
-                    yield conform_all(rest, wanted, file, plan.types), numbers
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(
                 f"{file}: columns {wanted.names} cannot be read, got {first_line(error)}. Write "
@@ -144,6 +149,21 @@ class Parquet(FileSource):
                 writer.write_batch(batch)
                 num_rows += batch.num_rows
         return num_rows
+
+
+def _groups_with(metadata: pq.FileMetaData, first: int, last: int) -> tuple[list[int], int]:
+    """Return the row groups with rows from `first` up to `last`, and the rows before them."""
+    groups: list[int] = []
+    rows_before = 0
+    end = 0
+    for group in range(metadata.num_row_groups):
+        begin = end
+        end += metadata.row_group(group).num_rows
+        if end <= first:
+            rows_before = end
+        elif begin < last:
+            groups.append(group)
+    return groups, rows_before
 
 
 def _with_dictionaries(schema: pa.Schema, plan: ReadPlan) -> pa.Schema:

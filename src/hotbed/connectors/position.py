@@ -36,6 +36,7 @@ _KEYS = {
     "Replay": {"at", "emitted"},
     "Concat": {"part"},
     "Slice": {"cut"},
+    "a part of files": {"file", "name", "row", "share"},
     "files": {"file", "name", "row"},
 }
 """Kinds of sources, with keys that only their positions have."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -68,9 +69,10 @@ class Prepared(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        files = self._files
-        with PartChecks(self._entries) as checks:
-            yield from files.read(position, batch_rows, replace(plan, opening=checks.wait))
+        return _checked(self._files, self._entries, position, batch_rows, plan)
+
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        return _PreparedShare(self, begin, end)
 
     @property
     def _entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -103,6 +105,48 @@ class Prepared(Source):
                 "larger share."
             )
         return Parquet(list(self._entries))
+
+
+@dataclass(frozen=True)
+class _PreparedShare(Source):
+    """The rows of a prepared part between two fractions of it."""
+
+    source: Prepared
+    begin: Fraction
+    end: Fraction
+
+    def schema(self) -> pa.Schema:
+        return self.source.schema()
+
+    def num_rows(self) -> int | None:
+        return self._files.num_rows()
+
+    def locate(self, position: Position, back: int) -> RowPlace:
+        return self._files.locate(position, back)
+
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Batches:
+        return _checked(self._files, self.source._entries, position, batch_rows, plan)
+
+    @cached_property
+    def _files(self) -> Source:
+        return self.source._files.share(self.begin, self.end)
+
+
+def _checked(
+    files: Source,
+    entries: Mapping[str, Mapping[str, Any]],
+    position: Position | None,
+    batch_rows: int,
+    plan: ReadPlan,
+) -> Batches:
+    """Yield the rows of prepared files, each file once its digest is checked."""
+    with PartChecks(entries) as checks:
+        yield from files.read(position, batch_rows, replace(plan, opening=checks.wait))
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,35 @@ class Source(ABC):
         differ.
         """
         return Join(self, table, on, table_on)
+
+    def parts(self, count: int) -> list[Source]:
+        """Return `count` sources that together have the rows of this one, each row once.
+
+        Part i lies before part i + 1. The cuts depend on the files and on `count` only, and all
+        parts have the columns and types of the whole. A part may be empty. Its positions are its
+        own: no other part resumes from them. docs/connectors.md says how each source is cut.
+
+        Raises:
+            ConfigError: the source is endless and not a topic of Kafka.
+        """
+        checks.whole_number("parts.count", count, 1)
+        if count == 1:
+            return [self]
+        if self.endless:
+            raise ConfigError(
+                f"parts: a source without an end has no parts, got {type(self).__name__}. Cut a "
+                "topic of Kafka, or a source that ends: files, or a Replay without a speed."
+            )
+        bounds = [Fraction(number, count) for number in range(count + 1)]
+        return [self.share(begin, end) for begin, end in pairwise(bounds)]
+
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        """Return the rows from the fraction `begin` of this source up to the fraction `end`.
+
+        Shares of neighbouring fractions share no row and lose none. By default a share is a slice,
+        which reads the source from its start.
+        """
+        return self.slice(float(begin), float(end))
 
 
 @dataclass(frozen=True)
@@ -371,6 +402,12 @@ class Join(Source):
 
     def num_rows(self) -> int | None:
         return self.source.num_rows()
+
+    def parts(self, count: int) -> list[Source]:
+        return [replace(self, source=part) for part in self.source.parts(count)]
+
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        return replace(self, source=self.source.share(begin, end))
 
     def locate(self, position: Position, back: int) -> RowPlace:
         return self.source.locate(position, back)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.connectors.concat import Concat
-from hotbed.connectors.files import FileSource
+from hotbed.connectors.files import FileSource, Section
 from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import Position, RowPlace
@@ -132,7 +132,7 @@ class Partition:
         """Return the place of a good row of the file, counted from 0, for messages."""
         inner = _innermost(self.source)
         if isinstance(inner, FileSource):
-            return inner.place(self.name, row)
+            return inner.place(Section(self.name), row)
         return RowPlace(self.name, row + 1)
 
     def _batches(self, plan: ReadPlan) -> Iterator[pa.RecordBatch]:

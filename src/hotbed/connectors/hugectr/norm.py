@@ -85,8 +85,17 @@ class Norm(FileSource):
                 files.append(file)
         return files
 
-    def place(self, file: str, row: int) -> RowPlace:
-        return RowPlace(file, row + 1, "sample")
+    def extent(self, file: str) -> int:
+        try:
+            return max(1, self._header_of(file).num_samples)
+        except (DecodeError, SchemaError):  # reading the samples reports the fault
+            return 1
+
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        return self.rows_between(file, begin, end)
+
+    def place(self, section: Section, row: int) -> RowPlace:
+        return RowPlace(section.file, section.rows + row + 1, "sample")
 
     def infer(self) -> pa.Schema:
         num_dense = self._first.num_floats - len(self._labels)
@@ -113,16 +122,18 @@ class Norm(FileSource):
         file = section.file
         wanted = wanted_fields(self.schema(), plan)
         slots = [name in wanted.names for name in self._slots]
-        reading = _NormReading(file, self._header_of(file), slots, self.key_bits // 8, plan)
+        reading = _NormReading(section, self._header_of(file), slots, self.key_bits // 8, plan)
         skip = skip_rows
         try:
             with section.open() as stream:
                 for samples in reading.samples(stream, batch_rows):
-                    dropped = min(skip, len(samples.numbers))
+                    begin, end = np.searchsorted(samples.numbers, reading.bounds, "right")
+                    dropped = min(skip, end - begin)
                     skip -= dropped
-                    if dropped < len(samples.numbers):
+                    begin += dropped
+                    if begin < end:
                         batch = self._batch(samples, wanted)
-                        yield batch.slice(dropped), samples.numbers[dropped:]
+                        yield batch.slice(begin, end - begin), samples.numbers[begin:end]
         except (OSError, pa.ArrowException) as error:
             raise DecodeError(
                 f"{file}: cannot be read after sample {reading.number}, got {error}. Write the "
@@ -257,30 +268,39 @@ class _Samples:
 
 @dataclass
 class _NormReading:
-    """The samples of one file; `number`: how many were read so far, good and bad."""
+    """The samples of one section; `number`: how many of the file were read so far, good and bad."""
 
-    file: str
+    section: Section
     header: NormHeader
     wanted: list[bool]
     key_bytes: int
     plan: ReadPlan
     number: int = 0
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The numbers of the samples before the section, and of its last sample."""
+        first = self.section.rows
+        if self.section.num_rows is None:
+            return first, self.header.num_samples
+        return first, first + self.section.num_rows
+
     def samples(self, stream: pa.NativeFile, batch_rows: int) -> Iterator[_Samples]:
-        """Yield the samples after the header.
+        """Yield the samples after the header up to the end of the section.
 
         Raises:
             DecodeError: the file ends early or late, or a sample is bad and the plan has no skips.
         """
         stream.read(self.header.num_bytes)
         data = b""
-        while self.number < self.header.num_samples:
+        _, last = self.bounds
+        while self.number < last:
             more: bytes = stream.read(BLOCK_BYTES)
             if not more:
                 self._fail(self.number, f"the end of the file, {len(data)} bytes after its begin")
             data += more
             start = 0
-            while self.number < self.header.num_samples:
+            while self.number < last:
                 block = np.frombuffer(data, np.uint8, offset=start)
                 num_bytes, samples = self._read(block, batch_rows)
                 if not num_bytes:
@@ -289,13 +309,15 @@ class _NormReading:
                 if len(samples.numbers):
                     yield samples
             data = data[start:]
+        if last < self.header.num_samples:
+            return
         data += stream.read(1)
         if data:
             self._fail(self.number, f"{len(data)} or more bytes after the last one")
 
     def _read(self, data: np.ndarray, batch_rows: int) -> tuple[int, _Samples]:
         """Return the bytes of the samples that `data` begins with, and the good ones of them."""
-        missing = self.header.num_samples - self.number
+        missing = self.bounds[1] - self.number
         num_bytes, lost, good, wrong_sum, misshapen, floats, slots = _core.read_norm(
             data,
             self.header.num_floats,
@@ -314,6 +336,7 @@ class _NormReading:
         return num_bytes, samples
 
     def _leave_out(self, reason: str, fault: str, indices: np.ndarray) -> None:
+        indices = indices[indices >= self.section.rows]
         if not len(indices):
             return
         first = int(indices[0])
@@ -323,12 +346,12 @@ class _NormReading:
 
     def _message(self, index: int, fault: str) -> str:
         count = self.header.num_samples
-        return f"{self.file}, sample {index + 1} of {count}: it cannot be read, got {fault}"
+        return f"{self.section.file}, sample {index + 1} of {count}: it cannot be read, got {fault}"
 
     def _fail(self, index: int, fault: str) -> NoReturn:
         message = self._message(index, fault)
         raise DecodeError(
-            f"{message}. Write the file again, or use on_error='skip'.", self.file, index + 1
+            f"{message}. Write the file again, or use on_error='skip'.", self.section.file, index + 1
         )
 
 

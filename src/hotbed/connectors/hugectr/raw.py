@@ -99,8 +99,20 @@ class Raw(FileSource):
         """The bytes of a sample."""
         return _WORD * self._num_words
 
-    def place(self, file: str, row: int) -> RowPlace:
-        return RowPlace(file, row + 1, "sample")
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        is_whole = os.path.getsize(file) % self.sample_bytes == 0
+        if not is_whole or Section(file).compression is not None:
+            return super().section(file, begin, end)
+        first = begin // self.sample_bytes
+        last = end // self.sample_bytes
+        if first == last:
+            return None
+        return Section(
+            file, first * self.sample_bytes, last * self.sample_bytes, first, last - first
+        )
+
+    def place(self, section: Section, row: int) -> RowPlace:
+        return RowPlace(section.file, section.rows + row + 1, "sample")
 
     def infer(self) -> pa.Schema:
         fields: list[pa.Field] = []
@@ -131,7 +143,7 @@ class Raw(FileSource):
         file = section.file
         wanted = wanted_fields(self.schema(), plan)
         block_bytes = batch_rows * self.sample_bytes
-        row = skip_rows
+        row = section.rows + skip_rows
         try:
             with self._open_after(section, skip_rows) as stream:
                 while data := read_full(stream, block_bytes):

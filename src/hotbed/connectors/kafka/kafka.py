@@ -57,7 +57,6 @@ class Kafka(Source):
         group: consumer group for commits; None = no commits.
         start: where reading begins without a position, "earliest" or "latest".
         partitions: read only these; None = all.
-        shard: (rank, ranks): read only partitions whose number modulo `ranks` is `rank`.
         options: options for librdkafka (TLS, SASL); `"${NAME}"` stands for an environment variable.
         block_rows: messages of a full block.
         linger_seconds: how long a block waits for more messages after its first one.
@@ -80,20 +79,15 @@ class Kafka(Source):
     group: str | None = None
     start: Literal["earliest", "latest"] = "earliest"
     partitions: Sequence[int] | None = None
-    shard: tuple[int, int] = (0, 1)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     block_rows: int = 8192
     linger_seconds: float = 0.1
     tombstones: Literal["refuse", "skip"] = "refuse"
+    _part: tuple[int, int] = field(default=(0, 1), init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.one_of("start", self.start, ("earliest", "latest"))
         checks.one_of("tombstones", self.tombstones, ("refuse", "skip"))
-        if not (0 <= self.shard[0] < self.shard[1]):
-            raise ConfigError(
-                f"shard: must be (rank, ranks) with 0 <= rank < ranks, got {self.shard!r}. "
-                "Correct it."
-            )
         checks.at_least("block_rows", self.block_rows, 1)
         checks.at_least("linger_seconds", self.linger_seconds, 0)
         for name in self.options:
@@ -105,7 +99,7 @@ class Kafka(Source):
     @property
     def _described(self) -> dict[str, Any]:
         """The fields for a saved configuration, without secrets except as names of variables."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         options = dict(self.options)
         for key, value in options.items():
             is_name = str(value).startswith("${")
@@ -117,6 +111,30 @@ class Kafka(Source):
     @property
     def endless(self) -> bool:
         return True
+
+    def parts(self, count: int) -> list[Source]:
+        """Return `count` sources that divide the partitions of the topic.
+
+        Part i of n reads the partitions whose number modulo n is i; with `partitions`, every n-th
+        of these.
+        """
+        checks.whole_number("parts.count", count, 1)
+        number, total = self._part
+        parts: list[Source] = []
+        for index in range(count):
+            part = replace(self)
+            object.__setattr__(part, "_part", (number + index * total, count * total))
+            parts.append(part)
+        return parts
+
+    def reads(self, partition: int) -> bool:
+        number = partition
+        if self.partitions is not None:
+            if partition not in self.partitions:
+                return False
+            number = sorted(self.partitions).index(partition)
+        part, count = self._part
+        return number % count == part
 
     def client_options(self) -> dict[str, Any]:
         """Return the options for librdkafka, with the values of environment variables."""

@@ -31,9 +31,6 @@ class KafkaSettings(Protocol):
     def partitions(self) -> Sequence[int] | None: ...
 
     @property
-    def shard(self) -> tuple[int, int]: ...
-
-    @property
     def block_rows(self) -> int: ...
 
     @property
@@ -41,6 +38,10 @@ class KafkaSettings(Protocol):
 
     @property
     def tombstones(self) -> Literal["refuse", "skip"]: ...
+
+    def reads(self, partition: int) -> bool:
+        """Return whether a partition is one of those to read."""
+        ...
 
     def client_options(self) -> dict[str, Any]:
         """Return the options for librdkafka, with the values of environment variables."""

@@ -294,13 +294,9 @@ class KafkaTopic:
             advice = "Create it or correct the name."
             self._doubt("topic", "the broker does not know it", cause.text, advice)
             raise _Doubt
-        rank, ranks = self.source.shard
-        partitions = {p for p in there if p % ranks == rank}
+        partitions = set(filter(self.source.reads, there))
         required = self.begins.keys() | self.fetched.keys()
-        if self.source.partitions is not None:
-            selected = {p for p in self.source.partitions if p % ranks == rank}
-            partitions &= selected
-            required |= selected
+        required |= set(filter(self.source.reads, self.source.partitions or ()))
         missing = sorted(required - partitions)
         if missing:
             ours = f"of which {sorted(partitions)} are to be read"

@@ -30,7 +30,7 @@ from hotbed.connectors.paths import Paths
 from hotbed.connectors.plan import BadRow, ReadPlan
 from hotbed.connectors.position import RowPlace
 from hotbed.connectors.text.encodings import read_full
-from hotbed.connectors.text.lines import last_line_end, lines_before
+from hotbed.connectors.text.lines import is_plain, last_line_end, lines_before, lines_between
 from hotbed.connectors.text.rows import HEAD_BYTES, BadLine, RowFormat, Utf8Lines, WholeRows
 from hotbed.connectors.text.values import as_text, cast_text, infer_type, plain_integers
 from hotbed.connectors.types import declared
@@ -98,17 +98,20 @@ class Csv(FileSource):
             if kind is not None:
                 declared(f"columns.{name}", kind)
 
-    def place(self, file: str, row: int) -> RowPlace:
-        number = row + int(self.header)
-        return RowPlace(file, self._line_of(file, number), "line")
+    def place(self, section: Section, row: int) -> RowPlace:
+        number = row
+        if self.header and not section.begin:
+            number += 1
+        return RowPlace(section.file, self._line_of(section, number), "line")
 
-    def _line_of(self, file: str, row: int) -> int:
-        """Return the line on which a row begins; rows count from 0, with the header."""
+    def _line_of(self, section: Section, row: int) -> int:
+        """Return the line on which a row of a section begins; rows count from 0, with a header."""
         try:
-            with self.open(Section(file), _blank) as stream:
+            num_lines = lines_before(section)
+            with self.open(section, _blank) as stream:
                 while stream.num_rows <= row and stream.read(BLOCK_BYTES):
                     stream.forget(min(row, stream.num_rows))
-                return stream.line_of(row)
+                return num_lines + stream.line_of(row)
         except UNREADABLE:  # the file has changed since
             return row + 1
 
@@ -148,6 +151,18 @@ class Csv(FileSource):
             while stream.read(BLOCK_BYTES):
                 pass
             return begin + text.num_skipped + stream.num_bytes
+
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        is_plain_text = self._is_utf8 and len(self.delimiter.encode()) == 1
+        if self._is_wide or not is_plain(file) or not (self.quote is None or is_plain_text):
+            return super().section(file, begin, end)
+        return lines_between(file, begin, end, self._rows_end)
+
+    def _rows_end(self, section: Section) -> int:
+        try:
+            return self.rows_end(section, grows=True)
+        except DecodeError:  # reading the rows reports the damage
+            return section.begin
 
     @property
     def _row_format(self) -> RowFormat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -73,10 +73,17 @@ class LineSource(FileSource):
     def rows_end(self, section: Section, *, grows: bool) -> int:
         return last_line_end(section)
 
-    def place(self, file: str, row: int) -> RowPlace:
+    def section(self, file: str, begin: int, end: int) -> Section | None:
+        if not is_plain(file):
+            return super().section(file, begin, end)
+        return lines_between(file, begin, end, last_line_end)
+
+    def place(self, section: Section, row: int) -> RowPlace:
+        file = section.file
         num_lines = 0
         try:
-            with Section(file).open_text() as stream:
+            num_lines = lines_before(section)
+            with section.open_text() as stream:
                 for lines in blocks(stream):
                     places = self.row_places(lines)
                     if row < len(places):
@@ -170,6 +177,32 @@ class _LineReading:
                 f"{message}. Correct it or use on_error='skip'.", file, line
             ) from error
         self.plan.leave_out("value", message, [BadRow(number, text, line)])
+
+
+def is_plain(file: str) -> bool:
+    """Return whether a file is not compressed; False if it is damaged: reading reports that."""
+    try:
+        return Section(file).compression is None
+    except (DecodeError, OSError):
+        return False
+
+
+def lines_between(
+    file: str, begin: int, end: int, rows_end: Callable[[Section], int]
+) -> Section | None:
+    """Return the rows of a file of plain lines that end between two places, None without one.
+
+    `rows_end` returns the offset after the last row that ends in a section.
+    """
+    first = 0
+    if begin:
+        first = rows_end(Section(file, 0, begin))
+    last = end
+    if end < os.path.getsize(file):
+        last = rows_end(Section(file, first, end))
+    if first == last:
+        return None
+    return Section(file, first, last)
 
 
 def lines_before(section: Section) -> int:
