@@ -336,6 +336,42 @@ def test_a_resumed_reader_gives_the_same_positions(source: Source) -> None:
     assert resumed[-1][1] == pairs[-1][1]
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_parts_together_are_the_whole_and_resume_from_their_own_positions(
+    source: Source, count: int
+) -> None:
+    parts = source.parts(count)
+    assert parts == source.parts(count)
+    contents = [rows(part) for part in parts]
+    assert [row for content in contents for row in content] == rows(source)
+    places: list[tuple[Source, Position]] = []
+    for part, content in zip(parts, contents, strict=True):
+        assert part.schema().equals(source.schema())
+        assert part.num_rows() in (None, len(content))
+        done = 0
+        for batch, position in part.read(batch_rows=30):
+            assert batch.schema.equals(source.schema())
+            first = done == 0
+            done += batch.num_rows
+            if first or done == len(content):
+                text = json.dumps(position.to_json())
+                assert rows(part, Position.from_json(text), batch_rows=51) == content[done:]
+            if first and done < len(content):
+                places.append((part, position))
+    assert len(places) > 1
+    refused: list[str] = []
+    for writer, position in places:
+        for part, content in zip(parts, contents, strict=True):
+            if part is writer:
+                continue
+            try:
+                assert rows(part, position) == content  # it lies between the two parts
+            except DataError as error:
+                refused.append(str(error))
+    assert len(refused) >= len(places)
+    assert all(message.startswith("position: it lies") for message in refused)
+
+
 def test_only_asked_columns_are_read(source: Source) -> None:
     name = source.schema().names[-1]
     for batch, _ in source.read(plan=ReadPlan(columns=(name,))):
@@ -351,6 +387,40 @@ def test_reading_leaves_no_trace_in_the_value(source: Source) -> None:
     before = repr(source)
     rows(source)
     assert repr(source) == before
+
+
+def test_parts_of_few_rows_are_empty_and_have_the_types_of_the_whole(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32())}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": pa.array([2], pa.int64())}), tmp_path / "2.parquet")
+    (tmp_path / "few.csv").write_text("a\n1\n2\n")
+    files = Parquet(str(tmp_path / "*.parquet"))
+    for source in (files, Csv(tmp_path / "few.csv"), Memory({"a": [1, 2]}), files.sort("a")):
+        parts = source.parts(5)
+        assert [len(rows(part)) for part in parts].count(0) == 3
+        assert {part.schema() for part in parts} == {pa.schema([("a", pa.int64())])}
+        assert rows(Concat(parts)) == [{"a": 1}, {"a": 2}]
+    assert files.parts(1) == [files]
+    with pytest.raises(ConfigError, match=r"parts\.count: .* got 0"):
+        files.parts(0)
+
+
+def test_sources_without_an_end_have_no_parts(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    side = Memory({"a": [1]})
+    follow = Follow(tmp_path, "*.csv")
+    paced = Replay([side], time="a", speed=2.0)
+    for source, name in [
+        (follow, "Follow"),
+        (paced, "Replay"),
+        (FakeStream({"a": [1]}), "FakeStream"),
+        (follow.join(side, on="a"), "Follow"),
+        (Concat([side, follow]), "Follow"),
+    ]:
+        with pytest.raises(ConfigError, match=f"without an end has no parts, got {name}. Cut"):
+            source.parts(2)
+    kafka = Kafka("localhost:1", "clicks")
+    parts = Concat([Memory({"a": [1, 2]}), kafka]).join(side, on="a").parts(2)
+    assert [part.source.sources[1] for part in parts] == kafka.parts(2)
 
 
 def test_empty_files_and_tables_are_read_as_no_rows(tmp_path: Path) -> None:

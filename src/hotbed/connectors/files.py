@@ -247,11 +247,7 @@ class FileSource(Source):
         return self.read_sections(sections, start, batch_rows, plan)
 
     def read_sections(
-        self,
-        sections: Sequence[Section],
-        start: tuple[int, int],
-        batch_rows: int,
-        plan: ReadPlan,
+        self, sections: Sequence[Section], start: tuple[int, int], batch_rows: int, plan: ReadPlan
     ) -> Batches:
         """Yield the rows of sections, one after another.
 

@@ -145,13 +145,25 @@ def test_where_a_first_reading_begins_is_decided_once(shared: Broker, start: Any
     assert rows(within(again, 1)) == [[10, 11, 12, 13, 14]]
 
 
-def test_named_partitions_and_shards_divide_a_topic(shared: Broker, topic: str) -> None:
+def test_named_partitions_and_parts_divide_a_topic(
+    shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(shared, topic, range(900))
     only = make(Kafka(shared.servers, topic, partitions=[1]), 200)
     assert all(SKEW[row % 9] == 1 for row in rows(within(only.stream(), 1))[0])
-    halves = [make(Kafka(shared.servers, topic, shard=(rank, 2)), 50) for rank in (0, 1)]
-    even, odd = rows(within(halves[0].stream(), 14)), rows(within(halves[1].stream(), 4))
-    assert sorted(row for batch in [*even, *odd] for row in batch) == list(range(900))
+    first, second, third, none = [
+        make(part, 50) for part in Kafka(shared.servers, topic, partitions=[0, 1, 2]).parts(4)
+    ]
+    even, odd = [make(part, 50) for part in Kafka(shared.servers, topic).parts(2)]
+    batches = [*within(even.stream(), 14), *within(odd.stream(), 4)]
+    assert sorted(row for batch in rows(batches) for row in batch) == list(range(900))
+    for number, part in enumerate((first, second, third)):
+        assert {SKEW[row % 9] for row in rows(within(part.stream(), 1))[0]} == {number}
+    assert list(islice(none.stream(), 5)) == [None] * 5
+    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.2)
+    even.resume(batches[-1].position or {})
+    with pytest.raises(DataError, match=r"partitions \[1\] are not there"):
+        within(even.stream(), 1)
 
 
 def test_poison_is_a_dead_letter_with_its_place_and_the_others_live(

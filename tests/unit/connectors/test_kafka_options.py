@@ -36,7 +36,6 @@ def test_secrets_are_filled_in_late_and_shown_nowhere(monkeypatch: pytest.Monkey
     ("arguments", "message"),
     [
         ({"start": "middle"}, "start: unknown value, got 'middle'"),
-        ({"shard": (2, 2)}, "shard: "),
         ({"block_rows": 0}, "block_rows: must be at least 1"),
         ({"options": {"group.id": "x"}}, r"options.group.id: Hotbed sets it itself"),
     ],

@@ -351,7 +351,9 @@ class _NormReading:
     def _fail(self, index: int, fault: str) -> NoReturn:
         message = self._message(index, fault)
         raise DecodeError(
-            f"{message}. Write the file again, or use on_error='skip'.", self.section.file, index + 1
+            f"{message}. Write the file again, or use on_error='skip'.",
+            self.section.file,
+            index + 1,
         )
 
 
