@@ -90,9 +90,10 @@ class Parquet(FileSource):
 
     def extent(self, file: str) -> int:
         try:
-            return max(1, _open(file).metadata.num_rows)
+            num_rows: int = _open(file).metadata.num_rows
         except DecodeError:  # reading the rows reports the damage
             return 1
+        return max(1, num_rows)
 
     def section(self, file: str, begin: int, end: int) -> Section | None:
         return self.rows_between(file, begin, end)

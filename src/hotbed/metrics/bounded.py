@@ -64,7 +64,7 @@ class Windowed(Metric):
 
     def merge(self, later: Metric) -> None:
         """Add the samples in the window of `later`."""
-        self._check_like(later, "samples")
+        self._check_like(later)
         assert isinstance(later, Windowed)
         for part in later._parts:
             self.add(part)

@@ -123,7 +123,7 @@ class AUC(Metric):
 
         The bound of the error holds for the blocks of both.
         """
-        self._check_like(later, "bins")
+        self._check_like(later)
         assert isinstance(later, AUC)
         for number, level in enumerate(later._levels):
             if level is not None:

@@ -39,7 +39,8 @@ class Samples:
         """Return all samples of `parts`, in order."""
         if not parts:
             return Samples(np.empty(0), np.empty(0), np.empty(0), None)
-        groups = [part.group for part in parts if part.group is not None]
+        # an empty list of groups has no type of its own, and would make floats of integers
+        groups = [part.group for part in parts if part.group is not None and len(part.group)]
         return Samples(
             np.concatenate([part.prediction for part in parts]),
             np.concatenate([part.label for part in parts]),
@@ -131,11 +132,17 @@ class Metric(ABC):
             "merge(self, later), which adds what `later` has accumulated."
         )
 
-    def _check_like(self, later: Metric, setting: str | None = None) -> None:
+    def _check_like(self, later: Metric) -> None:
         """Raise ConfigError if `later` is of another class, or has another value of a setting."""
         names = {type(metric).__name__ for metric in (self, later)}
-        if setting is not None and len(names) == 1:
-            names = {f"{setting}={getattr(metric, setting)}" for metric in (self, later)}
+        for setting in _settings_of(self) | _settings_of(later):
+            if len(names) > 1:
+                break
+            own, other = (getattr(metric, setting, None) for metric in (self, later))
+            if isinstance(own, Metric):
+                own._check_like(other)
+            elif own != other:
+                names = {f"{setting}={own}", f"{setting}={other}"}
         if len(names) > 1:
             raise ConfigError(
                 f"{self._name}.merge: the parts are not alike, got {' and '.join(sorted(names))}. "
@@ -261,6 +268,11 @@ class SumsMetric(Metric):
     @abstractmethod
     def _summands(self, samples: Samples) -> tuple[float, float, float]:
         """Return three sums over `samples`."""
+
+
+def _settings_of(metric: Metric) -> set[str]:
+    """Return the arguments that a metric was made with, by name."""
+    return set(getattr(metric, "_described", ()))
 
 
 def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) -> Samples:

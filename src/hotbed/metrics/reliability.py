@@ -46,6 +46,12 @@ class Reliability:
             self._waiting = []
             self._num_waiting = 0
 
+    def merge(self, later: Reliability) -> None:
+        """Add the samples of `later`, which came after those of this curve, as `Metric.merge`."""
+        self._counted = self._sums() + later._sums()
+        self._waiting = []
+        self._num_waiting = 0
+
     @property
     def weight(self) -> float:
         """Sum of the weights."""

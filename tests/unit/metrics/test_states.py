@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hotbed import config
 from hotbed.errors import ConfigError, DataError
 from hotbed.metrics import (
     AUC,
@@ -25,6 +26,7 @@ from hotbed.metrics import (
     Calibration,
     HitRate,
     LogLoss,
+    Metric,
     NormalizedEntropy,
     Precision,
     Recall,
@@ -56,6 +58,7 @@ KINDS = {
     },
     "HitRate": lambda: HitRate(k=1),
     "NDCG": NDCG,
+    "NDCG of one ranking": lambda: NDCG(whole=True, gain="exponential"),
     "AUC in bins": lambda: AUC(bins=512),
     "AUC in bins, at first exact": lambda: AUC(bins=512, exact=250),
     "Windowed AUC": lambda: Windowed(AUC(), samples=150),
@@ -163,20 +166,30 @@ def test_the_samples_of_a_metric_without_any_are_a_state_too() -> None:
 
 # --- parts ----------------------------------------------------------------------------------------
 
-KEPT = {"AUC", "GAUC", "HitRate", "NDCG", "Windowed AUC", "Windowed GAUC"}
+KEPT = {"AUC", "GAUC", "HitRate", "NDCG", "NDCG of one ranking", "Windowed AUC", "Windowed GAUC"}
 IN_BINS = {"AUC in bins", "AUC in bins, at first exact"}
+
+
+def test_every_metric_is_held_to_its_promises() -> None:
+    held = {type(kind()) for kind in KINDS.values()}
+    assert set(config.kinds(Metric).values()) <= held
 
 
 @pytest.mark.parametrize("texts", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_merged_parts_equal_a_metric_of_the_whole(name: str, texts: bool) -> None:
+    """Parts are empty or uneven, batches have from 0 samples on, and some weights are 0."""
     rng = np.random.default_rng(len(name))
-    batches = [samples(rng, int(rng.integers(0, 90)), texts) for _ in range(40)]
+    sizes = [0, 1, 1, *rng.integers(0, 90, 37).tolist()]
+    batches = [samples(rng, size, texts) for size in sizes]
+    for _, _, weight, _ in batches:
+        weight[weight < 0.1] = 0.0
     whole = KINDS[name]()
     for batch in batches:
         whole.update(*batch)
     for num_parts in (1, 2, 3, 8):
-        cuts = [0, *np.sort(rng.integers(0, 41, num_parts - 1)).tolist(), 40]
+        inner = [2, 3, 3, *rng.integers(0, 41, 4).tolist()]
+        cuts = [0, *sorted(inner[: num_parts - 1]), 40]
         merged = [merged_parts(name, batches, cuts) for _ in range(2)]
         assert merged[0].eval() == merged[1].eval()  # one cut gives equal bits
         if name in KEPT:
@@ -223,6 +236,21 @@ def test_metrics_that_are_not_alike_are_not_merged() -> None:
         AUC().merge(AUC(bins=8))
     with pytest.raises(ConfigError, match="got samples=5 and samples=6"):
         Windowed(AUC(), 5).merge(Windowed(AUC(), 6))
+    with pytest.raises(ConfigError, match="got k=2 and k=3"):
+        Windowed(HitRate(k=2), 5).merge(Windowed(HitRate(k=3), 5))
+    with pytest.raises(ConfigError, match=r"got threshold=0\.1 and threshold=0\.5"):
+        Precision().merge(Precision(0.1))
+    LogLoss().merge(LogLoss(eps=1e-7))
+
+
+def test_part_without_samples_does_not_change_the_groups_of_the_others() -> None:
+    """Neighbouring ids above 2^53 are one float."""
+    users = np.array([2**60, 2**60 + 1])
+    merged, whole = GAUC(), GAUC()
+    merged.update([], [], group=[])
+    merged.update(np.array([0.1, 0.9]), np.array([0, 1]), group=users)
+    whole.update(np.array([0.1, 0.9]), np.array([0, 1]), group=users)
+    assert merged.state()["group"].tolist() == whole.state()["group"].tolist() == users.tolist()
 
 
 # --- bounded --------------------------------------------------------------------------------------
@@ -279,6 +307,22 @@ def test_indexes_that_cannot_work_are_refused(indexes: Any) -> None:
 def test_an_index_beyond_the_inputs_is_an_error_that_counts_them() -> None:
     with pytest.raises(DataError, match="asks for input 5, got 2 inputs"):
         AUC().set_indexes([0, 5]).update(np.ones(1), np.ones(1))
+
+
+def test_merged_reliability_curves_equal_a_curve_of_the_whole() -> None:
+    rng = np.random.default_rng(4)
+    whole = Reliability()
+    merged = [Reliability(), Reliability()]
+    for size in (0, 1, 5000, 0, 700, 9000):
+        batch = rng.random(size), rng.integers(0, 2, size), rng.random(size)
+        whole.update(*batch)
+        for curve in merged:
+            part = Reliability()
+            part.update(*batch)
+            curve.merge(part)
+    assert merged[0].curve() == merged[1].curve()
+    np.testing.assert_allclose(merged[0].curve(), whole.curve(), rtol=1e-12)
+    assert merged[0].weight == pytest.approx(whole.weight, rel=1e-12)
 
 
 def test_a_reliability_curve_continues_from_its_state_to_the_same_bits() -> None:
