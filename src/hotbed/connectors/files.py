@@ -204,25 +204,21 @@ class FileSource(Source):
     def share(self, begin: Fraction, end: Fraction) -> Source:
         return _FileShare(self, begin, end)
 
-    def extent(self, file: str) -> int:
-        """Return the length of a file in the unit in which `section` cuts it: bytes, or rows."""
-        return os.path.getsize(file)
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
+        """Return the rows of a file that end between two places; None if there are none.
 
-    def section(self, file: str, begin: int, end: int) -> Section | None:
-        """Return the rows of a file between two places of its extent; None if there are none.
+        Places are numbers of rows where `num_rows` knows these, else of bytes. A file that cannot
+        be cut belongs as a whole to the section with its end.
 
-        A row belongs to the section in which it ends. A file that cannot be cut belongs as a whole
-        to the section with its end.
+        Args:
+            file: the file.
+            begin: the place before the section.
+            end: the place of its end.
+            extent: the place of the end of the file.
         """
-        if end == self.extent(file):
+        if end == extent:
             return Section(file)
         return None
-
-    def rows_between(self, file: str, begin: int, end: int) -> Section:
-        """Return rows of a file whose extent is its number of rows."""
-        if end - begin == self.extent(file):
-            return Section(file)
-        return Section(file, rows=begin, num_rows=end - begin)
 
     def locate(self, position: Position, back: int) -> RowPlace:
         file = self.files()[int(position["file"])]
@@ -244,38 +240,7 @@ class FileSource(Source):
         if position is not None:
             position.require("files", self)
             start = _resumed(sections, position)
-        return self.read_sections(sections, start, batch_rows, plan)
-
-    def read_sections(
-        self, sections: Sequence[Section], start: tuple[int, int], batch_rows: int, plan: ReadPlan
-    ) -> Batches:
-        """Yield the rows of sections, one after another.
-
-        Args:
-            sections: the sections.
-            start: the section to begin in, by its number, and the rows of it to pass over.
-            batch_rows: as for `read`.
-            plan: as for `read`.
-        """
-        first, row = start
-        for index in range(first, len(sections)):
-            section = sections[index]
-            name = os.path.basename(section.file)
-            if plan.opening is not None:
-                plan.opening(section.file)
-            try:
-                for whole, _ in self.read_file(section, row, batch_rows, plan):
-                    for batch in cut(whole, batch_rows):
-                        row += batch.num_rows
-                        yield (batch, Position({"file": index, "name": name, "row": row}))
-            except DecodeError as error:
-                if plan.skips is None:
-                    raise
-                # a fault before the section is counted where its rows are read
-                if error.row is None or error.row > section.rows:
-                    message = f"{error}; the rest of {plan.rest or section.file} is left out"
-                    plan.leave_out("file", message, [BadRow(error.row or row + 1, message)])
-            row = 0
+        return _rows_of(self, sections, start, batch_rows, plan)
 
 
 @dataclass(frozen=True)
@@ -327,13 +292,13 @@ class _FileShare(Source):
                     f"share {share}. Give the part that the position was written for."
                 )
             start = _resumed(self._sections, position)
-        for batch, after in self.source.read_sections(self._sections, start, batch_rows, plan):
+        for batch, after in _rows_of(self.source, self._sections, start, batch_rows, plan):
             yield batch, Position({**after.state, "share": share})
 
     @cached_property
     def _sections(self) -> list[Section]:
         files = self.source.files()
-        extents = [self.source.extent(file) for file in files]
+        extents = [_extent_of(self.source, file) for file in files]
         total = sum(extents)
         first = int(self.begin * total)
         last = int(self.end * total)
@@ -341,13 +306,64 @@ class _FileShare(Source):
         for file, extent in zip(files, extents, strict=True):
             begin = min(max(first, 0), extent)
             end = min(max(last, 0), extent)
-            if begin < end:
-                section = self.source.section(file, begin, end)
-                if section is not None:
-                    sections.append(section)
+            section = None
+            if begin == 0 and end == extent:
+                section = Section(file)
+            elif begin < end:
+                section = self.source.section(file, begin, end, extent)
+            if section is not None:
+                sections.append(section)
             first -= extent
             last -= extent
         return sections
+
+
+def _extent_of(source: FileSource, file: str) -> int:
+    """Return the number of rows of a file where it is known, 1 if it has none; else of bytes."""
+    try:
+        num_rows = source.like_first(file, None).num_rows()
+    except DecodeError:  # reading the rows reports the damage
+        return 1
+    if num_rows is None:
+        return os.path.getsize(file)
+    return max(1, num_rows)
+
+
+def _rows_of(
+    source: FileSource,
+    sections: Sequence[Section],
+    start: tuple[int, int],
+    batch_rows: int,
+    plan: ReadPlan,
+) -> Batches:
+    """Yield the rows of sections, one after another.
+
+    Args:
+        source: reads them.
+        sections: the sections.
+        start: the section to begin in, by its number, and the rows of it to pass over.
+        batch_rows: as for `Source.read`.
+        plan: as for `Source.read`.
+    """
+    first, row = start
+    for index in range(first, len(sections)):
+        section = sections[index]
+        name = os.path.basename(section.file)
+        if plan.opening is not None:
+            plan.opening(section.file)
+        try:
+            for whole, _ in source.read_file(section, row, batch_rows, plan):
+                for batch in cut(whole, batch_rows):
+                    row += batch.num_rows
+                    yield (batch, Position({"file": index, "name": name, "row": row}))
+        except DecodeError as error:
+            if plan.skips is None:
+                raise
+            # a fault before the section is counted where its rows are read
+            if error.row is None or error.row > section.rows:
+                message = f"{error}; the rest of {plan.rest or section.file} is left out"
+                plan.leave_out("file", message, [BadRow(error.row or row + 1, message)])
+        row = 0
 
 
 def _resumed(sections: Sequence[Section], position: Position) -> tuple[int, int]:

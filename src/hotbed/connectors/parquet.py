@@ -88,15 +88,8 @@ class Parquet(FileSource):
     def num_rows(self) -> int:
         return sum(_open(file).metadata.num_rows for file in self.files())
 
-    def extent(self, file: str) -> int:
-        try:
-            num_rows: int = _open(file).metadata.num_rows
-        except DecodeError:  # reading the rows reports the damage
-            return 1
-        return max(1, num_rows)
-
-    def section(self, file: str, begin: int, end: int) -> Section | None:
-        return self.rows_between(file, begin, end)
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
+        return Section(file, rows=begin, num_rows=end - begin)
 
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan

@@ -138,11 +138,12 @@ class Metric(ABC):
         for setting in _settings_of(self) | _settings_of(later):
             if len(names) > 1:
                 break
-            own, other = (getattr(metric, setting, None) for metric in (self, later))
-            if isinstance(own, Metric):
-                own._check_like(other)
-            elif own != other:
-                names = {f"{setting}={own}", f"{setting}={other}"}
+            value: Any = getattr(self, setting, None)
+            other: Any = getattr(later, setting, None)
+            if isinstance(value, Metric):
+                value._check_like(other)
+            elif value != other:
+                names = {f"{setting}={value}", f"{setting}={other}"}
         if len(names) > 1:
             raise ConfigError(
                 f"{self._name}.merge: the parts are not alike, got {' and '.join(sorted(names))}. "

@@ -85,14 +85,8 @@ class Norm(FileSource):
                 files.append(file)
         return files
 
-    def extent(self, file: str) -> int:
-        try:
-            return max(1, self._header_of(file).num_samples)
-        except (DecodeError, SchemaError):  # reading the samples reports the fault
-            return 1
-
-    def section(self, file: str, begin: int, end: int) -> Section | None:
-        return self.rows_between(file, begin, end)
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
+        return Section(file, rows=begin, num_rows=end - begin)
 
     def place(self, section: Section, row: int) -> RowPlace:
         return RowPlace(section.file, section.rows + row + 1, "sample")

@@ -99,17 +99,11 @@ class Raw(FileSource):
         """The bytes of a sample."""
         return _WORD * self._num_words
 
-    def section(self, file: str, begin: int, end: int) -> Section | None:
-        is_whole = os.path.getsize(file) % self.sample_bytes == 0
-        if not is_whole or Section(file).compression is not None:
-            return super().section(file, begin, end)
-        first = begin // self.sample_bytes
-        last = end // self.sample_bytes
-        if first == last:
-            return None
-        return Section(
-            file, first * self.sample_bytes, last * self.sample_bytes, first, last - first
-        )
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
+        if Section(file).compression is not None:
+            return super().section(file, begin, end, extent)
+        first_byte = begin * self.sample_bytes
+        return Section(file, first_byte, end * self.sample_bytes, begin, end - begin)
 
     def place(self, section: Section, row: int) -> RowPlace:
         return RowPlace(section.file, section.rows + row + 1, "sample")

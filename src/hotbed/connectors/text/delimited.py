@@ -152,11 +152,11 @@ class Csv(FileSource):
                 pass
             return begin + text.num_skipped + stream.num_bytes
 
-    def section(self, file: str, begin: int, end: int) -> Section | None:
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
         is_plain_text = self._is_utf8 and len(self.delimiter.encode()) == 1
         if self._is_wide or not is_plain(file) or not (self.quote is None or is_plain_text):
-            return super().section(file, begin, end)
-        return lines_between(file, begin, end, self._rows_end)
+            return super().section(file, begin, end, extent)
+        return lines_between(file, (begin, end, extent), self._rows_end)
 
     def _rows_end(self, section: Section) -> int:
         try:

@@ -73,10 +73,10 @@ class LineSource(FileSource):
     def rows_end(self, section: Section, *, grows: bool) -> int:
         return last_line_end(section)
 
-    def section(self, file: str, begin: int, end: int) -> Section | None:
+    def section(self, file: str, begin: int, end: int, extent: int) -> Section | None:
         if not is_plain(file):
-            return super().section(file, begin, end)
-        return lines_between(file, begin, end, last_line_end)
+            return super().section(file, begin, end, extent)
+        return lines_between(file, (begin, end, extent), last_line_end)
 
     def place(self, section: Section, row: int) -> RowPlace:
         file = section.file
@@ -188,17 +188,21 @@ def is_plain(file: str) -> bool:
 
 
 def lines_between(
-    file: str, begin: int, end: int, rows_end: Callable[[Section], int]
+    file: str, places: tuple[int, int, int], rows_end: Callable[[Section], int]
 ) -> Section | None:
-    """Return the rows of a file of plain lines that end between two places, None without one.
+    """Return the rows of a file of plain lines that end between two places; None without one.
 
-    `rows_end` returns the offset after the last row that ends in a section.
+    Args:
+        file: the file.
+        places: offsets of the begin and the end, and the size of the file.
+        rows_end: returns the offset after the last row that ends in a section.
     """
+    begin, end, size = places
     first = 0
     if begin:
         first = rows_end(Section(file, 0, begin))
     last = end
-    if end < os.path.getsize(file):
+    if end < size:
         last = rows_end(Section(file, first, end))
     if first == last:
         return None
