@@ -174,8 +174,9 @@ def wrapped(folder: Path, sizes: Sizes, random: Random) -> Source:
     """Sources of several kinds that are joined, sorted, cut and read one after another."""
     side = Memory({"a": [1, 2, 3], "more": ["x", "y", "z"]})
     files = parquet(folder, sizes, random)
-    first = files.slice(0, random.randint(0, 40)).join(side, on="a")
-    return Concat([first, files.sort("w").join(side, on="a"), files.join(side, on="a")])
+    first = files.slice(random.randint(0, 9), random.randint(0, 60)).join(side, on="a")
+    other = files.sort("w").slice(0.1, 0.9).slice(1).join(side, on="a")
+    return Concat([first, other, files.join(side, on="a")])
 
 
 def generated(folder: Path, sizes: Sizes, random: Random) -> Source:

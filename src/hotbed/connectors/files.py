@@ -307,7 +307,9 @@ class _FileShare(Source):
             begin = min(max(first, 0), extent)
             end = min(max(last, 0), extent)
             section = None
-            if begin == 0 and end == extent:
+            # a file without rows is read by the share in which it begins: it may be damaged
+            begins_here = first <= 0 and (last > 0 or self.end == 1)
+            if begins_here and end == extent and self.begin < self.end:
                 section = Section(file)
             elif begin < end:
                 section = self.source.section(file, begin, end, extent)
@@ -319,14 +321,14 @@ class _FileShare(Source):
 
 
 def _extent_of(source: FileSource, file: str) -> int:
-    """Return the number of rows of a file where it is known, 1 if it has none; else of bytes."""
+    """Return the number of rows of a file where it is known, else of bytes; 0 if it is damaged."""
     try:
         num_rows = source.like_first(file, None).num_rows()
-    except DecodeError:  # reading the rows reports the damage
-        return 1
+    except DecodeError:
+        return 0
     if num_rows is None:
         return os.path.getsize(file)
-    return max(1, num_rows)
+    return num_rows
 
 
 def _rows_of(

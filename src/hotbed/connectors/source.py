@@ -19,7 +19,7 @@ from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, ROWS, Batches, Position, RowPlace
 from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
-from hotbed.errors import ConfigError, DataError, SchemaError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 
 class Source(ABC):
@@ -203,6 +203,18 @@ class Slice(Source):
         if whole is not None:
             stop = min(stop, whole)
         return max(0, stop - start)
+
+    def share(self, begin: Fraction, end: Fraction) -> Source:
+        try:
+            whole = self.source.num_rows()
+        except DecodeError:  # reading the rows reports the damage
+            whole = None
+        count = self.num_rows() if whole else None
+        if not whole or not count:
+            return super().share(begin, end)
+        start, _ = self._rows()
+        bounds = [start + int(bound * count) for bound in (begin, end)]
+        return self.source.share(*(Fraction(row, whole) for row in bounds))
 
     def locate(self, position: Position, back: int) -> RowPlace:
         inner = Position.from_json(position["source"])
