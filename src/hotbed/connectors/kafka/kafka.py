@@ -83,6 +83,7 @@ class Kafka(Source):
     block_rows: int = 8192
     linger_seconds: float = 0.1
     tombstones: Literal["refuse", "skip"] = "refuse"
+    # (i, n): only every n-th partition from number i on; `parts` sets it
     _part: tuple[int, int] = field(default=(0, 1), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +129,7 @@ class Kafka(Source):
         return parts
 
     def reads(self, partition: int) -> bool:
+        """Return whether this source, which may be a part, reads a partition of the topic."""
         number = partition
         if self.partitions is not None:
             if partition not in self.partitions:
