@@ -32,6 +32,16 @@ def test_secrets_are_filled_in_late_and_shown_nowhere(monkeypatch: pytest.Monkey
     monkeypatch.delenv("KAFKA_PASSWORD")
 
 
+def test_parts_are_nested_and_never_written_as_the_whole_topic() -> None:
+    topic = Kafka("host:9092", "clicks")
+    first, second = topic.parts(2)
+    assert topic != first != second
+    assert [part.reads(3) for part in (topic, first, second)] == [True, False, True]
+    assert [part.reads(3) for part in second.parts(2)] == [False, True]
+    with pytest.raises(ConfigError, match=r"a part of a topic cannot .* got part 1 of 2"):
+        config.describe(second)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

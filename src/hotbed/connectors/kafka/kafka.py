@@ -99,7 +99,17 @@ class Kafka(Source):
 
     @property
     def _described(self) -> dict[str, Any]:
-        """The fields for a saved configuration, without secrets except as names of variables."""
+        """The fields for a saved configuration, without secrets except as names of variables.
+
+        Raises:
+            ConfigError: this is a part of a topic.
+        """
+        number, count = self._part
+        if count > 1:
+            raise ConfigError(
+                "kafka: a part of a topic cannot be written as configuration, got part "
+                f"{number} of {count}. Write the topic, and call parts() where it is read."
+            )
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         options = dict(self.options)
         for key, value in options.items():
