@@ -63,6 +63,8 @@ JSON_LINES = [
     '{{"a": "word {0}"}}',
     '{{"b": []}}',
 ]
+FIRST_LABEL = 73
+"""Offset of the label of the first sample in a Norm file."""
 LIBSVM_LINES = [*["1 {0}:0.5 7:1"] * 4, "0", "# {0}", "2 3:4", "1 word"]
 
 
@@ -137,8 +139,8 @@ def norm(folder: Path, sizes: Sizes, random: Random) -> Source:
         columns = {"label": pa.array([0.0] * size), "bag": pa.array(bags, pa.list_(pa.int64()))}
         Norm(path, ["label"], ["bag"]).write(Memory(columns))
         content = bytearray(path.read_bytes())
-        if size and random.random() < 0.5:
-            content[-1] ^= 1
+        if size:
+            content[random.choice([FIRST_LABEL, -1])] ^= random.choice([0, 1])
         path.write_bytes(content)
     return Norm(str(folder / "*.norm"), ["label"], ["bag"])
 
