@@ -285,13 +285,13 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
 def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     tmp_path: Path, dataset: Any, network: Any
 ) -> None:
-    """Killed after step 13 with the last checkpoint at step 8, of a table that evicts: steps 9 to
-    13 come again.
+    """Killed after step 21 with the last checkpoint at step 16, of a table that evicts: steps 17 to
+    21 come again.
     """
 
     class Kill:
         def on_step_end(self, run: Any) -> None:
-            if run.step == 13:
+            if run.step == 21:
                 raise KeyboardInterrupt
 
     class Reasons:
