@@ -17,8 +17,9 @@ import functools
 import re
 import subprocess
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 import pytest
 from import_graph import (
@@ -55,32 +56,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.quick is None or hasattr(config, "workerinput"):
-        return  # a worker receives the options of the process that started it
-    changed = changed_files(config.option.quick)
-    selection = select(changed, cores=getattr(config.option, "numprocesses", 0) or 1)
-    if not selection.files:
-        pytest.exit(f"no test reaches the {len(changed)} changed files", returncode=0)
-    config.option.quick_files = selection.files
-    config.pluginmanager.register(Remainder(selection.left_out), "remainder")
+    if config.option.quick is None:
+        return
+    if hasattr(config, "workerinput"):
+        selection = Selection(*config.workerinput["selection"])
+    else:
+        changed = changed_files(config.option.quick)
+        selection = select(changed, cores=getattr(config.option, "numprocesses", 0) or 1)
+        if not selection.files:
+            pytest.exit(f"no test reaches the {len(changed)} changed files", returncode=0)
+    config.pluginmanager.register(Collecting(selection), "collecting")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    files = getattr(config.option, "quick_files", None)
-    if files is None or collection_path.is_dir():
-        return None
-    return name_of(collection_path) not in files or None
+class Collecting:
+    """Collects the files of a selection alone, and says in the end how many it left out."""
 
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
 
-class Remainder:
-    """Says in the end how many files of tests were left out."""
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput["selection"] = astuple(self._selection)
 
-    def __init__(self, left_out: int) -> None:
-        self._left_out = left_out
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        is_chosen = collection_path.is_dir() or name_of(collection_path) in self._selection.files
+        return None if is_chosen else True
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._left_out:
-            terminalreporter.write_line(f"{self._left_out} more files reach the change: make test")
+        if self._selection.left_out:
+            terminalreporter.write_line(
+                f"{self._selection.left_out} more files reach the change: make test"
+            )
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[str]:
