@@ -15,11 +15,12 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
   -o -name '*.proto' -o -name '*.binpb')
 # Files in the order of tests/schedule.py: the longest first.
 SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+BASE ?= $(shell git rev-parse --quiet --verify --abbrev-ref origin/main || echo main)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
 
-.PHONY: help setup demo examples test durations soak bench docs lint format wheel sanitize native matrix protos upgrade clean
+.PHONY: help setup demo examples test quick durations soak bench docs lint format wheel sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help
 
 help:                ## list the verbs
@@ -51,6 +52,9 @@ examples: setup      ## the three HugeCTR pipelines on the real data in EXAMPLE_
 
 test: setup lint     ## lint, then the whole suite against the installed wheel
 	$(SUITE) $(PYTEST_FLAGS)
+
+quick: setup         ## the tests that reach what changed since main (or BASE=...), for about a minute
+	$(SUITE) --quick $(BASE) $(PYTEST_FLAGS)
 
 durations: setup     ## run the suite on an idle machine and record what each file costs, for the order of `make test`
 	$(SUITE) --record-durations

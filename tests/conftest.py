@@ -18,7 +18,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests" / "soak"))  # for `import driver`
 sys.path.append(str(ROOT / "tests"))
-pytest_plugins = ["schedule"]
+pytest_plugins = ["schedule", "quick"]
 
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")

@@ -6,7 +6,6 @@ allow-lists may only shrink.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import json
@@ -18,9 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "hotbed"
+from import_graph import ROOT, SOURCE, imported_files, module_of, parsed, python_files
 
 # The path of the data is the order of imports: a folder imports only folders above it in this list,
 # and the ground floor: `errors`, `config`, `checks`, `files` and `frozen`.
@@ -139,11 +136,6 @@ PRIVATE = re.compile(
 )
 
 
-def python_files(*folders: Path) -> Iterator[Path]:
-    for folder in folders:
-        yield from sorted(p for p in folder.rglob("*.py") if "__pycache__" not in p.parts)
-
-
 def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Every file of the repository that ends so, outside build folders and hidden folders (but
     .ci).
@@ -176,12 +168,6 @@ def ours(suffixes: tuple[str, ...]) -> Iterator[Path]:
     )
 
 
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
-    return ast.parse(path.read_text())
-
-
 def relative(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
@@ -201,15 +187,13 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
-    package = ["hotbed", *path.relative_to(SOURCE).parent.parts]
     for node in ast.walk(tree):
         if id(node) in unseen:
             continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
+            module = module_of(node, path)
             yield node.lineno, module
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
@@ -283,33 +267,6 @@ def test_examples_and_benchmarks_import_names_that_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def file_of(module: str) -> Path | None:
-    """Return the file of a module or package of ours by its dotted name; None = it is neither."""
-    root, *names = module.split(".")
-    if root != "hotbed" or not names:
-        return None
-    place = SOURCE.joinpath(*names)
-    files = (place.with_suffix(".py"), place / "__init__.py")
-    return next((file for file in files if file.exists()), None)
-
-
-def imported_files(path: Path) -> set[str]:
-    """Return the files of the package that `path` imports, at any depth, those for a type checker
-    included. `from p import x` counts p only where x is not a module.
-    """
-    package = ["hotbed", *path.relative_to(SOURCE).parent.parts]
-    files: set[Path | None] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            files |= {file_of(alias.name) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                files.add(file_of(f"{module}.{alias.name}") or file_of(module))
-    return {relative(file) for file in files if file is not None}
-
-
 def cycles(imported: dict[str, set[str]]) -> set[frozenset[str]]:
     """Return the groups of files in which each file imports, directly or not, all the others."""
     reached: dict[str, set[str]] = {}
@@ -329,7 +286,10 @@ def cycles(imported: dict[str, set[str]]) -> set[frozenset[str]]:
 
 
 def test_no_files_import_each_other() -> None:
-    imported = {relative(path): imported_files(path) for path in python_files(SOURCE)}
+    imported = {
+        relative(path): {relative(file) for file in imported_files(path)}
+        for path in python_files(SOURCE)
+    }
     wrong = [
         "\n".join(f"{name} imports {sorted(imported[name] & cycle)}" for name in sorted(cycle))
         for cycle in cycles(imported)
@@ -347,7 +307,9 @@ def test_the_loop_does_not_know_the_converter() -> None:
         for path in python_files(SOURCE)
         if not relative(path).startswith((CONVERTER, "compat/"))
         and relative(path) != "__init__.py"
-        and (converter := {file for file in imported_files(path) if file.startswith(CONVERTER)})
+        and (
+            converter := {f for f in map(relative, imported_files(path)) if f.startswith(CONVERTER)}
+        )
     ]
     assert not wrong, "\n".join(wrong)
 

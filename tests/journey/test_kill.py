@@ -30,6 +30,7 @@ def unbroken(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     driver.write_events(root / "events", SEED)
     answer: dict[str, Any] = lives(root)
     assert answer["steps"] == 94
+    assert all(evicted["evicted_expired"] for evicted in answer["evicted"].values())
     return answer
 
 
@@ -68,6 +69,7 @@ def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
     answer = lives(tmp_path)
     assert answer["steps"] == unbroken["steps"]
     assert answer["digest"] == unbroken["digest"]
+    assert answer["evicted"] == unbroken["evicted"]  # the digest leaves the reasons out
 
 
 def test_a_killed_run_whose_waiting_ids_fill_their_memory_ends_with_the_same_bits(

@@ -4,7 +4,8 @@
 One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after":
 bool}}` trains online from the events in DIR until the stream ends or the N-th passage of POINT
 kills it; `{"kill_after": SECONDS}` kills it from outside. The answer has `killed`, and for a life
-that ended `digest`, `steps`, `samples`, `resumed` (the step it began at). Other keys: `source`
+that ended `digest`, `steps`, `samples`, `resumed` (the step it began at), `evicted` (rows by table
+and reason). Other keys: `source`
 ("files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" = DIR/events as files
 arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
 many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
@@ -149,7 +150,18 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}
-    return {"digest": content_digest(reader), "resumed": bounds.first, **counters}
+    evicted = {name: evictions_of(table) for name, table in model.tables.items()}
+    return {
+        "digest": content_digest(reader),
+        "resumed": bounds.first,
+        "evicted": evicted,
+        **counters,
+    }
+
+
+def evictions_of(table: Any) -> dict[str, int]:
+    """Return how many rows a table has evicted for each reason."""
+    return {key: count for key, count in table.stats.items() if key.startswith("evicted_")}
 
 
 def _network(schema: Any, memory: int) -> tuple[Any, Any]:

@@ -59,6 +59,7 @@ def tables_equal(a: hb.Table, b: hb.Table) -> bool:
 )
 def test_a_table_comes_back_bit_for_bit_and_goes_on_alike(tmp_path: Path, rule: Any) -> None:
     table = trained_table(rule, evict=hb.Ttl(seconds=100))
+    table.remove(EXTREMES[:1])
     save(tmp_path, State(tables={"t": table}))
     other = hb.Table("t", 3, rule=rule, evict=hb.Ttl(seconds=100))
     # rows that the checkpoint does not have go
@@ -70,6 +71,7 @@ def test_a_table_comes_back_bit_for_bit_and_goes_on_alike(tmp_path: Path, rule: 
         one.update(slots, np.full((6, 3), 0.3, np.float32))
         one.evict(99_000_000)
     assert tables_equal(table, other)
+    assert other.stats["evicted_removed"] == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import hotbed as hb
 from hotbed.errors import ConfigError, DataError, MissingExtra
 from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
+from hotbed.training.watching.readings import readings
 
 SECOND = 1_000_000  # microseconds
 FOUR = {"auc", "log_loss", "calibration", "normalized_entropy"}
@@ -284,14 +285,23 @@ def test_a_stream_that_is_stopped_leaves_the_state_that_it_had(
 def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
     tmp_path: Path, dataset: Any, network: Any
 ) -> None:
-    """Killed after step 13 with the last checkpoint at step 8, of a table that evicts: steps 9 to
-    13 come again.
+    """Killed after step 21 with the last checkpoint at step 16, of a table that evicts: steps 17 to
+    21 come again.
     """
 
     class Kill:
         def on_step_end(self, run: Any) -> None:
-            if run.step == 13:
+            if run.step == 21:
                 raise KeyboardInterrupt
+
+    class Reasons:
+        """What TensorBoard and Prometheus show of evictions after the newest step."""
+
+        def on_step_end(self, run: Any) -> None:
+            shown = [r for r in readings(run) if r.name == "table_evicted_by_reason"]
+            self.counts = {tuple(r.labels.values()): r.value for r in shown}
+
+    reasons = Reasons()
 
     def go(folder: str, *more: Any) -> tuple[hb.callbacks.Windows, History]:
         windows = hb.callbacks.Windows(seconds=150)
@@ -302,18 +312,24 @@ def test_a_stream_resumed_from_a_checkpoint_has_the_windows_of_an_unbroken_one(
         checkpoint = hb.callbacks.Checkpoint(tmp_path / folder, every_steps=8, wait=True)
         with contextlib.suppress(KeyboardInterrupt):
             history = model.online_train(
-                dataset(2048), [windows, evict, *more, checkpoint], progress=False
+                dataset(2048), [windows, evict, *more, reasons, checkpoint], progress=False
             )
             return windows, history
         return windows, History()
 
     whole, expected = go("whole")
+    expected_reasons = reasons.counts
     go("killed", Kill())
     windows, history = go("killed")
     assert len(windows.points) == 14
     np.testing.assert_equal(digested(windows.state()), digested(whole.state()))
     np.testing.assert_equal(digested(history.state()), digested(expected.state()))
     assert history.metrics == expected.metrics
+    assert expected_reasons["user", "expired"] > 0
+    assert reasons.counts == expected_reasons
+    assert history.evictions == expected.evictions
+    page = Path(hb.report.write_report(tmp_path / "report.html", {"stream": history}))
+    assert "Evicted rows by reason" in page.read_text()
 
 
 def test_a_stream_without_a_terminal_says_where_it_is_now_and_then(
