@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ sys.path.append(str(ROOT / "tests" / "soak"))  # for `import driver`
 sys.path.append(str(ROOT / "tests"))
 pytest_plugins = ["schedule", "quick"]
 
+# Networks and tables of tests are tiny: threads of torch would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")
 
@@ -137,3 +140,12 @@ def _seeds() -> None:
     """
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _one_registry_of_onnx() -> None:
+    """Let torch's exporter read its library of ONNX functions once, instead of for each export."""
+    module = sys.modules.get("torch.onnx._internal.exporter._registration")
+    registry = getattr(module, "ONNXRegistry", None)
+    if registry is not None and not hasattr(registry.from_torchlib, "cache_info"):
+        registry.from_torchlib = staticmethod(cache(registry.from_torchlib))

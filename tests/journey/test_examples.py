@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hotbed.cli.commands import app
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,12 +48,13 @@ def number(pattern: str, text: str) -> float:
     return float(found.group(1))
 
 
-def test_the_quick_start_and_its_job_give_the_same_model(folder: Path) -> None:
+def test_the_quick_start_and_its_job_give_the_same_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     in_python = number(r"'auc': ([\d.]+)", run(folder, str(EXAMPLES / "quickstart.py")))
-    as_job = number(
-        r"validation auc ([\d.]+)",
-        run(folder, "-m", "hotbed.cli", "train", str(EXAMPLES / "quickstart.yaml")),
-    )
+    monkeypatch.chdir(folder)
+    app(["train", str(EXAMPLES / "quickstart.yaml")], standalone_mode=False)
+    as_job = number(r"validation auc ([\d.]+)", capsys.readouterr().out)
     assert in_python == as_job > 0.65
 
 

@@ -44,21 +44,47 @@ def unbroken_auto(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return answer
 
 
+# One kill in each phase of a run, each in a life that resumes after the one before.
+KILLS = [
+    {"at": "reading", "number": 2},
+    {"at": "table", "number": 3},  # in the first checkpoint, a full
+    {"at": "rename", "number": 1},  # complete, but not visible
+    {"at": "mapping", "number": 33, "after": True},
+    {"at": "eviction", "number": 3},
+    {"at": "replace", "number": 1},  # visible, but not current
+    {"at": "dense", "number": 11, "after": True},  # dense parameters have moved, rows have not
+    {"at": "update", "number": 15},
+    {"at": "committed", "number": 1},  # durable, but the source has not heard of it
+]
+
+
+def test_a_run_that_is_killed_in_each_phase_ends_with_the_bits_of_one_that_was_not(
+    unbroken: dict[str, Any], lives: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    for kill in KILLS:
+        assert lives(tmp_path, kill=kill)["killed"] == 9, kill
+    answer = lives(tmp_path)
+    assert answer["resumed"] > 0
+    assert answer["steps"] == unbroken["steps"]
+    assert answer["digest"] == unbroken["digest"]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "at, number, after",
     [
         ("reading", 2, False),
         ("mapping", 33, True),
-        ("dense", 61, True),  # dense parameters have moved, rows have not
+        ("dense", 61, True),
         ("eviction", 9, False),
-        ("table", 3, False),  # in the first checkpoint, a full
+        ("table", 3, False),
         ("rename", 1, False),
-        # the first checkpoint is complete, and CURRENT is not there yet
-        pytest.param("rename", 1, True, marks=pytest.mark.soak),
-        pytest.param("table", 9, False, marks=pytest.mark.soak),  # in a delta
-        pytest.param("rename", 2, False, marks=pytest.mark.soak),  # complete, but not visible
-        ("replace", 2, False),  # visible, but not current
-        ("committed", 2, False),  # durable, but the source has not heard of it
+        ("rename", 1, True),  # the first checkpoint is complete, and CURRENT is not there yet
+        ("table", 9, False),  # in a delta
+        ("rename", 2, False),
+        ("replace", 2, False),
+        ("committed", 2, False),
     ],
 )
 def test_a_killed_run_ends_with_the_bits_of_one_that_was_not(
@@ -108,17 +134,6 @@ def test_a_killed_run_of_a_converted_model_ends_with_the_bits_of_one_that_was_no
     answer = lives(tmp_path, auto=True)
     assert answer["resumed"] > 0
     assert answer["digest"] == unbroken_auto["digest"]
-
-
-def test_two_kills_in_a_row_change_nothing(
-    unbroken: dict[str, Any], lives: Any, tmp_path: Path
-) -> None:
-    driver.write_events(tmp_path / "events", SEED)
-    for number in (50, 15):
-        assert lives(tmp_path, kill={"at": "update", "number": number})["killed"] == 9
-    answer = lives(tmp_path)
-    assert answer["resumed"] > 0
-    assert answer["digest"] == unbroken["digest"]
 
 
 def test_other_threads_and_a_stop_on_the_way_change_nothing(
@@ -211,23 +226,22 @@ def test_a_file_that_grows_goes_on_with_the_lines_that_were_decided(
     assert driver.decided_alike(lives, root, whole, config)["digest"] == answer["digest"]
 
 
-@pytest.mark.parametrize(
-    "kill",
-    [{"at": "looking", "number": 2}, {"at": "journal", "number": 1, "after": True}],
-    ids=lambda kill: kill["at"],
-)
 def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
-    lives: Any, tmp_path: Path, kill: dict[str, Any]
+    lives: Any, tmp_path: Path
 ) -> None:
     config = {"source": "follow", "follow": {"pattern": "*.parquet", "replaced": "read"}}
     answers = []
-    for root in (tmp_path / "whole", tmp_path / "killed"):
-        for version in range(2):
-            driver.write_events(root / "events", SEED + version, rows=320, files=1)
-            if root.name == "killed" and version:
-                assert lives(root, kill=kill, rows=320 * (version + 1), **config)["killed"] == 9
-            answer = lives(root, rows=320 * (version + 1), **config)
-        answers.append(answer)
+    for root, kills in (
+        (tmp_path / "whole", ()),
+        (tmp_path / "killed", (("journal", 1, True), ("looking", 2, False))),
+    ):
+        driver.write_events(root / "events", SEED, rows=320, files=1)
+        lives(root, rows=320, **config)
+        driver.write_events(root / "events", SEED + 1, rows=320, files=1)
+        for at, number, after in kills:
+            kill = {"at": at, "number": number, "after": after}
+            assert lives(root, kill=kill, rows=640, **config)["killed"] == 9, kill
+        answers.append(lives(root, rows=640, **config))
     assert [answer["samples"] for answer in answers] == [640, 640]
     assert answers[0]["digest"] == answers[1]["digest"]
 
@@ -276,23 +290,26 @@ def unbroken_fit(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize(
-    "at, number, after",
+    "kills",
     [
-        ("mapping", 77, True),  # inside the third epoch
-        pytest.param("dense", 96, True, marks=pytest.mark.soak),  # the last step of the third epoch
-        ("replace", 9, False),
-        pytest.param("committed", 4, False, marks=pytest.mark.soak),
+        # inside the third epoch, then in a checkpoint
+        [("mapping", 77, True), ("replace", 2, False)],
+        pytest.param([("replace", 9, False)], marks=pytest.mark.soak),
+        # the last step of the third epoch
+        pytest.param([("dense", 96, True)], marks=pytest.mark.soak),
+        pytest.param([("committed", 4, False)], marks=pytest.mark.soak),
     ],
 )
 def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
-    at: str, number: int, after: bool, unbroken_fit: dict[str, Any], lives: Any, tmp_path: Path
+    kills: list[Any], unbroken_fit: dict[str, Any], lives: Any, tmp_path: Path
 ) -> None:
     """The order of the shuffle, validations, plateaus, patience, the best weights and the history
     resume as well.
     """
     driver.write_events(tmp_path / "events", SEED, rows=1000)
-    kill = {"at": at, "number": number, "after": after}
-    assert lives(tmp_path, kill=kill, **FIT)["killed"] == 9
+    for at, number, after in kills:
+        kill = {"at": at, "number": number, "after": after}
+        assert lives(tmp_path, kill=kill, **FIT)["killed"] == 9
     answer = lives(tmp_path, **FIT)
     assert answer["resumed"] > 0
     assert {**answer, "resumed": 0} == {**unbroken_fit, "resumed": 0}

@@ -49,21 +49,28 @@ def rows(shared_data: Path) -> pl.DataFrame:
     )
 
 
-@pytest.mark.parametrize("kind", ["DIN", "DIEN", "BST"])
-def test_a_network_over_clicks_learns_and_exports(
-    kind: str, rows: pl.DataFrame, tmp_path: Path
-) -> None:
+def trained(kind: str, data: hb.Dataset) -> hb.RecModel:
     torch.manual_seed(0)
     tables = hb.make_tables(SCHEMA, dim=8, rule=hb.Adagrad(lr=0.1))
     network = getattr(hb.models, kind)(
         SCHEMA, tables, histories={"history": "news"}, hidden=[16], activation="relu"
     )
     model = hb.RecModel(network, "bce", hb.Adam(lr=3e-3), metrics=["auc"])
-    data = hb.Dataset(hb.sources.Memory(rows), SCHEMA, batch_size=256)
     torch.manual_seed(0)
     model.fit(data, epochs=3, progress=False)
-    assert model.evaluate(data)["auc"] > 0.7  # over the rows that it learned
+    return model
 
+
+@pytest.mark.parametrize("kind", ["DIN", "DIEN", "BST"])
+def test_a_network_over_clicks_learns(kind: str, rows: pl.DataFrame) -> None:
+    data = hb.Dataset(hb.sources.Memory(rows), SCHEMA, batch_size=256)
+    assert trained(kind, data).evaluate(data)["auc"] > 0.7  # over the rows that it learned
+
+
+def test_a_session_scores_clicks_and_empty_histories_as_the_model(
+    rows: pl.DataFrame, tmp_path: Path
+) -> None:
+    model = trained("DIN", hb.Dataset(hb.sources.Memory(rows), SCHEMA, batch_size=256))
     model.export(tmp_path / "export")
     empty = rows.filter(pl.col("history").is_null())
     some = pl.concat([empty[:100], rows[-400:]])

@@ -19,11 +19,12 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
+from hotbed.cli.commands import app
 from hotbed.persist.digest import content_digest
 
 pytestmark = pytest.mark.slow
 
-ROWS = 4000
+ROWS = 2400
 JOB = """
 schema:
   columns:
@@ -54,10 +55,10 @@ def folder(tmp_path: Path) -> Path:
         }
     )
     (tmp_path / "incoming").mkdir()
-    pq.write_table(events[:800], tmp_path / "past.parquet")
+    pq.write_table(events[:480], tmp_path / "past.parquet")
     for number in range(4):
         pq.write_table(
-            events[800 + number * 800 :][:800], tmp_path / "incoming" / f"{number}.parquet"
+            events[480 + number * 480 :][:480], tmp_path / "incoming" / f"{number}.parquet"
         )
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
@@ -98,18 +99,23 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def test_killed_and_started_again_it_has_learned_each_event_once(folder: Path) -> None:
+def test_killed_and_started_again_it_has_learned_each_event_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     killed = start(folder, "killed")
     wait_for(folder / "killed" / "checkpoint" / "checkpoint-00000003", killed)
     killed.kill()
     killed.communicate()
-    again = ended(start(folder, "killed", "--max-steps", "100"))
+    again = ended(start(folder, "killed", "--max-steps", "60"))
     assert "training dcnv2" not in again  # the past is learned once
-    whole = ended(start(folder, "whole", "--max-steps", "100"))
+    monkeypatch.chdir(folder)
+    command = ["online", "job.yaml", "--set", "output=whole", "--max-steps", "60"]
+    app(command, standalone_mode=False)
+    whole = capsys.readouterr().out
     assert "training dcnv2" in whole
     assert "progressive auc" in whole  # the killed one may have had nothing left to learn
     models = [hb.load(folder / output / "checkpoint") for output in ("killed", "whole")]
-    assert [model.counters["samples"] for model in models] == [800 + 3200] * 2
+    assert [model.counters["samples"] for model in models] == [ROWS] * 2
     assert content_digest(models[0].tables) == content_digest(models[1].tables)
 
 
@@ -127,4 +133,4 @@ def test_it_waits_for_more_until_it_is_asked_to_end(folder: Path) -> None:
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert "state: out/checkpoint" in ended(process)
-    assert hb.load(states).counters["samples"] == 800 + 3200 + 800
+    assert hb.load(states).counters["samples"] == ROWS + 480

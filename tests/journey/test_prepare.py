@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,18 @@ import polars as pl
 import pytest
 
 import hotbed as hb
+from hotbed.cli.commands import app
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "prepare"
+NUM_RATINGS = 20_000
 # the first ratings of the file, which are those of every user below 140
-SOME = "{kind: slice, stop: 20000, source: {kind: csv, path: data/ml_latest_small/ratings.csv}}"
+SOME = (
+    f"source.source={{kind: slice, stop: {NUM_RATINGS}, "
+    "source: {kind: csv, path: data/ml_latest_small/ratings.csv}}"
+)
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -34,16 +41,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hotbed(folder: Path, command: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hotbed.cli", *command.split(), *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    """Return what `hotbed command arguments` prints in a folder."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.chdir(folder)
+        app([command, *arguments], standalone_mode=False)
+    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +131,9 @@ def test_a_server_scores_raw_requests_as_prepared_rows(
 
 
 def test_films_that_were_watched_are_told_from_others(folder: Path) -> None:
-    sets = ["--set", f"source.source={SOME}"]
-    hotbed(folder, "prepare", str(EXAMPLES / "watched.yaml"), *sets)
+    hotbed(folder, "prepare", str(EXAMPLES / "watched.yaml"), "--set", SOME)
     counts = hb.prepare.Workflow(folder / "runs/watched/prepared").counts
-    assert counts["negatives"] == 4 * 20_000
+    assert counts["negatives"] == 4 * NUM_RATINGS
     valid = pl.read_parquet(folder / "runs/watched/prepared/valid/*.parquet")
     assert valid["watched"].mean() == pytest.approx(0.2)
     assert valid["importance"].unique().to_list() == [1.0]

@@ -48,9 +48,12 @@ def engine(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
+QUICK = [switches for switches in loops.EVERY if len(switches) not in (2, 3)]
+
+
 def combination(number: int) -> Any:
     switches = loops.EVERY[number]
-    marks = [pytest.mark.soak] if len(switches) in (2, 3) else []
+    marks = [] if switches in QUICK else [pytest.mark.soak]
     return pytest.param(number, marks=marks, id="-".join(switches) or "none")
 
 
@@ -68,7 +71,16 @@ def test_a_killed_combination_ends_with_the_bits_of_the_engines_own_loop(
     assert answer["digest"] == engine(switches)["digest"]
 
 
-def test_combinations_learn_different_things(engine: Any) -> None:
+@pytest.mark.parametrize(
+    "combinations, num_different",  # dynamic shape changes no bits
+    [
+        pytest.param(QUICK, 5, id="quick"),
+        pytest.param(loops.EVERY, 8, marks=pytest.mark.soak, id="all"),
+    ],
+)
+def test_combinations_learn_different_things(
+    combinations: list[Any], num_different: int, engine: Any
+) -> None:
     """Else their equality would show little."""
-    digests = {engine(switches)["digest"] for switches in loops.EVERY}
-    assert len(digests) == 8  # dynamic shape changes no bits
+    digests = {engine(switches)["digest"] for switches in combinations}
+    assert len(digests) == num_different

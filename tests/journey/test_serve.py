@@ -8,8 +8,11 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -71,17 +74,29 @@ def trained(kind: str, **options: Any) -> tuple[hb.RecModel, hb.Schema]:
     return model, schema
 
 
-def frozen(model: hb.RecModel, folder: Path) -> Path:
-    model.export(folder / "export")
-    return folder / "export"
+Frozen = Callable[[str], tuple[hb.RecModel, Path]]
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
+    """Give a trained model of a kind, and its export; no test changes them."""
+
+    @cache
+    def export(kind: str) -> tuple[hb.RecModel, Path]:
+        model, _ = trained(kind)
+        path = tmp_path_factory.mktemp(kind) / "export"
+        model.export(path)
+        return model, path
+
+    return export
 
 
 @pytest.mark.parametrize("kind", [*MODELS, "MMoE"])
-def test_a_served_score_is_the_training_score(kind: str, tmp_path: Path) -> None:
-    model, schema = trained(kind)
-    served = hb.ParameterServer(tmp_path / "rows").load("m", frozen(model, tmp_path))
+def test_a_served_score_is_the_training_score(kind: str, frozen: Frozen, tmp_path: Path) -> None:
+    model, path = frozen(kind)
+    served = hb.ParameterServer(tmp_path / "rows").load("m", path)
     asked = columns(200, 7)  # a third of it never seen
-    expected = model.predict(hb.Dataset(hb.sources.Memory(asked), schema, 64))
+    expected = model.predict(hb.Dataset(hb.sources.Memory(asked), model.schema, 64))
     found = hb.InferenceSession(served).predict(
         {name: asked[name] for name in asked if name not in ("label", "like")}
     )
@@ -92,9 +107,9 @@ def test_a_served_score_is_the_training_score(kind: str, tmp_path: Path) -> None
         assert np.abs(found[name] - expected[name]).max() < 1e-6, name
 
 
-def test_a_context_holds_for_every_candidate(tmp_path: Path) -> None:
-    model = trained("DCNv2")[0]
-    session = hb.InferenceSession(hb.ParameterServer().load("m", frozen(model, tmp_path)))
+def test_a_context_holds_for_every_candidate(frozen: Frozen) -> None:
+    _, path = frozen("DCNv2")
+    session = hb.InferenceSession(hb.ParameterServer().load("m", path))
     asked = {name: value for name, value in columns(50, 3).items() if name not in ("label", "like")}
     asked["user"], asked["age"] = np.full(50, 7), np.full(50, 30)
     rest = {name: value for name, value in asked.items() if name not in ("user", "age")}
@@ -104,9 +119,10 @@ def test_a_context_holds_for_every_candidate(tmp_path: Path) -> None:
     assert session.predict({name: value[:0] for name, value in asked.items()}).shape == (0,)
 
 
-def test_a_second_start_finds_the_rows_where_the_first_left_them(tmp_path: Path) -> None:
-    model = trained("DNN")[0]
-    path = frozen(model, tmp_path)
+def test_a_second_start_finds_the_rows_where_the_first_left_them(
+    frozen: Frozen, tmp_path: Path
+) -> None:
+    model, path = frozen("DNN")
     hb.ParameterServer(tmp_path / "rows").load("m", path)
     files = {file: file.stat().st_mtime_ns for file in (tmp_path / "rows").rglob("*.rows")}
     server = hb.ParameterServer(tmp_path / "rows")
@@ -122,8 +138,9 @@ def test_published_versions_are_served_with_the_scores_of_the_trainer(
     kind: str, options: Any, tmp_path: Path
 ) -> None:
     model, schema = trained(kind, **options)
+    model.export(tmp_path / "export")
     server = hb.ParameterServer(tmp_path / "rows")
-    server.load("m", frozen(model, tmp_path))
+    server.load("m", tmp_path / "export")
     saver, publisher, follower = (
         Saver(tmp_path / "run"),
         PublishDirectory(tmp_path / "out"),
@@ -192,9 +209,8 @@ def test_a_server_starts_from_what_a_trainer_publishes_and_training_does_not_not
     assert np.abs(found - expected).max() < 1e-6
 
 
-def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
-    model = trained("LR")[0]
-    path = frozen(model, tmp_path)
+def test_what_cannot_be_served_is_refused_by_name(frozen: Frozen, tmp_path: Path) -> None:
+    model, path = frozen("LR")
     server = hb.ParameterServer(tmp_path / "rows")
     with pytest.raises(ConfigError, match="Export the model first"):
         server.load("m", model.save(tmp_path / "state"))
@@ -203,16 +219,16 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     server.load("m", path)
     with pytest.raises(ConfigError, match="unknown table, got 'x'"):
         server.lookup("m", "x", [1])
-    graph = next(path.rglob("graph.onnx"))
+    torn = shutil.copytree(path, tmp_path / "torn")
+    graph = next(torn.rglob("graph.onnx"))
     graph.write_bytes(graph.read_bytes()[:-5])
     with pytest.raises(FormatError, match=r"graph\.onnx"):
-        hb.ParameterServer().load("m", path)
+        hb.ParameterServer().load("m", torn)
 
 
-def test_serving_needs_no_torch(tmp_path: Path) -> None:
-    model, schema = trained("DeepFM")
-    path = frozen(model, tmp_path)
-    expected = model.predict(hb.Dataset(hb.sources.Memory(columns(20, 5)), schema, 64))
+def test_serving_needs_no_torch(frozen: Frozen, tmp_path: Path) -> None:
+    model, path = frozen("DeepFM")
+    expected = model.predict(hb.Dataset(hb.sources.Memory(columns(20, 5)), model.schema, 64))
     code = f"""
 import sys
 sys.modules["torch"] = None  # as if it were not installed

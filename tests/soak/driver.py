@@ -476,7 +476,7 @@ def serve() -> None:
     import hotbed as hb
 
     # what every life needs is imported once
-    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, rec_sdk_loops.of_door
+    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, hb.auto, rec_sdk_loops.of_door
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)
 

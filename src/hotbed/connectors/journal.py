@@ -19,9 +19,6 @@ from hotbed.files import Lock, is_partial, local_path, new_file, not_written, sy
 
 logger = logging.getLogger("hotbed.connectors")
 
-KEPT_ENTRIES = 100_000
-"""Decisions of each topic that a journal in memory keeps, the newest ones."""
-
 
 _BEGIN = re.compile(rb"[0-9a-f\0]{8}[ \0]|[0-9a-f\0]{1,8}\Z")
 """The begin of a line, also of one that a crash tore; blocks that are not on disk are zeros."""
@@ -42,6 +39,7 @@ class Journal:
 
     Args:
         path: a file that one process writes; None = in memory only.
+        most_entries: decisions of each topic that a journal in memory keeps, the newest ones.
 
     Raises:
         FormatError: another line is damaged (file, line).
@@ -54,7 +52,8 @@ class Journal:
         ({'take': 100}, None, 0)
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, most_entries: int = 100_000) -> None:
+        self._most_entries = most_entries
         self._file: int | None = None
         self._lock: Lock | None = None
         self._entries: Entries = {}
@@ -98,7 +97,7 @@ class Journal:
                 )
             if self._file is not None:
                 self._write(line)
-            elif len(entries) >= KEPT_ENTRIES:
+            elif len(entries) >= self._most_entries:
                 del entries[next(iter(entries))]
             entries[number] = json.loads(line[9:])[2]  # as a run after a crash would read it
 

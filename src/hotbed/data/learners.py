@@ -23,11 +23,6 @@ from hotbed.errors import SchemaError
 MOST_POINTS = 131_072
 """Points that a level of `Quantiles` holds: up to as many values, quantiles are exact."""
 
-FEWER_POINTS = 16_384
-"""Points that are left of a full level. A level adds at most 1 / (2 * FEWER_POINTS) of the rows to
-the error.
-"""
-
 PENDING_VALUES = 1_000_000
 """Counted values that `ValueCounts` collects before it sums up equal ones."""
 
@@ -124,16 +119,18 @@ class Quantiles(Learner):
     """The values below which `shares` of the values lie, missing ones left out.
 
     `learned` returns one value for each share, interpolated linearly between two values; nothing
-    without values. Up to `MOST_POINTS` values it is exact. Beyond that, the rank of the value that
+    without values. Up to `most_points` values it is exact. Beyond that, the rank of the value that
     is returned differs from the right one by at most 1/4096 of the values, up to 10^12 of them.
 
     Levels of points, as in Manku, Rajagopalan and Lindsay, "Approximate medians and other quantiles
-    in one pass and with limited memory" (SIGMOD 1998): a level that is full is replaced by
-    `FEWER_POINTS` points at equal ranks on the next level.
+    in one pass and with limited memory" (SIGMOD 1998): a level that is full is replaced by an
+    eighth of its points, at equal ranks, on the next level. A level adds at most half the share of
+    such a point to the error.
     """
 
-    def __init__(self, shares: Sequence[float]) -> None:
+    def __init__(self, shares: Sequence[float], most_points: int = MOST_POINTS) -> None:
         self.shares = tuple(shares)
+        self._most_points = most_points
         self._levels: list[list[_Points]] = [[]]
 
     def add(self, values: pa.Array, context: Context) -> None:
@@ -173,8 +170,8 @@ class Quantiles(Learner):
         while level < len(self._levels):
             points = self._levels[level]
             num_points = sum(len(values) for values, _ in points)
-            if num_points > MOST_POINTS:
-                self._level(level + 1).append(_fewer(points))
+            if num_points > self._most_points:
+                self._level(level + 1).append(_fewer(points, self._most_points // 8))
                 points.clear()
             level += 1
 
@@ -189,13 +186,13 @@ def _sorted(points: Sequence[_Points]) -> _Points:
     return values[order], np.cumsum(rows[order])
 
 
-def _fewer(points: Sequence[_Points]) -> _Points:
-    """Return the values in the middle of `FEWER_POINTS` equal shares of the rows."""
+def _fewer(points: Sequence[_Points], num_points: int) -> _Points:
+    """Return the values in the middle of `num_points` equal shares of the rows."""
     values, ends = _sorted(points)
-    rows = ends[-1] / FEWER_POINTS
-    middles = (np.arange(FEWER_POINTS) + 0.5) * rows
+    rows = ends[-1] / num_points
+    middles = (np.arange(num_points) + 0.5) * rows
     places = np.searchsorted(ends, middles)
-    return values[places], np.full(FEWER_POINTS, rows)
+    return values[places], np.full(num_points, rows)
 
 
 class ValueCounts(Learner):
@@ -208,8 +205,9 @@ class ValueCounts(Learner):
 
     keyed: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, pending_values: int = PENDING_VALUES) -> None:
         self._parts: list[pl.DataFrame] = []
+        self._pending_values = pending_values
         self._is_unsigned = True
 
     def add(self, values: pa.Array, context: Context) -> None:
@@ -239,7 +237,7 @@ class ValueCounts(Learner):
     def _sum_up(self) -> None:
         """Sum up equal values when many have come since the last time."""
         first, *others = [len(part) for part in self._parts] or [0]
-        if sum(others) > max(PENDING_VALUES, first):
+        if sum(others) > max(self._pending_values, first):
             self._parts = [_summed(self._parts)]
 
 

@@ -7,6 +7,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hotbed.compat.hugectr.clauses import FitParams
 from hotbed.compat.hugectr.job import dialect, read_training
 from hotbed.compat.hugectr.rehearsal import Rehearsal
 from hotbed.compat.hugectr.run import main as run_main
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, HotbedError
 
 CONFIG: dict[str, Any] = {
     "solver": {
@@ -241,18 +242,45 @@ def test_version_and_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
         main([])
 
 
-def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hotbed.compat.hugectr.run", "script.py", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=300
-    )
+@pytest.fixture
+def rehearse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run script.py of a folder in this process, and return what it prints."""
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        modules = set(sys.modules)
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", sys.argv)
+            patch.setattr(sys, "path", [*sys.path])
+            try:
+                assert run_main(["script.py", *arguments]) == 0
+            finally:
+                for name in sys.modules.keys() - modules:
+                    if name.partition(".")[0] in ("hugectr", "hugectr2onnx", "mpi4py"):
+                        del sys.modules[name]
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_script_is_rehearsed_on_data_under_its_own_paths(tmp_path: Path) -> None:
+def test_script_is_rehearsed_on_data_under_its_own_paths(
+    tmp_path: Path, rehearse: Callable[..., str]
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     short = ["--max-iter", "6", "--data-scale", "0.1", "--data-root", "root"]
 
-    first = _run(tmp_path, *short, "--own", "argument")
+    command = [sys.executable, "-m", "hotbed.compat.hugectr.run", "script.py", *short]
+    first = subprocess.run(
+        [*command, "--own", "argument"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert first.returncode == 0, first.stderr
     assert "rehearsal: batches of 32 samples, 1 of 32 to evaluate" in first.stdout
     assert "rehearsal: generated ./train/_file_list.txt, with slots of 100, 0, 50 keys" in (
@@ -266,23 +294,21 @@ def test_script_is_rehearsed_on_data_under_its_own_paths(tmp_path: Path) -> None
     listed = tmp_path / "root" / "valid" / "_file_list.txt"
     before = listed.stat().st_mtime_ns
 
-    again = _run(tmp_path, *short)
-    assert again.returncode == 0, again.stderr
-    assert "rehearsal: generated" not in again.stdout
+    assert "rehearsal: generated" not in rehearse(*short)
     assert listed.stat().st_mtime_ns == before
-
-    other = _run(tmp_path, *short[2:], "--max-iter", "7")
-    assert other.returncode == 1
-    assert "was generated with other sizes" in other.stderr
+    with pytest.raises(HotbedError, match="was generated with other sizes"):
+        rehearse(*short[2:], "--max-iter", "7")
 
 
-def test_rehearsal_never_writes_beside_data_of_the_user(tmp_path: Path) -> None:
+def test_rehearsal_never_writes_beside_data_of_the_user(
+    tmp_path: Path, rehearse: Callable[..., str]
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "_file_list.txt").write_text("0\n")
-    ended = _run(tmp_path, "--max-iter", "2", "--data-root", "root")
-    assert ended.returncode == 1
-    assert "root/valid/_file_list.txt: does not exist, got train/_file_list.txt" in ended.stderr
+    message = r"root/valid/_file_list.txt: does not exist, got train/_file_list.txt"
+    with pytest.raises(HotbedError, match=message):
+        rehearse("--max-iter", "2", "--data-root", "root")
     assert (tmp_path / "train" / "_file_list.txt").read_text() == "0\n"
     assert not (tmp_path / "root").exists()
 
@@ -324,10 +350,11 @@ print("of data that were there", sum(iter(again.train, False)))
 """
 
 
-def test_rehearsal_ends_epochs_and_generates_what_is_read_later(tmp_path: Path) -> None:
+def test_rehearsal_ends_epochs_and_generates_what_is_read_later(
+    tmp_path: Path, rehearse: Callable[..., str]
+) -> None:
     (tmp_path / "script.py").write_text(EPOCHS)
-    ended = _run(tmp_path, "--max-iter", "5", "--release", "v4.3.1")
-    assert ended.returncode == 0, ended.stderr
+    printed = rehearse("--max-iter", "5", "--release", "v4.3.1")
     for line in (
         "Ftrl is that of HugeCTR v4.3.1: nothing is added under each root",
         "rehearsal: generated data/0.txt",
@@ -336,7 +363,7 @@ def test_rehearsal_ends_epochs_and_generates_what_is_read_later(tmp_path: Path) 
         "of the second source 5\n",
         "of data that were there 5\n",
     ):
-        assert line in ended.stdout
+        assert line in printed
 
 
 def test_a_wrong_release_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,8 +166,7 @@ def one_csr(columns: dict[str, Any], names: list[str], n: int) -> tuple[list[flo
 DEEP = ["data1_0", "data1_1", "data1_2"]
 
 
-@pytest.mark.parametrize("form", ["file", "folder"])
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("form", "cached"), [("file", False), ("folder", True)])
 def test_a_session_of_v3_0_scores_as_training(form: str, cached: bool, tmp_path: Path) -> None:
     trained = Trained(tmp_path, 1, normalized=True, form=form)
     config = inference_json(tmp_path / "dcn.json", trained)
@@ -520,7 +519,7 @@ def test_a_model_of_the_high_level_api_is_served_from_its_files(
 # --- ONNX -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_converted_model_scores_as_the_session(normalized: bool, tmp_path: Path) -> None:
     """With its rows, on keys padded by -1 and keys without a row; and without, on pooled rows."""
     onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime absent")

@@ -143,9 +143,8 @@ def test_forgetting_drops_what_lies_before_and_survives(path: Path) -> None:
     }
 
 
-def test_a_journal_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotbed.connectors.journal.KEPT_ENTRIES", 10)
-    journal = Journal()
+def test_a_journal_in_memory_is_bounded() -> None:
+    journal = Journal(most_entries=10)
     for number in range(25):
         journal.append("block", number, {})
     assert [number for number, _ in journal.after("block", -1)] == list(range(15, 25))

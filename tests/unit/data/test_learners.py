@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from hotbed.connectors import Memory
 from hotbed.data import Dense, Id, Schema
-from hotbed.data import learners as learners_module
 from hotbed.data.columns import Columns
-from hotbed.data.learners import Learner, Moments, Quantiles, ValueCounts
+from hotbed.data.learners import MOST_POINTS, Learner, Moments, Quantiles, ValueCounts
 from hotbed.data.transforms import Bucketize, FillMissing, Map, Normalize, Transform
 from hotbed.errors import ConfigError, SchemaError
 
@@ -81,12 +80,9 @@ def test_quantiles_of_few_values_are_exactly_those_of_polars(
 
 
 @pytest.mark.parametrize("kind", ["normal", "sorted", "power", "few values"])
-def test_quantiles_of_many_values_err_by_at_most_a_4096th_of_the_rows(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_quantiles_of_many_values_err_by_at_most_a_4096th_of_the_rows(kind: str) -> None:
     # Levels of a 16th of the size, so that 600,000 values fill three of them: 16 times the error.
-    monkeypatch.setattr(learners_module, "MOST_POINTS", 131_072 // 16)
-    monkeypatch.setattr(learners_module, "FEWER_POINTS", 16_384 // 16)
+    most_points = MOST_POINTS // 16
     rng = np.random.default_rng(3)
     values = {
         "normal": rng.normal(size=600_000),
@@ -95,9 +91,9 @@ def test_quantiles_of_many_values_err_by_at_most_a_4096th_of_the_rows(
         "few values": rng.integers(0, 5, 600_000).astype(np.float64),
     }[kind]
     shares = list(np.linspace(0, 1, 101))
-    whole = Quantiles(shares)
+    whole = Quantiles(shares, most_points)
     for part in np.split(values, [7, 70_000, 70_100, 200_000, 350_000]):
-        learner = Quantiles(shares)
+        learner = Quantiles(shares, most_points)
         for chunk in np.array_split(part, max(1, len(part) // 5000)):
             learner.add(pa.array(chunk), NO_ROWS)
         whole.merge(learner)
@@ -109,7 +105,7 @@ def test_quantiles_of_many_values_err_by_at_most_a_4096th_of_the_rows(
         first = np.searchsorted(ordered, value, side="left")
         last = np.searchsorted(ordered, value, side="right")
         worst = max(worst, first - rank, rank - last)
-    shrunk = (len(whole._levels) - 1) / (2 * learners_module.FEWER_POINTS)
+    shrunk = (len(whole._levels) - 1) / (2 * most_points // 8)
     assert shrunk < 16 / 4096
     assert worst <= shrunk * len(values) + 1
 
@@ -127,9 +123,8 @@ def test_counts_are_those_of_a_counter_and_ties_go_by_value(
     assert list(learned.select("value", "count").iter_rows()) == right
 
 
-def test_counts_are_summed_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learners_module, "PENDING_VALUES", 3)
-    learner = ValueCounts()
+def test_counts_are_summed_up_on_the_way() -> None:
+    learner = ValueCounts(pending_values=3)
     for _ in range(1000):
         learner.add(pa.array(["a", "b"]), NO_ROWS)
     assert sum(len(part) for part in learner._parts) < 10

@@ -431,7 +431,7 @@ def test_a_report_shows_the_layers(tmp_path: Path) -> None:
     assert trained.network.picture() in page.read_text()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=4), min_size=2, max_size=14))
 def test_boxes_and_lines_of_a_picture_keep_apart(sources: list[list[int]]) -> None:
     boxes = []
@@ -541,7 +541,7 @@ def weights(description: Any) -> dict[str, Any]:
     return {name: values.tolist() for name, values in dense_state(built(description)).items()}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(graphs())
 def test_any_network_gives_back_its_description_and_its_weights(description: Any) -> None:
     network = built(description)
@@ -561,7 +561,7 @@ def test_any_network_gives_back_its_description_and_its_weights(description: Any
         assert network.shapes[name] == f"[{sizes}]"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(graphs(), st.data())
 def test_a_mistake_in_any_network_names_its_place(description: Any, data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(description["layers"]) - 1))

@@ -515,20 +515,29 @@ def test_a_second_process_cannot_publish_in_the_same_folder(tmp_path: Path) -> N
     code = """
 import sys
 import hotbed as hb
+from hotbed.errors import HotbedError
 from hotbed.persist.checkpoint import State, save
 saved = save(sys.argv[1], State())
+try:
+    hb.PublishDirectory(sys.argv[2]).publish(saved)
+except HotbedError as error:
+    print(error, flush=True)
+input()
 hb.PublishDirectory(sys.argv[2]).publish(saved)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "other"), str(tmp_path / "published")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = f"{tmp_path / 'published'}: another process writes it, got process {os.getpid()}"
-    assert message in done.stderr
-    assert PublishDirectory(tmp_path / "published").publish(run.save()) is not None
-    (*_, version) = Follower(tmp_path / "published").poll()
-    assert version.manifest.version == 1
-    del publisher
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as second:
+        assert second.stdout is not None
+        message = f"{tmp_path / 'published'}: another process writes it, got process {os.getpid()}"
+        assert message in second.stdout.readline()
+        assert PublishDirectory(tmp_path / "published").publish(run.save()) is not None
+        (*_, version) = Follower(tmp_path / "published").poll()
+        assert version.manifest.version == 1
+        del publisher
+        second.communicate("\n")
+    assert second.returncode == 0
 
 
 def test_a_feed_goes_on_after_its_client_ended_and_with_a_topic_made_anew(

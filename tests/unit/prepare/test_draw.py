@@ -72,9 +72,10 @@ def test_an_item_is_drawn_however_rare_it_is() -> None:
 @pytest.mark.parametrize("power", [0.0, 0.75])
 def test_frequencies_are_those_of_the_weights(power: float) -> None:
     counts = np.array([5, 0, 50, 500, 1, 20])
-    candidates = all_but(Weights.of(counts, power), np.array([0, 0]), np.array([3, 4]))
-    random = mix64(np.arange(400_000)).reshape(1, 400_000)
-    drawn = draw([candidates], np.array([0]), random)
+    users = np.arange(4000)
+    known = np.tile([3, 4], len(users))
+    candidates = all_but(Weights.of(counts, power), np.repeat(users, 2), known)
+    drawn = draw([candidates], users, mix64(np.arange(400_000)).reshape(len(users), 100))
     shares = np.bincount(drawn.ravel(), minlength=6) / drawn.size
     expected = np.where(np.isin(np.arange(6), [1, 3, 4]), 0, counts.astype(float) ** power)
     # five standard deviations of a share of 400,000 draws are at most 0.004

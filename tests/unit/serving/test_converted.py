@@ -460,8 +460,9 @@ class Packed(nn.Module):
         return padded[:, 0].sum(1)
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("how", ["last", "padded", "total"])
+@pytest.mark.parametrize(
+    ("kind", "how"), [(nn.GRU, "last"), (nn.LSTM, "padded"), (nn.RNN, "total")]
+)
 def test_a_packed_sequence_is_refused_with_its_layer_and_the_remedy(
     kind: type[nn.RNNBase], how: str, tmp_path: Path
 ) -> None:

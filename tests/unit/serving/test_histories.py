@@ -116,6 +116,11 @@ def exported(model: hb.RecModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
+def session(exported: Path) -> hb.InferenceSession:
+    return hb.InferenceSession(exported)
+
+
+@pytest.fixture(scope="module")
 def running(exported: Path) -> Iterator[Running]:
     server = Running(exported)
     yield server
@@ -154,12 +159,10 @@ def by_triton(running: Running, protocol: str, columns: Columns) -> np.ndarray:
 @pytest.mark.parametrize("clicks", [None, 0, 1, LENGTH, 3 * LENGTH])
 @pytest.mark.parametrize("n", [1, 2, 60])
 def test_a_session_gives_the_score_of_training(
-    n: int, clicks: int | None, model: hb.RecModel, exported: Path
+    n: int, clicks: int | None, model: hb.RecModel, session: hb.InferenceSession
 ) -> None:
     asked = draw(n, 5, clicks)
-    assert (
-        largest(hb.InferenceSession(exported).predict(table(asked)), expected(model, asked)) < 1e-6
-    )
+    assert largest(session.predict(table(asked)), expected(model, asked)) < 1e-6
 
 
 # the stock client leaves sockets open
@@ -175,7 +178,7 @@ def test_a_server_gives_the_score_of_training(
 
 @pytest.mark.parametrize("clicks", [0, 2, 3 * LENGTH])
 def test_a_history_in_the_context_belongs_to_every_candidate(
-    clicks: int, model: hb.RecModel, exported: Path, running: Running
+    clicks: int, model: hb.RecModel, session: hb.InferenceSession, running: Running
 ) -> None:
     asked, once = draw(20, 7), draw(1, 8, clicks)
     for name in ("user", "clicks", "words"):
@@ -183,19 +186,18 @@ def test_a_history_in_the_context_belongs_to_every_candidate(
     scores = expected(model, asked)
     candidates = {name: asked[name] for name in ("item", "word", "price")}
     context = {name: table(once)[name].combine_chunks() for name in ("user", "clicks", "words")}
-    assert largest(hb.InferenceSession(exported).predict(candidates, context), scores) < 1e-6
+    assert largest(session.predict(candidates, context), scores) < 1e-6
     with hb.Client(f"http://{running.http}") as client:
         context = {name: once[name][0] for name in context}
         assert largest(client.predict("m", candidates, context), scores) < 1e-6
 
 
-def test_only_the_newest_entries_of_a_history_count(model: hb.RecModel, exported: Path) -> None:
+def test_only_the_newest_entries_of_a_history_count(session: hb.InferenceSession) -> None:
     long = draw(30, 9, 3 * LENGTH)
     newest = long | {
         "clicks": [history[-LENGTH:] for history in long["clicks"]],
         "words": [history[-LENGTH:] for history in long["words"]],
     }
-    session = hb.InferenceSession(exported)
     scores = session.predict(table(long))
     assert scores.std() > 0.01
     assert largest(session.predict(table(newest)), scores) < 1e-6

@@ -109,12 +109,17 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
 
 
 @pytest.mark.slow
-def test_rows_of_a_slow_parameter_server_are_late_and_said_to_be(
+def test_a_server_starts_before_its_parameter_server_and_says_which_rows_are_late(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}")
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
     options = ("--set", "cache_deadline_seconds=0.1", "--set", "cache_preload=0")
-    server = Process(f"m=grpc://127.0.0.1:{rows.port}", *options)
+    server = Process(f"m=grpc://127.0.0.1:{port}", *options)
+    assert "UNAVAILABLE" in problem(server)
+    rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}", port=port)
+    wait_for(lambda: problem(server) == "", "it is found")
+
     rows.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     version, _, late = ask(server, trainer)
@@ -124,19 +129,6 @@ def test_rows_of_a_slow_parameter_server_are_late_and_said_to_be(
     rows.process.send_signal(signal.SIGCONT)
     wait_for(lambda: ask(server, trainer)[2] == 0, "no row is late")
     assert right(server, trainer) == version
-    assert server.stop() == 0
-    assert rows.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_server_may_start_before_its_parameter_server(trainer: Trainer, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    server = Process(f"m=grpc://127.0.0.1:{port}")
-    assert "UNAVAILABLE" in problem(server)
-    rows = Held(tmp_path / "rows", f"m={trainer.folder / 'export'}", port=port)
-    wait_for(lambda: problem(server) == "", "it is found")
-    assert right(server, trainer) in trainer.scores
     assert server.stop() == 0
     assert rows.stop() == 0
 

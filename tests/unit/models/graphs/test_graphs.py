@@ -72,12 +72,12 @@ def description(name: str) -> dict[str, Any]:
 
 def model_of(samples: planted.Planted, graph: Any, seed: int = 0) -> hb.RecModel:
     torch.manual_seed(seed)
-    tables = hb.make_tables(samples.schema, dim=8, rule=hb.Adam(lr=0.005), seed=seed)
+    tables = hb.make_tables(samples.schema, dim=8, rule=hb.Adam(lr=0.01), seed=seed)
     network = hb.models.Graph(samples.schema, tables, graph)
     loss: Any = "bce"
     if len(samples.chances) > 1:
         loss = hb.losses.MultiTask({label: hb.losses.BCE() for label in samples.chances})
-    return hb.RecModel(network, loss, hb.Adam(lr=0.005))
+    return hb.RecModel(network, loss, hb.Adam(lr=0.01))
 
 
 def train(samples: planted.Planted, graph: Any, epochs: int, seed: int = 0) -> hb.RecModel:
@@ -85,7 +85,7 @@ def train(samples: planted.Planted, graph: Any, epochs: int, seed: int = 0) -> h
     data = hb.Dataset(
         samples.trained,
         samples.schema,
-        batch_size=256,
+        batch_size=512,
         shuffle=samples.num_samples,
         seed=seed,
         cache=True,

@@ -49,7 +49,7 @@ import hotbed as hb
 
 EXAMPLES = 12
 STEP = 1e-7  # of the central differences
-DIFFERENCES = 24  # elements of one tensor whose gradient is compared
+DIFFERENCES = 12  # elements of one tensor whose gradient is compared
 TRAINED_ROWS = 12
 SERVED_ROWS = (12, 7, 1)
 
