@@ -364,7 +364,7 @@ def _request_of(scope: Mapping[str, Any]) -> HttpRequest:
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     headers = dict(lines)
     if len(headers) < len(lines):  # lines of one name are one header, RFC 9110, 5.2
-        headers = {name: ", ".join(own for key, own in lines if key == name) for name in headers}
+        headers = {name: ", ".join(value for key, value in lines if key == name) for name in headers}
     return HttpRequest(scope["method"], scope["raw_path"].decode("ascii"), headers)
 
 

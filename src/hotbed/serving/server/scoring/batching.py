@@ -266,7 +266,7 @@ class Batcher:
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
         self._scored(batch, started, time.perf_counter())
-        row_seconds = (time.thread_time() - processor_started) / sum(one.size for one in batch)
+        row_seconds = (time.thread_time() - processor_started) / sum(request.size for request in batch)
         self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
         return list(zip(batch, scores, strict=True))
 
