@@ -51,21 +51,17 @@ nb::tuple split_message(const nb::bytes& request, std::size_t inputs, std::size_
   const auto raw = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
   if (!raw.is_valid()) nb::raise_python_error();
   char* to = PyBytes_AS_STRING(raw.ptr());
-  for (const auto& part : result.raw) {
-    to = std::copy(bytes.data() + part.begin, bytes.data() + part.end, to);
-  }
+  for (const auto& part : result.raw) { to = std::copy(bytes.data() + part.begin, bytes.data() + part.end, to); }
   return nb::make_tuple(head_of(result), result.inputs, described(result.parts), sizes, raw);
 }
 
 }  // namespace
 
 void init_requests(nb::module_& m) {
-  m.def("split_json", &split_json, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"),
-        nb::arg("slice"),
+  m.def("split_json", &split_json, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"), nb::arg("slice"),
         "Head without the values of tensors (None where it is longer than head_bytes), number of inputs, and where "
         "the values lie: (input, begin, end, entries, cuts).");
-  m.def("split_message", &split_message, nb::arg("request"), nb::arg("inputs"),
-        nb::arg("head_bytes"), nb::arg("slice"),
+  m.def("split_message", &split_message, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"), nb::arg("slice"),
         "As split_json, of a ModelInferRequest; and its raw contents: their sizes, and their bytes one after the "
         "other. Raises ValueError for other bytes.");
 }

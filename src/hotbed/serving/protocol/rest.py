@@ -41,7 +41,7 @@ class InferRequest:
     binary: bool = False
 
 
-class CachedHead(NamedTuple):
+class JsonHead(NamedTuple):
     """The JSON of a request without an id; `outputs` and `binary` as in `InferRequest`."""
 
     head: RequestHead
@@ -53,7 +53,7 @@ class RequestReader:
     """Reads infer requests, and caches the heads that clients repeat. Threads may share it."""
 
     def __init__(self) -> None:
-        self._heads = HeadCache[CachedHead]()
+        self._heads = HeadCache[JsonHead]()
 
     def decoded_bytes(self, body: bytes, header_length: str | None) -> int:
         """Return how many bytes `read` decodes: none of binary numbers behind a cached head.
@@ -85,7 +85,7 @@ class RequestReader:
             return InferRequest("", tensors, cached.outputs, cached.binary)
         request, head = _read(text, data, bounds)
         if head is not None and not request.id:
-            self._heads.add(text, CachedHead(head, request.outputs, request.binary))
+            self._heads.add(text, JsonHead(head, request.outputs, request.binary))
         return request
 
 

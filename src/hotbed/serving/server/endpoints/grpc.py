@@ -96,7 +96,7 @@ def grpc_status(error: Exception) -> grpc.StatusCode:
     return codes.INTERNAL
 
 
-class CachedHead(NamedTuple):
+class MessageHead(NamedTuple):
     """A head without an id whose tensors are binary numbers of these sizes."""
 
     message: Any
@@ -129,7 +129,7 @@ class InferenceService:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._heads = HeadCache[CachedHead]()
+        self._heads = HeadCache[MessageHead]()
 
     def handlers(self) -> Any:
         """Return the handlers of the calls for a gRPC server."""
@@ -252,7 +252,7 @@ class InferenceService:
             inputs = [BinaryInput(each.name, each.datatype, each.shape, n) for each, n in described]
             head = RequestHead(inputs)
             if head.blocks is not None:
-                self._heads.add(divided.head, CachedHead(request, head, divided.raw_sizes))
+                self._heads.add(divided.head, MessageHead(request, head, divided.raw_sizes))
         return tensors
 
 
