@@ -5,6 +5,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 namespace nb = nanobind;
 
 namespace {
@@ -20,29 +22,46 @@ nb::list described(const std::vector<hotbed::RequestPart>& parts) {
 }
 
 template <auto split>
-nb::tuple split_bytes(const nb::bytes& request, std::size_t inputs, std::size_t head_bytes, std::size_t slice) {
+hotbed::SplitRequest split_bytes(std::string_view request, const hotbed::RequestLimits& limits) {
+  if (request.size() <= kInlineBytes) return split(request, limits);
+  nb::gil_scoped_release released;
+  return split(request, limits);
+}
+
+nb::object head_of(const hotbed::SplitRequest& request) {
+  if (!request.head_fits) return nb::none();
+  return nb::bytes(request.head.data(), request.head.size());
+}
+
+nb::tuple split_json(const nb::bytes& request, std::size_t inputs, std::size_t head_bytes, std::size_t slice) {
   const std::string_view bytes(request.c_str(), request.size());
-  const hotbed::RequestLimits limits{inputs, head_bytes, slice};
-  hotbed::SplitRequest result;
-  if (bytes.size() > kInlineBytes) {
-    nb::gil_scoped_release released;
-    result = split(bytes, limits);
-  } else {
-    result = split(bytes, limits);
+  const auto result = split_bytes<hotbed::split_json>(bytes, {inputs, head_bytes, slice});
+  return nb::make_tuple(head_of(result), result.inputs, described(result.parts));
+}
+
+nb::tuple split_message(const nb::bytes& request, std::size_t inputs, std::size_t head_bytes, std::size_t slice) {
+  const std::string_view bytes(request.c_str(), request.size());
+  const auto result = split_bytes<hotbed::split_message>(bytes, {inputs, head_bytes, slice});
+  nb::list sizes;
+  std::size_t total = 0;
+  for (const auto& part : result.raw) {
+    sizes.append(part.end - part.begin);
+    total += part.end - part.begin;
   }
-  nb::object head = nb::none();
-  if (result.head_fits) head = nb::bytes(result.head.data(), result.head.size());
-  return nb::make_tuple(head, result.inputs, described(result.parts), described(result.raw));
+  const auto raw = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
+  if (!raw.is_valid()) nb::raise_python_error();
+  char* to = PyBytes_AS_STRING(raw.ptr());
+  for (const auto& part : result.raw) { to = std::copy(bytes.data() + part.begin, bytes.data() + part.end, to); }
+  return nb::make_tuple(head_of(result), result.inputs, described(result.parts), sizes, raw);
 }
 
 }  // namespace
 
 void init_requests(nb::module_& m) {
-  m.def("split_json", &split_bytes<hotbed::split_json>, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"),
-        nb::arg("slice"),
+  m.def("split_json", &split_json, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"), nb::arg("slice"),
         "Head without the values of tensors (None where it is longer than head_bytes), number of inputs, and where "
         "the values lie: (input, begin, end, entries, cuts).");
-  m.def("split_message", &split_bytes<hotbed::split_message>, nb::arg("request"), nb::arg("inputs"),
-        nb::arg("head_bytes"), nb::arg("slice"),
-        "As split_json, of a ModelInferRequest; and where its raw contents lie. Raises ValueError for other bytes.");
+  m.def("split_message", &split_message, nb::arg("request"), nb::arg("inputs"), nb::arg("head_bytes"), nb::arg("slice"),
+        "As split_json, of a ModelInferRequest; and its raw contents: their sizes, and their bytes one after the "
+        "other. Raises ValueError for other bytes.");
 }

@@ -401,7 +401,7 @@ def split_json(request: bytes, inputs: int, head_bytes: int, slice: int) -> tupl
 
 def split_message(request: bytes, inputs: int, head_bytes: int, slice: int) -> tuple:
     """
-    As split_json, of a ModelInferRequest; and where its raw contents lie. Raises ValueError for other bytes.
+    As split_json, of a ModelInferRequest; and its raw contents: their sizes, and their bytes one after the other. Raises ValueError for other bytes.
     """
 
 class RowCache:

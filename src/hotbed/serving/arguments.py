@@ -127,8 +127,8 @@ class PlainInputs:
 
     def lookups(self, tensors: Tensors) -> dict[str, LookedUp]:
         """Return what each lookup takes, by feature."""
-        own = {name: tensors[name] for name in self._inputs}
-        values = self._session.run(self._outputs, own)
+        feeds = {name: tensors[name] for name in self._inputs}
+        values = self._session.run(self._outputs, feeds)
         outputs = dict(zip(self._outputs, values, strict=True))
         looked_up = {}
         for lookup in self._lookups:
@@ -198,14 +198,13 @@ def _lists(array: NDArray[Any]) -> pa.Array:
 
 def _all_samples(ids: Any, num_samples: int) -> Ids:
     """Return ids with one entry for each sample; those of one sample hold for all."""
-    own = ids
     if not isinstance(ids, Ids):
-        own = Ids(ids)
-    assert isinstance(own, Ids)
-    if len(own) == num_samples:
-        return own
+        ids = Ids(ids)
+    bags: Ids = ids
+    if len(bags) == num_samples:
+        return bags
     first = np.zeros(num_samples, np.int64)
-    return own.take(first)
+    return bags.take(first)
 
 
 def _repeated(values: NDArray[Any], num_samples: int) -> NDArray[Any]:

@@ -28,7 +28,7 @@ from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.server.endpoints import grpc as grpc_server
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 from hotbed.serving.server.options import ServerLimits
-from hotbed.serving.server.scoring.batching import QueuedRequest
+from hotbed.serving.server.scoring.batching import DecodedRequest, QueuedRequest
 
 from .conftest import Running
 
@@ -294,7 +294,8 @@ def test_long_requests_that_wait_are_bounded() -> None:
 
 def test_only_few_values_are_scored_on_the_loop() -> None:
     async def is_small(columns: dict[str, Any], context: dict[str, Any]) -> bool:
-        return QueuedRequest(Candidates(2, columns, context), lambda scores: None).is_small
+        candidates = Candidates(2, columns, context)
+        return QueuedRequest(DecodedRequest(candidates, lambda scores: None)).is_small
 
     few = pa.array([[1], [2]], pa.large_list(pa.int64()))
     many = pa.array([[1] * 100_000], pa.large_list(pa.int64()))

@@ -95,7 +95,7 @@ def test_a_log_line_that_cannot_be_written_leaves_the_scoring_thread_alive(
     with hb.Client(f"http://{running.http}", timeout_seconds=5) as client:
         with monkeypatch.context() as broken:
             lose_stderr(broken, error)
-            broken.setattr(batcher, "_session", lambda: 1 / 0)
+            broken.setattr(hb.InferenceSession, "ask", lambda *_: 1 / 0)
             for _ in range(2):
                 with pytest.raises(ServingError, match="an error of the server"):
                     client.predict("m", columns)

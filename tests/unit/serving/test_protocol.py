@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.inputs import ModelInputs, PackedTensors
 from hotbed.serving.protocol.rest import RequestReader
+from hotbed.serving.server.endpoints.grpc import MESSAGES, InferCall, InferenceService
 
 SCHEMA = hb.Schema([hb.Id("user"), hb.Id("item"), hb.Dense("price"), hb.Dense("age")])
 BOUNDS = Bounds(rows=100)
@@ -106,6 +108,62 @@ def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None
     for n in range(1, 200):
         told(asks, inputs, *request(columns(0, n % 90 + 2)))
         told(asks, inputs, *request(columns(0), id=str(n)))
-    assert len(asks._heads) <= 64
+    assert len(asks._heads._heads) <= 64
     assert len(inputs._layouts) <= 64  # what no head needs is let go
     assert asks.read(*request(columns(0), id="7"), BOUNDS).id == "7"
+
+
+def message(values: dict[str, Any], **fields: Any) -> Any:
+    """A ModelInferRequest with raw contents."""
+    infer = MESSAGES["ModelInferRequest"](model_name="m", **fields)
+    for name, array in values.items():
+        infer.inputs.add(name=name, datatype=NAMES[array.dtype.str], shape=array.shape)
+        infer.raw_input_contents.append(array.tobytes())
+    return infer
+
+
+def grpc_service() -> InferenceService:
+    models: Any = SimpleNamespace(bounds=BOUNDS)
+    return InferenceService(models)
+
+
+def decode(service: InferenceService, infer: Any) -> tuple[InferCall, Any]:
+    """A request as the service reads it, and its candidates as lists."""
+    call = service._read(infer.SerializeToString())
+    tensors = call.packed or service._tensors(call)
+    n, columns, context = ModelInputs(SCHEMA).columns(tensors, BOUNDS)
+    parts = [{name: each.tolist() for name, each in part.items()} for part in (columns, context)]
+    return call, (n, parts)
+
+
+def test_a_grpc_head_that_came_before_is_read_as_at_first() -> None:
+    service = grpc_service()
+    for seed in range(4):
+        call, candidates = decode(service, message(columns(seed)))
+        assert candidates == decode(grpc_service(), message(columns(seed)))[1]
+        assert (call.packed is not None) == (seed > 0)
+    call, _ = decode(service, message(columns(0), id="7"))
+    assert (call.packed, call.head.id) == (None, "7")
+    decode(service, message(columns(0), id="7"))
+    assert decode(service, message(columns(0), id="7"))[0].packed is None
+
+
+def test_a_known_grpc_head_with_other_contents_is_refused_as_at_first() -> None:
+    service = grpc_service()
+    for _ in range(2):
+        decode(service, message(columns(0)))
+    whole = message(columns(0))
+    moved = message(columns(0))  # as many bytes in all
+    moved.raw_input_contents[1] += whole.raw_input_contents[2][:4]
+    moved.raw_input_contents[2] = whole.raw_input_contents[2][4:]
+    fewer = message(columns(0))
+    fewer.raw_input_contents.pop()
+    both = message(columns(0))
+    both.inputs[0].contents.int64_contents.append(7)
+    for wrong in (moved, fewer, both):
+        errors = []
+        for reader in (service, grpc_service()):
+            with pytest.raises(DataError) as error:
+                decode(reader, wrong)
+            errors.append(str(error.value))
+        assert errors[0] == errors[1]

@@ -107,12 +107,17 @@ class JsonValues(Undecoded):
 class DividedRequest:
     """A request with its values taken out.
 
-    `spans`: the places of typed values; `raw`: those of the raw contents of gRPC.
+    Attributes:
+        head: the request without its values.
+        spans: the places of typed values.
+        raw_sizes: the bytes of each of the raw contents of gRPC.
+        raw: the raw contents, one after the other.
     """
 
     head: bytes
     spans: Sequence[ValueSpan]
-    raw: Sequence[ValueSpan]
+    raw_sizes: Sequence[int] = ()
+    raw: bytes = b""
 
 
 def divide_json(body: bytes, bounds: Bounds) -> DividedRequest:
@@ -123,7 +128,9 @@ def divide_json(body: bytes, bounds: Bounds) -> DividedRequest:
     Raises:
         DataError: the request has more inputs or a longer head than `bounds` allow.
     """
-    return _divided(_core.split_json(body, bounds.inputs, bounds.head_bytes, SLICE), bounds)
+    head, num_inputs, places = _core.split_json(body, bounds.inputs, bounds.head_bytes, SLICE)
+    _check_head(head, num_inputs, bounds)
+    return DividedRequest(head, [ValueSpan(*place) for place in places])
 
 
 def divide_message(message: bytes, bounds: Bounds) -> DividedRequest:
@@ -140,12 +147,14 @@ def divide_message(message: bytes, bounds: Bounds) -> DividedRequest:
             f"the request: expected a ModelInferRequest, got {len(message)} other bytes. "
             "Send the message as protobuf wrote it, without compression or a frame."
         ) from error
-    return _divided(split, bounds)
+    head, num_inputs, places, raw_sizes, raw = split
+    _check_head(head, max(num_inputs, len(raw_sizes)), bounds)
+    return DividedRequest(head, [ValueSpan(*place) for place in places], raw_sizes, raw)
 
 
-def _divided(split: tuple[Any, ...], bounds: Bounds) -> DividedRequest:
-    head, num_inputs, spans, raw = split
-    if max(num_inputs, len(raw)) > bounds.inputs:
+def _check_head(head: bytes | None, num_inputs: int, bounds: Bounds) -> None:
+    """Raise DataError if a request has more inputs or a longer head than `bounds` allow."""
+    if num_inputs > bounds.inputs:
         raise DataError(
             f"inputs: expected at most {bounds.inputs}, the columns of the model, got more. "
             "Send each column of the model once, and no others."
@@ -155,9 +164,6 @@ def _divided(split: tuple[Any, ...], bounds: Bounds) -> DividedRequest:
             f"the request: expected at most {bounds.head_bytes} bytes beside the values of its "
             "tensors, got more. Send names, shapes and parameters of the model's inputs only."
         )
-    return DividedRequest(
-        head, [ValueSpan(*place) for place in spans], [ValueSpan(*place) for place in raw]
-    )
 
 
 def read_json(text: bytes, start: int | None = None) -> Any:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +18,10 @@ from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds
 from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor
+
+T = TypeVar("T")
+_CACHED_HEADS = 64
+_CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
 
 
 class TensorBlock(NamedTuple):
@@ -38,7 +43,7 @@ class TensorBlock(NamedTuple):
 
 
 class BinaryInput(NamedTuple):
-    """How the JSON of a request describes a binary tensor of `num_bytes` bytes."""
+    """How the head of a request describes a binary tensor of `num_bytes` bytes."""
 
     name: str
     datatype: str
@@ -48,14 +53,12 @@ class BinaryInput(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RequestHead:
-    """The JSON of an infer request whose tensors all follow in binary.
+    """The tensors of an infer request that are all binary.
 
-    Clients send the same head again and again. `outputs` and `binary`: as in `InferRequest`.
+    Clients send the same head again and again.
     """
 
     inputs: Sequence[BinaryInput]
-    outputs: Mapping[str, bool] | None
-    binary: bool
 
     @cached_property
     def num_bytes(self) -> int:
@@ -79,6 +82,25 @@ class RequestHead:
             block.names.append(entry.name)
             start += entry.num_bytes
         return blocks
+
+
+class HeadCache(Generic[T]):
+    """What was read from the heads that clients repeat, by their bytes. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, T] = {}
+        self._changing = threading.Lock()
+        self.find = self._heads.get  # returns None for an unknown head
+
+    def add(self, text: bytes, head: T) -> None:
+        """Keep a head, unless it is long; the oldest one leaves."""
+        if len(text) > _CACHED_HEAD_BYTES:
+            return
+        with self._changing:
+            if len(self._heads) >= _CACHED_HEADS:
+                oldest = next(iter(self._heads))
+                del self._heads[oldest]
+            self._heads[text] = head
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from pydantic_core import to_json
 
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
-from hotbed.serving.protocol.inputs import BinaryInput, PackedTensors, RequestHead
+from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs
 from hotbed.serving.protocol.tensors import Tensor
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from hotbed.serving.session import Scores
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_CACHED_HEADS = 64
-_CACHED_HEAD_BYTES = 16 << 10  # the longest head that is cached
 _JSON_TYPES = {list: "a list", dict: "an object", str: "a string", bool: "a boolean"}
 
 
@@ -44,25 +41,32 @@ class InferRequest:
     binary: bool = False
 
 
+class JsonHead(NamedTuple):
+    """The JSON of a request without an id; `outputs` and `binary` as in `InferRequest`."""
+
+    head: RequestHead
+    outputs: Mapping[str, bool] | None
+    binary: bool
+
+
 class RequestReader:
     """Reads infer requests, and caches the heads that clients repeat. Threads may share it."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, RequestHead] = {}
-        self._changing = threading.Lock()
+        self._heads = HeadCache[JsonHead]()
 
-    def read_cached(self, body: bytes, header_length: str | None) -> InferRequest | None:
-        """Return the request if it is binary numbers behind a cached head, else None.
+    def decoded_bytes(self, body: bytes, header_length: str | None) -> int:
+        """Return how many bytes `read` decodes: none of binary numbers behind a cached head.
 
-        Nothing is decoded. Raises DataError for a wrong header length.
+        Raises DataError for a wrong header length.
         """
-        if header_length is None:
-            return None
-        text, data = _split_body(body, header_length)
-        head = self._heads.get(text)
-        if head is None or head.blocks is None or len(data) != head.num_bytes:
-            return None
-        return _packed_request(head, data)
+        if header_length is not None:
+            length = _json_length(body, header_length)
+            cached = self._heads.find(body[:length])
+            num_tensor_bytes = len(body) - length
+            if cached and cached.head.blocks and cached.head.num_bytes == num_tensor_bytes:
+                return 0
+        return len(body)
 
     def read(self, body: bytes, header_length: str | None, bounds: Bounds) -> InferRequest:
         """Return the infer request in the body of a POST.
@@ -72,34 +76,28 @@ class RequestReader:
         """
         if header_length is None:
             return _read(body, b"", bounds)[0]
-        text, data = _split_body(body, header_length)
-        head = self._heads.get(text)
-        if head is not None and len(data) == head.num_bytes:
-            return _packed_request(head, data)
+        length = _json_length(body, header_length)
+        text = body[:length]
+        data = body[length:]
+        cached = self._heads.find(text)
+        if cached is not None and len(data) == cached.head.num_bytes:
+            tensors = PackedTensors(cached.head, data)
+            return InferRequest("", tensors, cached.outputs, cached.binary)
         request, head = _read(text, data, bounds)
-        if head is not None and not request.id and len(text) <= _CACHED_HEAD_BYTES:
-            with self._changing:
-                if len(self._heads) >= _CACHED_HEADS:
-                    oldest = next(iter(self._heads))
-                    del self._heads[oldest]
-                self._heads[text] = head
+        if head is not None and not request.id:
+            self._heads.add(text, JsonHead(head, request.outputs, request.binary))
         return request
 
 
-def _packed_request(head: RequestHead, data: bytes) -> InferRequest:
-    return InferRequest("", PackedTensors(head, data), head.outputs, head.binary)
-
-
-def _split_body(body: bytes, header_length: str) -> tuple[bytes, bytes]:
-    """Return the JSON of a body, and the binary tensors behind it."""
+def _json_length(body: bytes, header_length: str) -> int:
+    """Return the bytes of the JSON of a body, before the binary tensors."""
     is_number = len(header_length) <= 20 and header_length.isdecimal()
     if not is_number or int(header_length) > len(body):
         raise DataError(
             f"{HEADER_LENGTH}: expected a number of at most {len(body)}, the bytes of the body, "
             f"got {header_length[:40]!r}. Send the length of the JSON before the tensors."
         )
-    length = int(header_length)
-    return body[:length], body[length:]
+    return int(header_length)
 
 
 def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, RequestHead | None]:
@@ -140,7 +138,7 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
     request = InferRequest(request_id, tensors, outputs, in_binary)
     if len(binary_inputs) < len(tensors):
         return request, None
-    return request, RequestHead(binary_inputs, outputs, in_binary)
+    return request, RequestHead(binary_inputs)
 
 
 def _requested_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:

@@ -169,14 +169,14 @@ def _write_maps(folder: ModelFolder, link: Link, before: MappedVersion | None) -
     if not plain:
         return plain
     schema = Schema.from_json(plain)
-    known = set()
+    digests = set()
     if before is not None:
-        known = {fitted.digest for fitted in before.schema.maps}
+        digests = {fitted.digest for fitted in before.schema.maps}
     names = {}
     for fitted in schema.maps:
         name = map_file_of(fitted.digest)
         path = folder.path / name
-        if fitted.digest not in known or not path.exists():
+        if fitted.digest not in digests or not path.exists():
             _write(path, link.read(fitted.path.as_posix()))
         names[fitted.digest] = Path(name)
     if not names:

@@ -186,30 +186,29 @@ class Connection(HttpToolsProtocol):
             return
         self._unread_bytes += len(data)
         try:
-            self._feed(data)
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    data = b""
+                except httptools.HttpParserUpgrade as upgrade:
+                    data = self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._reject_bytes()
         else:
             if self._unread_bytes > _HEAD_BYTES:
                 self._reject_bytes()
 
-    def _feed(self, data: bytes) -> None:
-        """Parse `data`, and ignore `Upgrade`, as HTTP allows.
+    def _ignore_upgrade(self, body: bytes) -> bytes:
+        """Return a request without `Upgrade`, for a new parser; HTTP allows to ignore it.
 
-        A request with `Upgrade` is parsed again without it: the parser would read its body as data
-        of the other protocol.
+        The parser of the request would read its `body` as data of the other protocol.
         """
-        while True:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                if not self._upgrades():  # CONNECT
-                    return
-                rest = data[upgrade.args[0] :]
-                data = self._without_upgrade() + rest
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        if not self._upgrades():  # CONNECT
+            return b""
+        data = self._without_upgrade() + body
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        return data
 
     def _upgrades(self) -> bool:
         """Return whether the parsed headers ask for another protocol."""
@@ -364,7 +363,10 @@ def _request_of(scope: Mapping[str, Any]) -> HttpRequest:
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     headers = dict(lines)
     if len(headers) < len(lines):  # lines of one name are one header, RFC 9110, 5.2
-        headers = {name: ", ".join(own for key, own in lines if key == name) for name in headers}
+        values = dict[str, list[str]]()
+        for name, value in lines:
+            values.setdefault(name, []).append(value)
+        headers = {name: ", ".join(parts) for name, parts in values.items()}
     return HttpRequest(scope["method"], scope["raw_path"].decode("ascii"), headers)
 
 

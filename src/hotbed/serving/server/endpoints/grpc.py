@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 import numpy as np
@@ -31,12 +31,12 @@ from hotbed.errors import (
 from hotbed.serving.health import HEALTH_SERVICE, Health, add_health_and_reflection
 from hotbed.serving.protocol.bodies import (
     SLICE,
-    Bounds,
     DividedRequest,
     Undecoded,
     ValueSpan,
     divide_message,
 )
+from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import (
     check_load,
     check_tensor_parameters,
@@ -46,7 +46,8 @@ from hotbed.serving.protocol.offered import (
 from hotbed.serving.protocol.tensors import Tensor, text_of
 from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
-from hotbed.serving.server.scoring.models import DecodedRequest, Models, ServedVersion
+from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.session import Scores
 from hotbed.serving.stores.messages import load_service
 
@@ -95,6 +96,31 @@ def grpc_status(error: Exception) -> grpc.StatusCode:
     return codes.INTERNAL
 
 
+class MessageHead(NamedTuple):
+    """A head without an id whose tensors are binary numbers of these sizes."""
+
+    message: Any
+    tensors: RequestHead
+    raw_sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class InferCall:
+    """A ModelInferRequest, not decoded yet.
+
+    Attributes:
+        data: the bytes of the message.
+        divided: its head and its values.
+        head: the head as a message.
+        packed: its tensors, if the head is cached.
+    """
+
+    data: bytes
+    divided: DividedRequest
+    head: Any
+    packed: PackedTensors | None = None
+
+
 class InferenceService:
     """The calls of the protocol.
 
@@ -103,6 +129,7 @@ class InferenceService:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self._heads = HeadCache[MessageHead]()
 
     def handlers(self) -> Any:
         """Return the handlers of the calls for a gRPC server."""
@@ -178,8 +205,8 @@ class InferenceService:
     async def _infer(self, data: bytes) -> Any:
         started = time.perf_counter()
         meters = self._models.meters
-        divide = partial(_divide, data, self._models.bounds)
-        divided, request = await self._models.readers.read(len(data), divide)
+        call = await self._models.readers.read(len(data), partial(self._read, data))
+        request = call.head
         name = request.model_name
 
         def decode(served: ServedVersion) -> DecodedRequest[Any]:
@@ -189,25 +216,44 @@ class InferenceService:
                     f"the request: expected at most {bounds.body_bytes} bytes, got {len(data)}. "
                     "Send fewer candidates, or raise body_bytes of the server."
                 )
-            for output in request.outputs:
-                check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
-            tensors = list(input_tensors(request, data, divided))
+            tensors = call.packed or self._tensors(call)
             candidates = served.inputs.columns(tensors, bounds)
-            return DecodedRequest(candidates, partial(_write_answer, request))
+            write = partial(_write_answer, request)
+            return DecodedRequest(candidates, write, name, request.model_version)
 
         try:
-            response = await self._models.score(name, request.model_version, len(data), decode)
+            model = self._models.named(name, request.model_version)
+            num_bytes = 0 if call.packed else len(data)  # binary numbers are not decoded
+            response = await model.batcher.submit(num_bytes, decode)
         except BaseException as error:
             meters.ended(name, "grpc", started, error)
             raise
         meters.ended(name, "grpc", started)
         return response
 
+    def _read(self, data: bytes) -> InferCall:
+        """Return a ModelInferRequest in which no values are decoded."""
+        divided = divide_message(data, self._models.bounds)
+        cached = self._heads.find(divided.head)
+        if cached and cached.raw_sizes == divided.raw_sizes and not divided.spans:
+            packed = PackedTensors(cached.tensors, divided.raw)
+            return InferCall(data, divided, cached.message, packed)
+        return InferCall(data, divided, MESSAGES["ModelInferRequest"].FromString(divided.head))
 
-def _divide(data: bytes, bounds: Bounds) -> tuple[DividedRequest, Any]:
-    """Return a divided ModelInferRequest, and its head as a message."""
-    divided = divide_message(data, bounds)
-    return divided, MESSAGES["ModelInferRequest"].FromString(divided.head)
+    def _tensors(self, call: InferCall) -> list[Tensor]:
+        """Return the inputs of a request, and cache its head if they are binary numbers."""
+        request = call.head
+        divided = call.divided
+        for output in request.outputs:
+            check_tensor_parameters(f"output {output.name[:100]!r}", output.parameters)
+        tensors = list(input_tensors(request, call.data, divided))
+        if divided.raw_sizes and not request.id:
+            described = zip(tensors, divided.raw_sizes, strict=True)
+            inputs = [BinaryInput(each.name, each.datatype, each.shape, n) for each, n in described]
+            head = RequestHead(inputs)
+            if head.blocks is not None:
+                self._heads.add(divided.head, MessageHead(request, head, divided.raw_sizes))
+        return tensors
 
 
 def _write_answer(request: Any, scores: Scores) -> Any:
@@ -231,29 +277,32 @@ def input_tensors(request: Any, data: bytes, divided: DividedRequest) -> Iterato
     Args:
         request: the head of `data`.
         data: the bytes of the message.
-        divided: the places of its values.
+        divided: its values.
 
     Raises:
         DataError: an input has raw and typed contents, or some inputs have no raw contents.
     """
-    raw = divided.raw
-    if raw and len(raw) != len(request.inputs):
+    sizes = divided.raw_sizes
+    if sizes and len(sizes) != len(request.inputs):
         raise DataError(
             f"raw_input_contents: expected {len(request.inputs)}, one for each input, got "
-            f"{len(raw)}. Send all inputs raw, or none."
+            f"{len(sizes)}. Send all inputs raw, or none."
         )
+    end = 0
     typed: list[list[ValueSpan]] = [[] for _ in request.inputs]
     for span in divided.spans:
         typed[span.input].append(span)
     for number, tensor in enumerate(request.inputs):
-        if raw and typed[number]:
+        if sizes and typed[number]:
             raise DataError(
                 f"input {tensor.name[:100]!r}: expected raw or typed contents, got both. "
                 "Send one of them."
             )
         values: Any
-        if raw:
-            values = data[raw[number].start : raw[number].end]
+        if sizes:
+            start = end
+            end += sizes[number]
+            values = divided.raw[start:end]
         else:
             values = TypedValues(tensor.name, tensor.datatype, data, typed[number])
         check_tensor_parameters(f"input {tensor.name[:100]!r}", tensor.parameters)

@@ -38,7 +38,8 @@ from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Reply, Route, refusal
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.meters import combine_statuses
-from hotbed.serving.server.scoring.models import DecodedRequest, Models, ServedVersion
+from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
+from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.session import Scores
 
 log = logging.getLogger("hotbed.serving")
@@ -187,14 +188,13 @@ class Api(App):
         length = request.headers.get(HEADER_LENGTH.lower())
 
         def decode(served: ServedVersion) -> DecodedRequest[HttpResponse]:
-            infer = cached or self._reader.read(request.body, length, served.bounds)
+            infer = self._reader.read(request.body, length, served.bounds)
             candidates = served.inputs.columns(infer.tensors, served.bounds)
-            return DecodedRequest(candidates, partial(_write_scores, infer, name))
+            return DecodedRequest(candidates, partial(_write_scores, infer, name), name, version)
 
         try:
-            cached = self._reader.read_cached(request.body, length)
-            size = 0 if cached else len(request.body)  # binary numbers are not decoded
-            future = self._models.score(name, version, size, decode)
+            num_bytes = self._reader.decoded_bytes(request.body, length)
+            future = self._models.named(name, version).batcher.submit(num_bytes, decode)
         except Exception as error:
             meters.ended(name, "http", started, error)
             raise

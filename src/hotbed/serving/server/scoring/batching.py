@@ -10,18 +10,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from hotbed.errors import HotbedError, Overloaded
-from hotbed.serving.protocol.inputs import Candidates
+from hotbed.errors import HotbedError, NotServed, Overloaded
+from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
+from hotbed.serving.protocol.inputs import Candidates, ModelInputs
 from hotbed.serving.protocol.tensors import ColumnValues
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.session import InferenceSession, Scores
+from hotbed.serving.stores.base import ModelVersion
 
 log = logging.getLogger("hotbed.serving")
+T = TypeVar("T")
 _LOOP_ROWS = (
     256  # candidates of a request that is scored on the loop, which reads nothing meanwhile
 )
@@ -30,20 +34,49 @@ _LOOP_SECONDS = 0.001  # of several requests that are scored on the loop
 _NEWEST_SHARE = 0.1  # of the newest batch in the mean time of a candidate
 
 
+@dataclass(frozen=True)
+class ServedVersion:
+    """The version that a model serves now, with all that requests need; replaced as a whole."""
+
+    session: InferenceSession
+    inputs: ModelInputs
+    bounds: Bounds
+    since: float = field(default_factory=time.time)
+
+    @property
+    def version(self) -> ModelVersion:
+        """The version: rows and graph."""
+        return self.session.model
+
+
+@dataclass(frozen=True)
+class DecodedRequest(Generic[T]):
+    """The candidates of a request, and a function that turns their scores into an answer.
+
+    `model` and `version`: as the client names them; "" = any version.
+    """
+
+    candidates: Candidates
+    write: Callable[[Scores], T]
+    model: str = ""
+    version: str = ""
+
+
 class QueuedRequest:
     """Candidates that wait to be scored.
 
-    `future` belongs to the loop that made the request. Its result is `write(scores)`, or an error.
-    If it is cancelled before the request is scored, the request is dropped.
+    `future` belongs to the loop that made the request. Its result is the answer, or an error: also
+    if another version than that of the request scored it. If it is cancelled before the request is
+    scored, the request is dropped.
     """
 
-    __slots__ = ("columns", "context", "future", "num_rows", "queued", "write")
+    __slots__ = ("_decoded", "columns", "context", "future", "num_rows", "queued")
 
-    def __init__(self, candidates: Candidates, write: Callable[[Scores], Any]) -> None:
-        self.num_rows = candidates.num_rows
-        self.columns = candidates.columns
-        self.context = candidates.context
-        self.write = write
+    def __init__(self, decoded: DecodedRequest[Any]) -> None:
+        self.num_rows = decoded.candidates.num_rows
+        self.columns = decoded.candidates.columns
+        self.context = decoded.candidates.context
+        self._decoded = decoded
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.queued = time.perf_counter()
 
@@ -67,10 +100,16 @@ class QueuedRequest:
         """Set the result of the future, unless it is done; called on its loop."""
         if self.future.done():
             return
+        decoded = self._decoded
         try:
             if isinstance(scores, Exception):
                 raise scores
-            self.future.set_result(self.write(scores))
+            if decoded.version and decoded.version != str(scores.version):
+                raise NotServed(
+                    f"model {decoded.model!r}: version {decoded.version} was replaced, got "
+                    f"{scores.version}. Send the request again."
+                )
+            self.future.set_result(decoded.write(scores))
         except Exception as error:
             self.future.set_exception(error)
 
@@ -95,6 +134,8 @@ class QueuedRequest:
         return value.take(pa.array(np.zeros(self.num_rows, np.int64)))
 
 
+Decode: TypeAlias = Callable[[ServedVersion], DecodedRequest[T]]
+"""Decodes a request for the version that is served."""
 Result: TypeAlias = tuple[QueuedRequest, Scores | Exception]
 
 
@@ -113,9 +154,10 @@ class Batcher:
     batch.
 
     Args:
-        session: returns the session of the version that is served now. It is called once for each
-            batch, so that no answer mixes two versions.
+        served: returns the version that is served now. It is called once for each batch, so that no
+            answer mixes two versions.
         limits: size and wait of a batch, and size of the queue.
+        readers: threads that decode long requests.
         scored: called after each batch with its requests, and when scoring started and ended
             (`time.perf_counter`).
         on_loop: whether requests may be scored on the loop; False if scoring may wait for rows.
@@ -123,13 +165,15 @@ class Batcher:
 
     def __init__(
         self,
-        session: Callable[[], InferenceSession],
+        served: Callable[[], ServedVersion],
         limits: ServerLimits,
+        readers: Readers,
         scored: Callable[[Sequence[QueuedRequest], float, float], None],
         on_loop: bool = True,
     ) -> None:
-        self._session = session
+        self._served = served
         self._limits = limits
+        self._readers = readers
         self._scored = scored
         self._on_loop = on_loop and limits.batch_seconds == 0
         self._arrived = list[QueuedRequest]()  # in this turn of the loop; used by the loop only
@@ -147,12 +191,21 @@ class Batcher:
         """Number of candidates that wait now."""
         return self._rows
 
-    def submit(self, request: QueuedRequest) -> asyncio.Future[Any]:
-        """Queue a request, and return its future.
+    def submit(self, num_bytes: int, decode: Decode[T]) -> asyncio.Future[T]:
+        """Decode a request, queue it, and return the future of its answer. Called on a loop.
+
+        Args:
+            num_bytes: bytes that `decode` decodes. If they are many, it runs on a thread.
+            decode: returns the candidates for the version that is served.
 
         Raises:
-            Overloaded: too many candidates wait, or the server stops.
+            DataError, NotServed: `decode` raised it, or no version is loaded; at once, or as the
+                error of the future.
+            Overloaded: too many candidates wait, or the server stops; as above.
         """
+        if num_bytes > ASIDE_BYTES:
+            return asyncio.ensure_future(self._submit_long(num_bytes, decode))
+        request = QueuedRequest(decode(self._served()))
         size = request.size
         with self._changed:
             if self._closed:
@@ -170,6 +223,10 @@ class Batcher:
             request.future.get_loop().call_soon(self._take_arrived)
         self._arrived.append(request)
         return request.future
+
+    async def _submit_long(self, num_bytes: int, decode: Decode[T]) -> T:
+        decoded = await self._readers.read(num_bytes, lambda: decode(self._served()))
+        return await self.submit(0, lambda served: decoded)
 
     def close(self) -> None:
         """Score the requests that wait, then end the thread."""
@@ -252,7 +309,7 @@ class Batcher:
         started = time.perf_counter()
         processor_started = time.thread_time()
         try:
-            session = self._session()
+            session = self._served().session
             waited = started - min(request.queued for request in batch)
             if len(batch) == 1:
                 request = batch[0]
@@ -266,7 +323,8 @@ class Batcher:
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
         self._scored(batch, started, time.perf_counter())
-        row_seconds = (time.thread_time() - processor_started) / sum(one.size for one in batch)
+        seconds = time.thread_time() - processor_started
+        row_seconds = seconds / sum(request.size for request in batch)
         self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
         return list(zip(batch, scores, strict=True))
 

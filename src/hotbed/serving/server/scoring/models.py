@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten, PersistError
@@ -21,45 +19,21 @@ from hotbed.persist.publish import Follower
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
 from hotbed.serving.parameter_server import ParameterServer
-from hotbed.serving.protocol.bodies import ASIDE_BYTES, Bounds, Readers
-from hotbed.serving.protocol.inputs import Candidates, ModelInputs
+from hotbed.serving.protocol.bodies import Bounds, Readers
+from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.server.meters import Meters, RequestCounts, model_status
 from hotbed.serving.server.options import ServerLimits
-from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest
-from hotbed.serving.session import InferenceSession, Scores
+from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
+from hotbed.serving.session import InferenceSession
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import Following, nothing_yet
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
-T = TypeVar("T")
 _LOADS = 8  # threads for loads and unloads, most of which wait for each other
 _READINGS = 512  # request times kept for the page
 _REMOTE_SECONDS = 1.0  # between polls of a parameter server
-
-
-@dataclass(frozen=True)
-class DecodedRequest(Generic[T]):
-    """The candidates of a request, and a function that turns their scores into an answer."""
-
-    candidates: Candidates
-    write: Callable[[Scores], T]
-
-
-@dataclass(frozen=True)
-class ServedVersion:
-    """The version that a model serves now, with all that requests need; replaced as a whole."""
-
-    session: InferenceSession
-    inputs: ModelInputs
-    bounds: Bounds
-    since: float = field(default_factory=time.time)
-
-    @property
-    def version(self) -> ModelVersion:
-        """The version: rows and graph."""
-        return self.session.model
 
 
 class Model:
@@ -77,10 +51,13 @@ class Model:
         seconds: times of the last answered requests, in seconds.
     """
 
-    def __init__(self, name: str, find: Callable[[], ModelVersion], limits: ServerLimits) -> None:
+    def __init__(
+        self, name: str, find: Callable[[], ModelVersion], limits: ServerLimits, readers: Readers
+    ) -> None:
         self.name = name
         self.find = find
         self._limits = limits
+        self._readers = readers
         self.cache: EmbeddingCache | None = None
         self.looking = threading.Lock()
         self.look: Callable[[], None] = lambda: None
@@ -149,8 +126,9 @@ class Model:
         served = ServedVersion(InferenceSession(loaded, self.cache), inputs, bounds)
         if self._batcher is None:
             self._batcher = Batcher(
-                lambda: self.current.session,
+                lambda: self.current,
                 self._limits,
+                self._readers,
                 self._scored,
                 on_loop=self.cache is None,  # with a cache, scoring may wait for rows
             )
@@ -294,7 +272,8 @@ class Models:
         if is_remote(source):
             self._add_remote(name, str(source))
         else:
-            model = Model(name, partial(self._find, name, source, is_followed), self.limits)
+            find = partial(self._find, name, source, is_followed)
+            model = Model(name, find, self.limits, self.readers)
             self._models[name] = model
             if is_followed and holds_nothing(source):
                 model.failed(nothing_yet(source))
@@ -329,7 +308,7 @@ class Models:
 
         `find` is called now and every `poll_seconds`.
         """
-        model = self._models[name] = Model(name, find, self.limits)
+        model = self._models[name] = Model(name, find, self.limits, self.readers)
         model.look = lambda: self._advance(model)
         try:
             model.look()
@@ -453,43 +432,6 @@ class Models:
         for model in self:
             model.close()
 
-    def score(
-        self,
-        name: str,
-        version: str,
-        size: int,
-        decode: Callable[[ServedVersion], DecodedRequest[T]],
-    ) -> asyncio.Future[T]:
-        """Score the candidates that `decode` finds in a request of `size` bytes.
-
-        Called on a loop. Long requests are decoded on a thread.
-
-        Args:
-            name: name of the model.
-            version: the version that the client asks for; "" = any.
-            size: bytes that `decode` decodes.
-            decode: returns the candidates for the version that is served.
-
-        Raises:
-            DataError, NotServed, Overloaded: at once, or as the error of the future.
-        """
-        model = self.named(name, version)
-        if size > ASIDE_BYTES:
-            return asyncio.ensure_future(self._score_long(model, version, size, decode))
-        request = _queued(model, version, decode(model.current))
-        return model.batcher.submit(request)
-
-    async def _score_long(
-        self,
-        model: Model,
-        version: str,
-        size: int,
-        decode: Callable[[ServedVersion], DecodedRequest[T]],
-    ) -> T:
-        decoded = await self.readers.read(size, lambda: decode(model.current))
-        result: T = await model.batcher.submit(_queued(model, version, decoded))
-        return result
-
     def _add_remote(self, name: str, source: str) -> None:
         parts = urlsplit(source)
         store = self._reach(f"{parts.scheme}://{parts.netloc}")
@@ -519,20 +461,6 @@ class Models:
                 loaded = self._server.load(model.name, reader, InferenceSession)
                 if not self.stopping:
                     model.serve(loaded)
-
-
-def _queued(model: Model, version: str, decoded: DecodedRequest[Any]) -> QueuedRequest:
-    """Return a request for the queue; its answer is an error if another version scored it."""
-
-    def write(scores: Scores) -> Any:
-        if version and version != str(scores.version):
-            raise NotServed(
-                f"model {model.name!r}: version {version} was replaced, got {scores.version}. "
-                "Send the request again."
-            )
-        return decoded.write(scores)
-
-    return QueuedRequest(decoded.candidates, write)
 
 
 class ParentProcess(Protocol):
