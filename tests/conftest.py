@@ -23,7 +23,9 @@ pytest_plugins = ["schedule"]
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")
 
-settings.register_profile("hotbed", deadline=None)  # no test asserts a time
+# no test asserts a time; `make soak` draws many examples
+settings.register_profile("hotbed", deadline=None, max_examples=20)
+settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("hotbed")
 
 # A skip with any other reason fails the run: a test that nobody runs proves nothing.

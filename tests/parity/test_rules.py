@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -339,17 +340,24 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("policies", POLICIES, ids=str)
-@pytest.mark.parametrize(
-    "rule",
-    [
-        hb.RowwiseAdagrad(lr=0.1),
-        hb.Adam(lr=0.01, scope="catch_up", l2=0.01),
-        hb.Momentum(lr=0.1, scope="all"),
-        hb.Ftrl(l1=0.1),
-    ],
-    ids=rule_name,
-)
+RULES_BY_SCOPE: list[Rule] = [
+    hb.RowwiseAdagrad(lr=0.1),
+    hb.Adam(lr=0.01, scope="catch_up", l2=0.01),
+    hb.Momentum(lr=0.1, scope="all"),
+    hb.Ftrl(l1=0.1),
+]
+
+
+def quick_and_soak() -> list[Any]:
+    """Each policy with each rule; `make test` runs each of both once at least."""
+    quick = list(zip(cycle(RULES_BY_SCOPE), POLICIES, strict=False))
+    return [
+        pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.soak])
+        for pair in product(RULES_BY_SCOPE, POLICIES)
+    ]
+
+
+@pytest.mark.parametrize(("rule", "policies"), quick_and_soak(), ids=str)
 def test_one_two_and_four_threads_give_the_same_bits(rule: Rule, policies: dict[str, Any]) -> None:
     def run(threads: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
         hb.set_num_threads(threads)

@@ -85,7 +85,7 @@ def everything(table: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kind", list(TABLES))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 4, suppress_health_check=list(HealthCheck))
 @given(
     before=WORK,
     between=WORK,
@@ -127,7 +127,7 @@ def test_a_snapshot_is_the_table_of_its_moment(
     assert waiting_then == waiting
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     work=st.lists(WORK, min_size=1, max_size=5),
     fates=st.lists(st.booleans(), min_size=5, max_size=5),
