@@ -24,7 +24,7 @@ from hotbed.training.auto import converted
 from hotbed.training.decisions.evict import EvictionSchedule
 from hotbed.training.run import Run
 
-STEPS = 30
+STEPS = 24
 SAMPLES = 64
 TABLES = {
     "user": {"admit": hb.MinCount(2)},
