@@ -5,6 +5,8 @@ from test to test.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import sys
 import threading
@@ -139,3 +141,20 @@ def _seeds() -> None:
     """
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _torchlib_is_read_once() -> None:
+    """Exports of a process share the functions of torchlib: to read them is half of an export."""
+    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if registration is None or hasattr(registration, "read_once"):
+        return
+    registry = registration.ONNXRegistry
+    registration.read_once = functools.cache(registry.from_torchlib)
+
+    def from_torchlib(*arguments: Any, **keywords: Any) -> Any:
+        fresh = copy.copy(registration.read_once(*arguments, **keywords))
+        fresh.functions = {name: list(metas) for name, metas in fresh.functions.items()}
+        return fresh
+
+    registry.from_torchlib = staticmethod(from_torchlib)

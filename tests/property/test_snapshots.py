@@ -173,7 +173,7 @@ def test_a_picture_taken_on_another_thread_while_training_runs_is_that_of_its_mo
     table.track()
     life = Life(table)
     life.now = 0
-    ids = np.arange(200_000)
+    ids = np.arange(60_000)
     table.find_or_insert(ids, 0)
     snapshot = table.snapshot()
     expected = state_of(table.export())
@@ -182,7 +182,7 @@ def test_a_picture_taken_on_another_thread_while_training_runs_is_that_of_its_mo
     reader.start()
     draw = np.random.default_rng(0)
     while reader.is_alive():
-        batch = draw.integers(0, 300_000, 2_000)
+        batch = draw.integers(0, 90_000, 2_000)
         slots = table.find_or_insert(batch, life.now)
         table.update(slots, np.ones((len(batch), 4), np.float32))
         life.now += 500_000
