@@ -274,8 +274,10 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dim", [1, 7, 16, 40])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+# every width without options, and every option with one width
+@pytest.mark.parametrize(
+    ("options", "dim"), [({}, 1), ({}, 16), ({}, 40), *((options, 7) for options in OPTIONS)]
+)
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
 def test_native_rows_and_state_have_the_references_bits(
     rule: Rule, options: dict[str, Any], dim: int
