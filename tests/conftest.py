@@ -5,11 +5,12 @@ from test to test.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # what is printed does not depend on the terminal, or on there being none
 os.environ.setdefault("COLUMNS", "120")
 
-settings.register_profile("hotbed", deadline=None)  # no test asserts a time
+# no test asserts a time; `make soak` draws many examples
+settings.register_profile("hotbed", deadline=None, max_examples=20)
+settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("hotbed")
 
 # A skip with any other reason fails the run: a test that nobody runs proves nothing.
@@ -143,9 +146,17 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_registry_of_onnx() -> None:
-    """Let torch's exporter read its library of ONNX functions once, instead of for each export."""
-    module = sys.modules.get("torch.onnx._internal.exporter._registration")
-    registry = getattr(module, "ONNXRegistry", None)
-    if registry is not None and not hasattr(registry.from_torchlib, "cache_info"):
-        registry.from_torchlib = staticmethod(cache(registry.from_torchlib))
+def _torchlib_is_read_once() -> None:
+    """Exports of a process share the functions of torchlib: to read them is half of an export."""
+    registration = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if registration is None or hasattr(registration, "read_once"):
+        return
+    registry = registration.ONNXRegistry
+    registration.read_once = functools.cache(registry.from_torchlib)
+
+    def from_torchlib(*arguments: Any, **keywords: Any) -> Any:
+        fresh = copy.copy(registration.read_once(*arguments, **keywords))
+        fresh.functions = {name: list(metas) for name, metas in fresh.functions.items()}
+        return fresh
+
+    registry.from_torchlib = staticmethod(from_torchlib)

@@ -24,6 +24,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(parsed(path)))
+
+
 def module_of(node: ast.ImportFrom, path: Path) -> str:
     """Return the dotted name of the module that a `from` import in the file names."""
     if not node.level:
@@ -60,7 +66,7 @@ def imported_files(path: Path) -> set[Path]:
     included. `from p import x` counts p only where x is not a module.
     """
     files: set[Path | None] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             files |= {file_of(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -77,7 +77,7 @@ def test_mapping_ahead_changes_no_bit(name: str, caplog: pytest.LogCaptureFixtur
     assert all(torch.equal(rows, expected.rows[path]) for path, rows in result.rows.items())
 
 
-QUICK = ("accumulation", "computed_ids", "din", "dlrm", "padding", "two_optimizers")
+QUICK = ("computed_ids", "din", "padding")
 """Models that learn 200 steps in every run of the suite; `make soak` has the others."""
 
 

@@ -151,6 +151,7 @@ CASES = [
     ),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SOAK = pytest.mark.soak
 
 
 def bits(model: hb.RecModel) -> dict[str, Any]:
@@ -263,7 +264,11 @@ def test_times_are_a_column_of_a_dataset_or_an_argument_of_the_model() -> None:
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
-@every_case
+@pytest.mark.parametrize(
+    "case",
+    [CASES[0], pytest.param(CASES[1], marks=SOAK), pytest.param(CASES[2], marks=SOAK), CASES[3]],
+    ids=lambda case: case.name,
+)
 def test_a_resumed_stream_that_is_mapped_ahead_has_the_bits_of_one_that_is_neither(
     case: Case, tmp_path: Path
 ) -> None:
@@ -305,7 +310,7 @@ def test_a_saved_model_is_restored_and_loaded(case: Case, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("case", "is_delta"),
-    [(CASES[0], False), (CASES[1], True), (CASES[3], True)],
+    [(CASES[0], False), pytest.param(CASES[1], True, marks=SOAK), (CASES[3], True)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_published_versions_have_the_scores_of_the_model(

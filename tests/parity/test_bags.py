@@ -101,7 +101,14 @@ def test_tiny_batches_equal_torch(lengths: list[int], pooling: str) -> None:
     check_bags(4, pooling, tensor((EXTREMES * 2)[: sum(lengths)]), offsets, None)
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        "sum",
+        pytest.param("mean", marks=pytest.mark.soak),
+        pytest.param("max", marks=pytest.mark.soak),
+    ],
+)
 def test_a_bag_of_a_million_ids_equals_torch(pooling: str) -> None:
     random = np.random.default_rng(2)
     ids = torch.from_numpy(random.integers(-(2**63), 2**63 - 1, 1_000_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -273,8 +274,10 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dim", [1, 7, 16, 40])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+# every width without options, and every option with one width
+@pytest.mark.parametrize(
+    ("options", "dim"), [({}, 1), ({}, 16), ({}, 40), *((options, 7) for options in OPTIONS)]
+)
 @pytest.mark.parametrize("rule", RULES, ids=rule_name)
 def test_native_rows_and_state_have_the_references_bits(
     rule: Rule, options: dict[str, Any], dim: int
@@ -339,17 +342,24 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("policies", POLICIES, ids=str)
-@pytest.mark.parametrize(
-    "rule",
-    [
-        hb.RowwiseAdagrad(lr=0.1),
-        hb.Adam(lr=0.01, scope="catch_up", l2=0.01),
-        hb.Momentum(lr=0.1, scope="all"),
-        hb.Ftrl(l1=0.1),
-    ],
-    ids=rule_name,
-)
+RULES_BY_SCOPE: list[Rule] = [
+    hb.RowwiseAdagrad(lr=0.1),
+    hb.Adam(lr=0.01, scope="catch_up", l2=0.01),
+    hb.Momentum(lr=0.1, scope="all"),
+    hb.Ftrl(l1=0.1),
+]
+
+
+def quick_and_soak() -> list[Any]:
+    """Each policy with each rule; `make test` runs each of both once at least."""
+    quick = list(zip(cycle(RULES_BY_SCOPE), POLICIES, strict=False))
+    return [
+        pytest.param(*pair, marks=[] if pair in quick else [pytest.mark.soak])
+        for pair in product(RULES_BY_SCOPE, POLICIES)
+    ]
+
+
+@pytest.mark.parametrize(("rule", "policies"), quick_and_soak(), ids=str)
 def test_one_two_and_four_threads_give_the_same_bits(rule: Rule, policies: dict[str, Any]) -> None:
     def run(threads: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
         hb.set_num_threads(threads)

@@ -342,7 +342,7 @@ def test_lists_that_are_all_empty_are_read(
 def test_parts_of_two_types_are_right_or_refused(
     source: Callable[[Path, Sequence[pa.Array]], list[Any]], tmp_path: Path
 ) -> None:
-    @settings(max_examples=20 if source is from_prepared else 80)
+    @settings(max_examples=settings.default.max_examples // (4 if source is from_prepared else 1))
     @given(parts())
     def holds(arrays: list[pa.Array]) -> None:
         expected = [value for array in arrays for value in facts(array)]
@@ -398,7 +398,6 @@ def test_first_values_of_a_stream_decide_its_types(
         source(tmp_path, [first, later])
 
 
-@settings(max_examples=150)
 @given(parts())
 def test_keys_of_two_types_join_right_or_are_refused(arrays: list[pa.Array]) -> None:
     left, side = arrays[:2]
@@ -442,7 +441,6 @@ def test_csv_parts_are_right_or_refused(
     """No value changes its id because of the part that it is in: 007 is never 7."""
     monkeypatch.setattr(delimited, "SAMPLE_BYTES", 24)
 
-    @settings(max_examples=80)
     @given(COLUMNS_OF_TEXT)
     def holds(columns: list[list[str]]) -> None:
         if how == "blocks":
@@ -495,7 +493,6 @@ def test_json_parts_are_right_or_refused(
 ) -> None:
     monkeypatch.setattr(lines, "BLOCK_BYTES", 24)
 
-    @settings(max_examples=80)
     @given(OBJECTS)
     def holds(columns: list[list[Any]]) -> None:
         if how == "blocks":

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.connectors import Csv, Jsonl, Memory, Parquet
@@ -84,7 +84,6 @@ word_places = {"": 1, "a": 2, "b": 3, "a b": 4}
 
 
 @pytest.mark.parametrize("kind", OF_TEXT)
-@settings(max_examples=40)
 @given(words=WORDS)
 def test_missing_text_is_the_same_in_every_encoding_and_nesting(
     kind: str, words: list[str | None]
@@ -111,7 +110,6 @@ def test_missing_text_is_the_same_in_every_encoding_and_nesting(
 
 
 @pytest.mark.parametrize("kind", ["id", "hash", "map", "fill"])
-@settings(max_examples=40)
 @given(words=WORDS)
 def test_missing_text_of_a_request_is_that_of_training(kind: str, words: list[str | None]) -> None:
     """JSON has null; binary tensors and gRPC have empty text alone."""
@@ -131,7 +129,6 @@ def test_missing_text_of_a_request_is_that_of_training(kind: str, words: list[st
         assert ids.values.tolist() == expected.values.tolist()
 
 
-@settings(max_examples=40)
 @given(
     values=st.lists(st.sampled_from([None, math.nan, -0.5, 0.0, 1.5, 3.0]), min_size=1, max_size=12)
 )
@@ -250,7 +247,6 @@ def crossed(values: list[int]) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=40)
 @given(
     values=st.lists(INTEGERS, min_size=1, max_size=6),
     edges=st.sets(INTEGERS, min_size=1, max_size=4).map(sorted),
@@ -293,7 +289,6 @@ def limits(kind: pa.DataType) -> tuple[int, int]:
     return LEAST, MOST + 1
 
 
-@settings(max_examples=40)
 @given(values=st.lists(INTEGERS, min_size=1, max_size=6), min_count=st.integers(1, 2))
 def test_a_map_learned_from_any_integers_meets_any_others(
     values: list[int], min_count: int
@@ -341,7 +336,6 @@ def test_an_extracted_number_keeps_its_64_bits() -> None:
         bags(pa.array(["-1", "18446744073709551615"]), pattern)
 
 
-@settings(max_examples=40)
 @given(values=st.lists(INTEGERS, min_size=1, max_size=4))
 def test_expressions_of_unsigned_numbers_are_those_of_signed_ones(values: list[int]) -> None:
     """A file has uint64 where a request has int64; a difference may be negative."""
@@ -363,7 +357,6 @@ def test_expressions_of_unsigned_numbers_are_those_of_signed_ones(values: list[i
 FLOATS = st.floats(-1e300, 1e300) | st.sampled_from([0.1, 0.7, 1e-50, -1e-50, 2.0**53])
 
 
-@settings(max_examples=40)
 @given(value=INTEGERS, distance=st.integers(-2, 2))
 def test_a_threshold_compares_integers_as_integers(value: int, distance: int) -> None:
     threshold = value + distance
@@ -378,7 +371,6 @@ def test_a_threshold_compares_integers_as_integers(value: int, distance: int) ->
             assert label.tolist() == [float(value >= threshold)], kind
 
 
-@settings(max_examples=40)
 @given(value=FLOATS, threshold=FLOATS)
 def test_a_threshold_compares_floats_in_their_own_type(value: float, threshold: float) -> None:
     schema = Schema([Label("y", threshold=threshold)])

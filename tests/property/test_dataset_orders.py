@@ -65,7 +65,7 @@ def rows(dataset: Any) -> list[list[int]]:
     return [batch.ids["row"].values.tolist() for batch in dataset]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     source=sources,
     batch_size=st.integers(1, 30),

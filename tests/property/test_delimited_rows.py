@@ -55,7 +55,7 @@ def rows_of(text: str) -> list[tuple[int, str | None, str]]:
     return rows
 
 
-@settings(max_examples=300)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(TEXTS, st.integers(1, 20))
 def test_rows_lines_and_bad_lines_are_those_of_a_plain_reader(parts: list[str], size: int) -> None:
     text = "".join(parts)

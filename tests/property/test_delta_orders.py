@@ -31,7 +31,7 @@ STEPS = st.lists(
     st.tuples(BATCHES, st.lists(IDS, max_size=4), st.integers(0, 6)), min_size=1, max_size=6
 )
 SETTINGS = settings(
-    max_examples=25,
+    max_examples=settings.default.max_examples // 2,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

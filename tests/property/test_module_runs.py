@@ -169,7 +169,9 @@ ACTIONS = st.lists(
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_collection_does_what_reference_tables_do(policy: str) -> None:
     @settings(
-        max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=settings.default.max_examples // 2,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(actions=ACTIONS, seed=st.integers(0, 2**16))
     def run(actions: list[str], seed: int) -> None:

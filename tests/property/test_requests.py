@@ -173,7 +173,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedTable]:
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=3 * settings.default.max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(problem=problems(), data=st.data())
 @pytest.mark.filterwarnings("ignore:table .* is fed both")

@@ -172,5 +172,6 @@ def ids(values: list[int], num_samples: int = 9) -> hb.Ids:
 def test_a_row_is_that_of_its_version_and_memory_stays_bounded(policy: Policy) -> None:
     machine = type("Machine", (CacheMachine,), {"policy": policy})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=15, stateful_step_count=20, deadline=None)
+        machine,
+        settings=settings(max_examples=settings.default.max_examples // 2, stateful_step_count=20),
     )

@@ -85,7 +85,7 @@ def raw_files(draw: st.DrawFn) -> tuple[Raw, list[Row], bytes]:
 def test_files_hold_what_struct_packs(tmp_path: Path, files: Any) -> None:
     path = str(tmp_path / "a")
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(suppress_health_check=list(HealthCheck))
     @given(files, st.integers(1, 7))
     def check(drawn: tuple[Norm | Raw, list[Row], bytes], batch_rows: int) -> None:
         layout, made, content = drawn

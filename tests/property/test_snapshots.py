@@ -85,7 +85,7 @@ def everything(table: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kind", list(TABLES))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 4, suppress_health_check=list(HealthCheck))
 @given(
     before=WORK,
     between=WORK,
@@ -127,7 +127,7 @@ def test_a_snapshot_is_the_table_of_its_moment(
     assert waiting_then == waiting
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     work=st.lists(WORK, min_size=1, max_size=5),
     fates=st.lists(st.booleans(), min_size=5, max_size=5),
@@ -173,7 +173,7 @@ def test_a_picture_taken_on_another_thread_while_training_runs_is_that_of_its_mo
     table.track()
     life = Life(table)
     life.now = 0
-    ids = np.arange(200_000)
+    ids = np.arange(60_000)
     table.find_or_insert(ids, 0)
     snapshot = table.snapshot()
     expected = state_of(table.export())
@@ -182,7 +182,7 @@ def test_a_picture_taken_on_another_thread_while_training_runs_is_that_of_its_mo
     reader.start()
     draw = np.random.default_rng(0)
     while reader.is_alive():
-        batch = draw.integers(0, 300_000, 2_000)
+        batch = draw.integers(0, 90_000, 2_000)
         slots = table.find_or_insert(batch, life.now)
         table.update(slots, np.ones((len(batch), 4), np.float32))
         life.now += 500_000

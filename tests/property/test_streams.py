@@ -102,7 +102,6 @@ def run(
     return batches, position
 
 
-@settings(max_examples=60)
 @given(
     lives=lives,
     flush=st.sampled_from([None, 0.0, 1.0]),
@@ -139,7 +138,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(events, min_size=1, max_size=3),
     window=st.integers(1, 8),

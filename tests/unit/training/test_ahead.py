@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from hotbed.training.decisions.evict import EvictionSchedule
 from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.stages.learner import StepLearner
 
-STEPS = 60
+STEPS = 40
 ROWS = 64 * STEPS
 
 
@@ -114,6 +114,30 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+LEAVES = [
+    "Adagrad",
+    "bfloat16",
+    "admission by count",
+    "admission by chance",
+    "age, admission",
+    "recency",
+    "frequency, ageing, admission",
+]
+QUICK = {
+    "Ftrl",
+    "Adam, all rows",
+    "Nesterov, caught up, bfloat16",
+    "RmsProp, all rows, age, admission",
+    *LEAVES,
+}
+"""Policies that each run of the suite maps ahead; `make soak` has the others."""
+
+
+def in_soak(names: Iterable[str], quick: set[str]) -> list[Any]:
+    """Mark names for `make soak` but the quick ones."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.soak]) for name in names]
+
+
 @pytest.fixture
 def many(world: Any) -> Callable[[], hb.Dataset]:
     """many(): STEPS batches of events, some of them late, with more ids than a table may keep."""
@@ -142,12 +166,10 @@ def learned(many: Any, network: Any) -> Callable[..., Any]:
     return learn
 
 
-@pytest.mark.parametrize("policies", POLICIES.values(), ids=POLICIES)
-def test_mapping_ahead_gives_the_bits_of_mapping_in_the_step(
-    learned: Any, policies: dict[str, Any]
-) -> None:
-    alone, none = learned(0, policies)
-    ahead, some = learned(3, policies)
+@pytest.mark.parametrize("name", in_soak(POLICIES, QUICK))
+def test_mapping_ahead_gives_the_bits_of_mapping_in_the_step(learned: Any, name: str) -> None:
+    alone, none = learned(0, POLICIES[name])
+    ahead, some = learned(3, POLICIES[name])
     assert alone == ahead
     assert not any(none.ahead.values())
     assert sum(some.ahead.values()) > STEPS / 2
@@ -326,11 +348,11 @@ def test_a_stop_takes_effect_when_the_mapped_batches_are_learned(
     many: Any, network: Any, tmp_path: Path
 ) -> None:
     model = hb.RecModel(network(), "bce", "adam")
-    stops = StopsAt(20)
+    stops = StopsAt(15)
     callbacks = [stops, Checkpoint(tmp_path / "ahead", every_steps=10)]
     model.online_train(Ahead(many(), depth=3), callbacks, progressive=False, progress=False)
     steps = model.counters["steps"]
-    assert 20 < steps < STEPS - 5
+    assert 15 < steps < STEPS - 5
     assert stops.ahead[steps] == 0
     assert {step for step, reason in stops.stopped.items() if reason} == {steps}
 
@@ -369,9 +391,9 @@ def test_a_run_that_failed_ahead_of_a_barrier_resumes_to_the_bits_of_an_unbroken
         return model
 
     with pytest.raises(RuntimeError, match="a test"):
-        run(tmp_path / "broken", 3, Fails(41))
+        run(tmp_path / "broken", 3, Fails(33))
     saved = open_checkpoint(tmp_path / "broken").progress["run"]["step"]
-    assert saved == 40, "a batch that is mapped and not learned is in no state"
+    assert saved == 32, "a batch that is mapped and not learned is in no state"
     resumed = run(tmp_path / "broken", depth, Declared())
     whole = run(tmp_path / "whole", 0)
     assert resumed.counters == whole.counters
@@ -390,9 +412,9 @@ def test_an_interrupt_while_batches_are_ahead_leaves_something_half_done() -> No
 def test_an_error_comes_at_the_turn_of_its_batch(many: Any, network: Any, fault: str) -> None:
     def batches() -> Iterator[hb.Batch]:
         for number, batch in enumerate(many()):
-            if number == 30 and fault == "reading":
+            if number == 20 and fault == "reading":
                 raise OSError("cannot read")
-            if number == 30:
+            if number == 20:
                 ids = {**batch.ids, "item": hb.Ids(np.zeros(3))}
                 yield replace(batch, ids=ids)
             else:
@@ -405,7 +427,7 @@ def test_an_error_comes_at_the_turn_of_its_batch(many: Any, network: Any, fault:
             model.online_train(Ahead(batches(), depth=depth), progressive=False, progress=False)
         states.append((everything(model), str(caught.value), model.counters["steps"]))
     assert states[0] == states[1]
-    assert states[0][2] == 30
+    assert states[0][2] == 20
 
 
 def test_ticks_are_barriers(many: Any, network: Any) -> None:
@@ -431,7 +453,9 @@ def test_ticks_are_barriers(many: Any, network: Any) -> None:
     idle = Idle()
     model = hb.RecModel(network(), "bce", "adam")
     model.online_train(Ahead(Ticking()), [idle], progressive=False, progress=False)
-    assert [step for step, ahead in idle.ahead.items() if ahead == -1] == list(range(5, 61, 5))
+    assert [step for step, ahead in idle.ahead.items() if ahead == -1] == list(
+        range(5, STEPS + 1, 5)
+    )
     assert any(ahead > 0 for ahead in idle.ahead.values())
 
 
@@ -521,16 +545,6 @@ def test_a_checkpoint_by_the_clock_holds_no_batch_that_is_not_learned(
 
 # --- the end before the data's ---------------------------------------------------------------------
 
-LEAVES = [
-    "Adagrad",
-    "bfloat16",
-    "admission by count",
-    "admission by chance",
-    "age, admission",
-    "recency",
-    "frequency, ageing, admission",
-]
-
 
 class Leaves:
     """A callback that ends a fit in one of the ways in which a fit may end."""
@@ -576,8 +590,7 @@ def leave(model: hb.RecModel, way: str, steps: int, data: Any) -> None:
     [
         *((name, "error") for name in LEAVES),
         *(
-            (name, way)
-            for name in ("Adagrad", "frequency, ageing, admission")
+            ("frequency, ageing, admission", way)
             for way in ("error before a step", "interrupt", "break", "break before a batch")
         ),
     ],

@@ -287,7 +287,7 @@ def test_a_killed_run_resumes_with_the_threads_it_had(
 
 
 def test_threads_stay_as_they_are_without_mapping_ahead(dataset: Any, network: Any) -> None:
-    for data in (dataset(64 * 40), hb.Ahead(dataset(64 * 40), depth=0)):
+    for data in (dataset(640), hb.Ahead(dataset(640), depth=0)):
         watch = Watches()
         model = hb.RecModel(network(), "bce", "adam")
         model.online_train(data, [watch], progressive=False, progress=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,9 @@ from hotbed.training.run import Run
 from hotbed.training.watching.history import Point
 from hotbed.training.watching.window_log import Window
 
-from .test_ahead import POLICIES, counts, everything
+from .test_ahead import LEAVES, POLICIES, counts, everything, in_soak
 
-STEPS = 40
+STEPS = 26
 ROWS = 64 * STEPS
 SCHEMA = hb.Schema(
     [
@@ -64,10 +65,11 @@ SAME_IN_BOTH = {
 }
 
 
-def events(schema: hb.Schema) -> hb.Dataset:
-    """Events whose ids are often new, some of them late, with weights where the schema has them."""
+@functools.cache
+def columns() -> dict[str, Any]:
+    """Events whose ids are often new, some of them late."""
     random = np.random.default_rng(5)
-    columns: dict[str, Any] = {
+    return {
         "y": random.integers(0, 2, ROWS),
         "z": random.integers(0, 2, ROWS),
         "t": np.arange(ROWS) - random.integers(0, 400, ROWS) + 1000,
@@ -78,8 +80,10 @@ def events(schema: hb.Schema) -> hb.Dataset:
         "tags": [list(random.integers(0, 500, random.integers(0, 4))) for _ in range(ROWS)],
         "x": random.normal(size=ROWS).astype(np.float32),
     }
-    wanted = schema.raw_columns()
-    source = hb.sources.Memory({name: columns[name] for name in wanted})
+
+
+def events(schema: hb.Schema) -> hb.Dataset:
+    source = hb.sources.Memory({name: columns()[name] for name in schema.raw_columns()})
     return hb.Dataset(source, schema, 64, prefetch=0)
 
 
@@ -141,7 +145,11 @@ def test_a_model_without_modes_is_scored_by_the_pass_that_learns_it(
     assert all(forwards), "no pass in eval mode"
 
 
-@pytest.mark.parametrize("policies", POLICIES)
+QUICK = {"Adam, all rows", "Nesterov, caught up, bfloat16", *LEAVES}
+"""Policies whose scores each run of the suite compares; `make soak` has the others."""
+
+
+@pytest.mark.parametrize("policies", in_soak(POLICIES, QUICK))
 def test_scores_have_the_same_bits_under_each_policy(policies: str) -> None:
     def learned(depth: int) -> Any:
         return stream(made("DCNv2", POLICIES[policies]), ONE_LABEL, depth)
@@ -180,10 +188,7 @@ class Dies:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_run_that_ended_early_resumes_to_the_bits_of_an_unbroken_one(
-    depth: int, tmp_path: Path
-) -> None:
+def test_a_run_that_ended_early_resumes_to_the_bits_of_an_unbroken_one(tmp_path: Path) -> None:
     def learned(depth: int, folder: str, *callbacks: Any) -> Any:
         model = hb.RecModel(made("DCNv2"), "bce", "adam", {"auc"})
         saves = Checkpoint(tmp_path / folder, every_steps=9, wait=True)
@@ -194,7 +199,7 @@ def test_a_run_that_ended_early_resumes_to_the_bits_of_an_unbroken_one(
     unbroken = learned(0, "unbroken")
     with pytest.raises(KeyboardInterrupt):
         learned(2, "broken", Dies())
-    assert learned(depth, "broken") == unbroken
+    assert learned(2, "broken") == unbroken
 
 
 def test_models_with_modes_are_scored_before_they_learn(forwards: list[bool]) -> None:

@@ -16,6 +16,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
 import hotbed as hb
 from hotbed.errors import ConfigError
 
@@ -66,6 +69,19 @@ def test_training_of_several_ranks_is_rejected_unless_copies_are_meant(
     train(model, dataset(64))
 
 
+def test_training_in_a_process_group_of_two_ranks_is_rejected(dataset: Any, network: Any) -> None:
+    model = hb.RecModel(network(), "bce", "adam", {"auc"})
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model.evaluate(dataset(64))
+        assert len(model.predict(dataset(64))) == 64
+        with pytest.raises(ConfigError, match="got a world of 2 ranks"):
+            model.fit(dataset(64), progress=False)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.soak
 def test_torchrun_with_two_processes_is_rejected_by_both(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
