@@ -61,7 +61,7 @@ def make(kind: str, ids: int) -> hb.RecModel:
     return model
 
 
-class Prepared(modules.Lookup):
+class Prepared(modules.Flow):
     """Gives `flat` for any ids."""
 
     flat: torch.Tensor
@@ -84,7 +84,7 @@ class Plain(nn.Module):
         self.offsets = {n: torch.arange(n) for n in (1, 100, 1000)}
         self.prepared = Prepared()
         for module in modules.table_modules(self.network):
-            module.lookup = self.prepared
+            module.flow = self.prepared
 
     def forward(self, ids: torch.Tensor, dense: dict[str, torch.Tensor]) -> torch.Tensor:
         """Ids int64 [features, n], dense columns [n] -> probabilities [n]."""

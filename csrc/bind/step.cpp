@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors cross as addresses: the callers (embedding/table.py, embedding/modules/base.py) have checked dtype, layout
+// Tensors cross as addresses: the callers (embedding/table.py, embedding/lookups/local.py) have checked dtype, layout
 // and length.
 #include "core/step.h"
 

@@ -288,7 +288,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.connectors.journal import Journal
     from hotbed.data.dataset import Dataset
     from hotbed.data.encode import Encoder
-    from hotbed.embedding.modules import TableModule
+    from hotbed.embedding.lookups import LocalLookup
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
     from hotbed.persist import checkpoint
@@ -299,8 +299,8 @@ def points() -> dict[str, tuple[Any, str]]:
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (StepLearner, "forward"),
-        "ahead": (TableModule, "map"),
-        "lookup": (TableModule, "map_and_pool"),
+        "ahead": (LocalLookup, "map"),
+        "lookup": (LocalLookup, "pool"),
         "rows": (updates, "update_targets"),
         "dense": (torch.optim.Adam, "step"),
         "update": (SparseOptimizer, "step"),

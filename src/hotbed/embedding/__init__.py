@@ -10,9 +10,10 @@
     tier.py       where rows lie
     init.py       how a row starts
     hashing.py    the hashes of ids and of names
+    lookups/      who performs the lookup of a batch: map, pool, sum gradients, update
     modules/      tables as torch modules
 
-Only `modules` imports torch: a server has tables without it.
+Only `lookups` and `modules` import torch: a server has tables without it.
 
     changes.py   ChangeReader: what changed in a table since the last read
     native.py    the configuration of a table as the native core takes it

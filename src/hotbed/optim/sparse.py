@@ -69,15 +69,12 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             for group, rows in zip(module.groups, module.rows, strict=True)
         ]
         super().__init__(groups, {"lr": 0.0})
-        num_tables = sum(len(module.tables) for module in self._modules)
-        self._shared = len(self.tables()) < num_tables  # a table in two modules steps once
         self.keeps_gradients = False
 
     def __getstate__(self) -> dict[str, Any]:
         # modules first: a copy then finds the copies of their parameters
         return {
             "_modules": self._modules,
-            "_shared": self._shared,
             "keeps_gradients": self.keeps_gradients,
             **super().__getstate__(),
         }
@@ -160,11 +157,7 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 table.watch_rate(group["lr"])
         rate_of = {id(group["params"][0]): float(group["lr"]) for group in self.param_groups}
         rates = [[rate_of[id(rows)] for rows in module.rows] for module in self._modules]
-        if self._shared:
-            update_tables(self._modules, rates, keeps=self.keeps_gradients)
-        else:
-            for module, own_rates in zip(self._modules, rates, strict=True):
-                module.update(own_rates, keeps=self.keeps_gradients)
+        update_tables(self._modules, rates, keeps=self.keeps_gradients)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.modules import Feature, Lookup, TableModule, performed_by
-from hotbed.embedding.modules.plan import Plan
+from hotbed.embedding.lookups import Plan
+from hotbed.embedding.modules import Feature, Flow, FlowModule, TableModule, with_flow
 
 FEATURES = [
     Feature("user", "user"),
@@ -53,18 +53,18 @@ def contents(module: TableModule) -> list[Any]:
     ]
 
 
-class Recorder(Lookup):
+class Recorder(Flow):
     """Counts lookups, and those with a plan."""
 
-    def __init__(self, lookup: Lookup) -> None:
-        self.lookup = lookup
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
         self.plans: list[bool] = []
 
     def pool(
-        self, module: TableModule, inputs: Sequence[hb.Ids], time: Any, plan: Plan | None
+        self, module: FlowModule, inputs: Sequence[hb.Ids], time: Any, plan: Plan | None
     ) -> tuple[Tensor, list[Tensor]]:
         self.plans.append(plan is not None)
-        return self.lookup.pool(module, inputs, time, plan)
+        return self.flow.pool(module, inputs, time, plan)
 
 
 def learn(
@@ -74,9 +74,9 @@ def learn(
 ) -> tuple[list[Tensor], list[bool]]:
     """Learn all batches; return the results of lookups, and whether each used a plan."""
     optimizer = hb.SparseOptimizer(module)
-    recorder = Recorder(module.lookup)
+    recorder = Recorder(module.flow)
     results = []
-    with performed_by(recorder, [module]):
+    with with_flow(recorder, [module]):
         for batch in map(prepare, batches()):
             if network is None:
                 rows = torch.cat([part.reshape(-1) for part in module(batch).values()])
@@ -155,8 +155,8 @@ def test_modules_that_share_a_table_map_in_their_forward() -> None:
     second = hb.EmbeddingCollection(FEATURES, first.tables)
     insert = hb.Insert(nn.ModuleList([first, second]))
     for batch in map(insert, batches()):
-        recorder = Recorder(first.lookup)
-        with performed_by(recorder, [first, second]):
+        recorder = Recorder(first.flow)
+        with with_flow(recorder, [first, second]):
             first.flat(batch)
             second.flat(batch)
         assert recorder.plans == [False, False]
@@ -182,15 +182,15 @@ def test_a_plan_that_nobody_takes_is_logged_and_the_last(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "hotbed"):
         module.flat(insert(third))
     assert "tables user, item: the network did not look up" in caplog.text
-    recorder = Recorder(module.lookup)
-    with performed_by(recorder, [module]):
+    recorder = Recorder(module.flow)
+    with with_flow(recorder, [module]):
         module.flat(insert(fourth))
     assert recorder.plans == [False]
 
 
-def test_performed_by_gives_each_module_its_lookup_back() -> None:
+def test_with_flow_gives_each_module_its_flow_back() -> None:
     module = collection()
-    own = module.lookup
-    with pytest.raises(RuntimeError, match="stop"), performed_by(Recorder(own), [module]):
+    flow = module.flow
+    with pytest.raises(RuntimeError, match="stop"), with_flow(Recorder(flow), [module]):
         raise RuntimeError("stop")
-    assert module.lookup is own
+    assert module.flow is flow

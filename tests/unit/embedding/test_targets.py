@@ -68,7 +68,7 @@ def same_tables(one: hb.EmbeddingCollection, other: hb.EmbeddingCollection) -> b
 def trained(module: hb.EmbeddingCollection, per_step: int = 1, *, by_backward: bool) -> None:
     """Train by targets: their gradients come from `backward`, or from `autograd.grad`."""
     targets = RowTargets({"user": 9})
-    module.lookup = targets
+    module.flow = targets
     every = batches(8)
     for start in range(0, len(every), per_step):
         loss = torch.stack([loss_of(module, b) for b in every[start : start + per_step]]).sum()
@@ -119,7 +119,7 @@ def test_updates_by_targets_equal_those_of_the_optimizer(
 def test_a_target_holds_the_distinct_rows_and_their_slots() -> None:
     module = collection()
     module.tables[0].find_or_insert([7, 7])
-    module.lookup = targets = RowTargets({"user": 5})
+    module.flow = targets = RowTargets({"user": 5})
     ids = hb.Ids(torch.tensor([7, 8, 7]))
     module({"user": ids, "friend": ids, "item": ids})
     user, item = targets.waiting
@@ -136,7 +136,7 @@ def test_a_target_holds_the_distinct_rows_and_their_slots() -> None:
 
 def test_a_refused_id_has_no_slot_and_takes_no_update() -> None:
     module = collection()
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     ids = hb.Ids(torch.tensor([7]))
     empty = hb.Ids(torch.empty(0, dtype=torch.int64), torch.tensor([0, 0]))
     rows = module({"user": ids, "friend": empty, "item": ids})
@@ -155,7 +155,7 @@ def test_a_refused_id_has_no_slot_and_takes_no_update() -> None:
 def test_fixed_ids_take_no_update(number: int) -> None:
     """Large batches are cut into ranges."""
     module = collection()
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     targets.fixed["item"] = [7, 8]
     ids = torch.cat([torch.tensor([7]), torch.arange(100, 100 + number)])
     item = hb.Ids(ids)
@@ -173,7 +173,7 @@ def test_fixed_ids_take_no_update(number: int) -> None:
 
 def test_evaluation_and_lookups_without_gradients_add_no_target() -> None:
     module = collection()
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     (batch,) = batches(1)
     with torch.no_grad():
         module(batch)
@@ -187,7 +187,7 @@ def test_evaluation_and_lookups_without_gradients_add_no_target() -> None:
 def test_a_gradient_that_is_not_finite_changes_no_table() -> None:
     module = collection()
     trained(module, by_backward=True)
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     module(batches(1)[0])
     before = [list(table.export()) for table in module.tables]
     grads = [torch.ones_like(target.rows) for target in targets.waiting]
@@ -201,7 +201,7 @@ def test_a_gradient_that_is_not_finite_changes_no_table() -> None:
 def test_rows_that_were_evicted_meanwhile_take_no_update() -> None:
     table = hb.Table("user", dim=2, evict=hb.Ttl(seconds=10))
     module = hb.EmbeddingCollection([Feature("user", "user", "none")], [table])
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     ids = {"user": hb.Ids(torch.tensor([1]))}
     module.pool([ids["user"]], np.zeros(1, np.int64))
     table.evict(60_000_000)
@@ -214,7 +214,7 @@ def test_rows_that_were_evicted_meanwhile_take_no_update() -> None:
 
 def test_a_batch_above_the_static_size_is_an_error_with_the_size_needed() -> None:
     module = collection()
-    module.lookup = RowTargets({"item": 2})
+    module.flow = RowTargets({"item": 2})
     ids = hb.Ids(torch.tensor([1, 2, 3]))
     with pytest.raises(RowShapeError, match=r"table 'item': .* static size of 2, got 3"):
         module({"user": ids, "friend": ids, "item": ids})
@@ -222,7 +222,7 @@ def test_a_batch_above_the_static_size_is_an_error_with_the_size_needed() -> Non
 
 def test_wrong_gradients_are_rejected() -> None:
     module = collection()
-    module.lookup = targets = RowTargets()
+    module.flow = targets = RowTargets()
     module(batches(1)[0])
     target = targets.waiting[0]
     with pytest.raises(RowShapeError, match="must have the shape of its rows"):
@@ -234,7 +234,7 @@ def test_wrong_gradients_are_rejected() -> None:
 
 def test_weights_that_require_a_gradient_are_rejected() -> None:
     module = collection()
-    module.lookup = RowTargets()
+    module.flow = RowTargets()
     ids = hb.Ids(torch.tensor([1]), torch.tensor([0, 1]), torch.ones(1, requires_grad=True))
     with pytest.raises(ConfigError, match="weights of ids take no gradient"):
         module({"user": hb.Ids(torch.tensor([1])), "friend": ids, "item": ids})
@@ -242,7 +242,7 @@ def test_weights_that_require_a_gradient_are_rejected() -> None:
 
 def test_a_loop_without_updates_is_warned_once(caplog: pytest.LogCaptureFixture) -> None:
     module = collection()
-    module.lookup = RowTargets()
+    module.flow = RowTargets()
     (batch,) = batches(1)
     for _ in range(targets.MANY_PASSES):
         module(batch)
@@ -251,3 +251,15 @@ def test_a_loop_without_updates_is_warned_once(caplog: pytest.LogCaptureFixture)
     module(batch)
     assert len(caplog.messages) == 1
     assert "256 forward passes wait for an update" in caplog.text
+
+
+def test_a_pass_without_a_gradient_of_a_table_leaves_its_rate() -> None:
+    module = collection()
+    module.flow = targets = RowTargets()
+    ids = hb.Ids(torch.tensor([7]))
+    for _ in range(2):
+        module({"user": ids, "friend": hb.Ids(torch.tensor([8])), "item": ids})
+    users, items = [targets.waiting[number::2] for number in range(2)]
+    before = module.tables[1].lookup([7])
+    update_targets([(t, torch.ones_like(t.rows)) for t in (*users, items[0])], RATES)
+    assert (module.tables[1].lookup([7]) != before).all()

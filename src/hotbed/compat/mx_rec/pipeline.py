@@ -322,7 +322,7 @@ class Pipeline:
         if columns not in self._collections:
             features = [Feature(column.name, column.table, "none") for column in columns]
             collection = EmbeddingCollection(features, self.tables)
-            collection.lookup = self.targets
+            collection.flow = self.targets
             self._collections[columns] = collection
         return self._collections[columns]
 

@@ -52,11 +52,11 @@ class Updates:
         Within one, they are in the order in which the tables were first looked up.
         """
         waiting = self._targets.waiting
-        passes = list(dict.fromkeys(id(target.step) for target in waiting))
+        passes = list(dict.fromkeys(id(target.mapped) for target in waiting))
         places = {name: number for number, name in enumerate(self._looked_up)}
 
         def place(target: Target) -> tuple[int, int]:
-            return passes.index(id(target.step)), places.get(target.table.name, len(places))
+            return passes.index(id(target.mapped)), places.get(target.table.name, len(places))
 
         return sorted(waiting, key=place)
 

@@ -11,24 +11,21 @@ others.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hotbed.data.batch import Ids
-from hotbed.data.schema import POOLINGS
-from hotbed.embedding.table import MapQueue, Step, Table
-from hotbed.errors import ConfigError
+from hotbed.embedding.lookups import FeatureLayout, Group, LocalLookup, Lookup, Plan, Pooled
+from hotbed.embedding.table import MapQueue
 
-from .compiled import alive
-from .gradients import Group, RowGradients, Sums, dense_rows
-from .inputs import Buckets, Feature, HostIds
-from .lookup import LocalLookup, Lookup
+from .autograd import TableFlow
+from .compiled import Tickets, alive
+from .flow import Flow
+from .gradients import RowGradients
 from .parameter import TableRows
-from .plan import Plan, Pooled, Tickets
 from .state import Carrier
 from .transforms import transformed
 
@@ -44,43 +41,13 @@ class TableModule(Carrier, ABC):
     are the same. More rows than the largest bucket raise RowShapeError.
     """
 
-    def __init__(
-        self, tables: Sequence[Table], features: Sequence[Feature], buckets: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, layout: FeatureLayout) -> None:
         super().__init__()
-        self.tables = list(tables)
-        self.features = tuple(features)
-        numbers = {table.name: number for number, table in enumerate(self.tables)}
-        if len(numbers) != len(self.tables):
-            raise ConfigError(
-                f"embedding: table names must differ, got {[t.name for t in self.tables]}. "
-                "Rename one."
-            )
-        for feature in self.features:
-            if feature.pooling not in POOLINGS:
-                raise ConfigError(
-                    f"feature {feature.name!r}: unknown pooling, got {feature.pooling!r}. "
-                    f"Use one of {', '.join(POOLINGS)}."
-                )
-            if feature.table not in numbers:
-                raise ConfigError(
-                    f"feature {feature.name!r}: unknown table {feature.table!r}, got tables "
-                    f"{sorted(numbers)}. Give that table."
-                )
-        self._table_of = [numbers[feature.table] for feature in self.features]
-        self._layout = [
-            (table, f.pooling) for table, f in zip(self._table_of, self.features, strict=True)
-        ]
-        self._timed = any(table.needs_times or table.keeps_times for table in self.tables)
-        self._admitting = [table for table in self.tables if table.native_admits]
-        self.dims = [self.tables[table].dim for table in self._table_of]
-        self.pooled = [feature.pooling != "none" for feature in self.features]
-        self.output_dim = sum(
-            dim for dim, pooled in zip(self.dims, self.pooled, strict=True) if pooled
-        )
-        self.groups = _group(self.tables)
-        self.buckets = Buckets.of(f"embedding {sorted(numbers)}", buckets)
+        self.layout = layout
+        self.tables = self.layout.tables
+        self.features = self.layout.features
         self.lookup: Lookup = LocalLookup()
+        self.flow: Flow = TableFlow()
         # follows .to(device); results are moved to its device
         self.register_buffer("_device", torch.empty(0), persistent=False)
         self._begin()
@@ -91,7 +58,7 @@ class TableModule(Carrier, ABC):
             self.register_parameter(
                 f"rows_{number}", TableRows([self.tables[table] for table in group.tables])
             )
-        self.gradients = RowGradients(self.tables, self.groups, self.rows, self.buckets)
+        self.gradients = RowGradients(self.layout, self.rows)
         # connects the lookup to autograd; takes no gradient itself
         self.anchor = torch.zeros((), requires_grad=True)
         self.tickets = Tickets()  # of compiled lookups whose backward may still come
@@ -112,13 +79,38 @@ class TableModule(Carrier, ABC):
         return [rows for rows in self._parameters.values() if isinstance(rows, TableRows)]
 
     @property
+    def groups(self) -> list[Group]:
+        """Return the groups of tables of one dim and rule, which share a parameter each."""
+        return self.layout.groups
+
+    @property
+    def dims(self) -> list[int]:
+        """Return the lanes of each feature."""
+        return self.layout.dims
+
+    @property
+    def pooled(self) -> list[bool]:
+        """Return whether each feature is pooled."""
+        return self.layout.pooled
+
+    @property
+    def output_dim(self) -> int:
+        """Return the lanes of all pooled features side by side."""
+        return self.layout.output_dim
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device to which results are moved."""
+        return self._device.device
+
+    @property
     def learns(self) -> bool:
         """Return True if a table is not frozen."""
         return not all(table.frozen for table in self.tables)
 
     def extra_repr(self) -> str:
         lines = []
-        for feature, number in zip(self.features, self._table_of, strict=True):
+        for feature, number in zip(self.features, self.layout.numbers, strict=True):
             pooling = "" if feature.pooling == "none" else f"{feature.pooling} of "
             lines.append(f"{feature.name}: {pooling}{self.tables[number]}")
         return "\n".join(lines)
@@ -127,14 +119,14 @@ class TableModule(Carrier, ABC):
         """Return the pooled features side by side, and the rows of each sequence feature.
 
         The shapes are [n, output_dim], and [m, dim] for each sequence feature. `self.lookup`
-        performs the lookup.
+        performs the lookup, `self.flow` connects it with the graph of torch.
 
         Args:
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
             plan: `self.map(inputs, time)`, if the ids were mapped ahead.
         """
-        return self.lookup.pool(self, inputs, time, plan)
+        return self.flow.pool(self, inputs, time, plan)
 
     def map(
         self,
@@ -157,143 +149,7 @@ class TableModule(Carrier, ABC):
         """
         if training is None:
             training = self.training
-        host = HostIds(self.features, inputs)
-        times = self._times(time, host.num_samples) if training else None
-        step = Step(self._natives(), self._layout)
-        task = None
-        try:
-            if queue is None:
-                step.map(host.addresses, _address(times), training=training)
-            else:
-                task = step.map_later(
-                    queue, host.addresses, _address(times), (host, times), training=training
-                )
-        except ValueError:
-            host.check_offsets(self.features)
-            raise
-        self._watch_admission()
-        return Plan(tuple(inputs), host, step, task)
-
-    def map_and_pool(
-        self,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None = None,
-        *,
-        training: bool,
-        keeps: bool,
-    ) -> tuple[Pooled, Step]:
-        """Look up rows in the tables of this process, in one native call.
-
-        Args:
-            inputs: the ids of each feature.
-            time: int64 microseconds, or None.
-            plan: of these inputs, if they were mapped ahead.
-            training: whether tables may change: new ids are inserted, ids counted and timed.
-            keeps: whether a backward pass follows.
-        """
-        if plan is not None:
-            results = _Results(self, plan.host)
-            plan.step.pool(results.addresses)
-            return results.on(self._device.device), plan.step
-        host = HostIds(self.features, inputs)
-        times = self._times(time, host.num_samples) if training else None
-        results = _Results(self, host)
-        step = Step(self._natives(), self._layout)
-        try:
-            step.lookup(
-                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
-            )
-        except ValueError:
-            host.check_offsets(self.features)
-            raise
-        self._watch_admission()
-        return results.on(self._device.device), step
-
-    def _watch_admission(self) -> None:
-        for table in self._admitting:
-            table.watch_admission()
-
-    def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
-        if not self._timed:
-            return None
-        if isinstance(time, Tensor):
-            time = time.detach().cpu().numpy()
-        times = [table.check_times(time, num_samples) for table in self.tables]
-        return next((checked for checked in times if checked is not None), None)
-
-    def receive(self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]) -> None:
-        """Sum the gradients of a lookup's results by id, as `.grad` of the group parameters.
-
-        Rows of a frozen table get sums of zero, so that gradient clipping ignores them.
-        """
-        if flat is not None:
-            flat = dense_rows(flat)
-        # the tensors of these gradients must live until the native call has read them
-        of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
-        self.gradients.add(step, self._gradient_rows(flat, of_sequences))
-
-    def sums(
-        self,
-        step: Step,
-        flat: Tensor | None,
-        sequences: Sequence[Tensor | None],
-        sizes: Sequence[int],
-    ) -> list[Tensor]:
-        """Return the gradients of a lookup's results, summed by distinct id, of each table.
-
-        `sizes`: the rows of each table's sums, at least as many as its ids; zeros fill up the rest.
-        """
-        if flat is not None:
-            flat = dense_rows(flat)
-        of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
-        sums = [
-            torch.zeros(size, table.dim, dtype=torch.float32, device="cpu")
-            for table, size in zip(self.tables, sizes, strict=True)
-        ]
-        addresses = [rows.data_ptr() for rows in sums]
-        step.sum_gradients(self._gradient_rows(flat, of_sequences), addresses)
-        return sums
-
-    def _gradient_rows(
-        self, flat: Tensor | None, sequences: Sequence[Tensor | None]
-    ) -> list[tuple[int, int]]:
-        """Return the address and the stride of each feature's gradient; (0, 0) if it has none."""
-        address = 0
-        stride = 0
-        if flat is not None:
-            address = flat.data_ptr()
-            stride = flat.stride(0)
-        frozen = [table.frozen for table in self.tables]
-        rest = iter(sequences)
-        rows = []
-        for table, dim, pooled in zip(self._table_of, self.dims, self.pooled, strict=True):
-            row = (0, 0)
-            if not pooled:
-                grad = next(rest)
-                if grad is not None:
-                    row = (grad.data_ptr(), grad.stride(0))
-            elif flat is not None:
-                row = (address, stride)
-                address += 4 * dim
-            rows.append((0, 0) if frozen[table] else row)
-        return rows
-
-    def _natives(self) -> list[Any]:
-        return [table.native for table in self.tables]
-
-    def split(
-        self, flat: Tensor | None, sequences: Sequence[Tensor | None]
-    ) -> Iterator[Tensor | None]:
-        """Yield the part of each feature of a result, or of its gradient."""
-        rest = iter(sequences)
-        start = 0
-        for dim, pooled in zip(self.dims, self.pooled, strict=True):
-            if not pooled:
-                yield next(rest)
-                continue
-            yield None if flat is None else flat[:, start : start + dim]
-            start += dim
+        return self.lookup.map(self.layout, inputs, time, training=training, queue=queue)
 
     def __prepare_scriptable__(self) -> None:
         """Raise ConfigError: torch.jit.script calls this before it compiles a module."""
@@ -306,19 +162,13 @@ class TableModule(Carrier, ABC):
             rates: the learning rate of each group of tables, see `groups`.
             keeps: whether the gradients wait on.
         """
-        sums = self.gradients.take(rates, keeps=keeps)
-        if sums is not None:
-            sums.apply()
-
-    def table_of(self, number: int) -> Table:
-        """Return the table of a feature."""
-        return self.tables[self._table_of[number]]
+        update_tables([self], [rates], keeps=keeps)
 
 
 def update_tables(
     modules: Sequence[TableModule], rates: Sequence[Sequence[float]], *, keeps: bool = False
 ) -> None:
-    """Update the tables of `modules` as `TableModule.update` does; a table in two steps once.
+    """Update the tables of `modules` as `TableModule.update` does; a table of several of them once.
 
     Args:
         modules: the modules, which may share tables.
@@ -326,62 +176,16 @@ def update_tables(
         keeps: whether the gradients wait on.
     """
     parts = []
-    for module, own in zip(modules, rates, strict=True):
-        sums = module.gradients.take(own, keeps=keeps)
+    part_rates = []
+    for module, group_rates in zip(modules, rates, strict=True):
+        sums = module.gradients.take(keeps=keeps)
         if sums is not None:
             parts.append(sums)
-    if len(parts) > 1:
-        parts = [Sums.merge(parts)]
-    for part in parts:
-        part.apply()
+            part_rates.append(group_rates)
+    if parts:
+        modules[0].lookup.update(parts, part_rates)
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:
     """Return the table modules inside a model, each once."""
     return [module for module in model.modules() if isinstance(module, TableModule)]
-
-
-class _Results:
-    """What a lookup writes: `flat` [n, output_dim], and the rows [m, dim] of each sequence.
-
-    `addresses`: of each feature, the address of its first value and the floats between two rows.
-    """
-
-    def __init__(self, module: TableModule, host: HostIds) -> None:
-        width = module.output_dim
-        self.flat = torch.empty(host.num_samples, width, dtype=torch.float32, device="cpu")
-        self.sequences: list[Tensor] = []
-        self.addresses: list[tuple[int, int]] = []
-        address = self.flat.data_ptr()
-        for feature, dim, values, offsets in zip(
-            module.features, module.dims, host.values, host.offsets, strict=True
-        ):
-            if feature.pooling != "none":
-                self.addresses.append((address, width))
-                address += 4 * dim
-            else:
-                num_ids = values.numel()
-                size = num_ids
-                if offsets is not None:
-                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
-                    size = module.buckets.size_for(num_ids, rows_of)
-                rows = torch.empty(size, dim, dtype=torch.float32, device="cpu")
-                rows[num_ids:] = 0.0
-                self.sequences.append(rows)
-                self.addresses.append((rows.data_ptr(), dim))
-
-    def on(self, device: torch.device) -> Pooled:
-        if device.type == "cpu":
-            return self.flat, self.sequences
-        return self.flat.to(device), [rows.to(device) for rows in self.sequences]
-
-
-def _address(times: np.ndarray | None) -> int:
-    return 0 if times is None else times.ctypes.data
-
-
-def _group(tables: Sequence[Table]) -> list[Group]:
-    numbers: dict[tuple[int, Any], list[int]] = {}
-    for number, table in enumerate(tables):
-        numbers.setdefault((table.dim, table.rule), []).append(number)
-    return [Group(dim, tuple(members)) for (dim, _), members in numbers.items()]

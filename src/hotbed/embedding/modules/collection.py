@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.lookups import Feature, FeatureLayout, Pooled
 from hotbed.embedding.table import Table
 from hotbed.errors import RowShapeError
 
 from .base import TableModule
-from .inputs import Feature
-from .plan import Pooled
 
 if TYPE_CHECKING:
     from hotbed.data.schema import Schema
@@ -54,7 +53,7 @@ class EmbeddingCollection(TableModule):
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]
-        super().__init__(tables, features, buckets)
+        super().__init__(FeatureLayout(tables, features, buckets))
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         """Return each feature's rows by name.

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lookup as torch operators, so that torch.compile takes a model with tables as one graph.
 
-`hotbed::pool` runs TableModule.map_and_pool, `hotbed::receive` returns the gradients to the module.
-The compiler does not look into them: a number stands for a module, an empty tensor for an absent
-one, and a ticket for the plan between forward and backward.
+`hotbed::pool` looks up the ids of a module, `hotbed::receive` returns the gradients to it. The
+compiler does not look into them: a number stands for a module, an empty tensor for an absent one,
+and a ticket for the mapped ids between forward and backward.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,37 +17,61 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import Step
+from hotbed.embedding.lookups import MappedIds
+from hotbed.errors import ConfigError
 
-from .plan import Plan, PlannedModule, Pooled, Tickets
+from .flow import FlowModule, look_up
 from .transforms import check_export
 
+MAX_WAITING = 256
+"""Forward passes of a module whose backward may still come.
 
-class CompiledModule(PlannedModule, Protocol):
+A pass without backward (a metric, an exception) is dropped when this many newer ones wait.
+"""
+
+
+class Tickets:
+    """The mapped ids of a module's compiled forward passes, until a backward takes them."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, MappedIds] = OrderedDict()
+        self._next = 0
+        self._lost = -1  # the newest ticket that was dropped
+
+    def put(self, mapped: MappedIds) -> int:
+        ticket = self._next
+        self._next += 1
+        self._waiting[ticket] = mapped
+        if len(self._waiting) > MAX_WAITING:
+            self._lost, _ = self._waiting.popitem(last=False)
+        return ticket
+
+    def take(self, ticket: int) -> MappedIds | None:
+        """Return the mapped ids of a ticket, or None; a ticket is taken once."""
+        return self._waiting.pop(ticket, None)
+
+    def missing(self, ticket: int) -> ConfigError:
+        """Return the error of a ticket without mapped ids."""
+        if ticket < 0:
+            return ConfigError(
+                "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
+                "freeze the tables with requires_grad_(False), or do not compile the lookup."
+            )
+        if ticket <= self._lost:
+            return ConfigError(
+                f"embedding: backward must come before {MAX_WAITING} more forward passes, got an "
+                "old graph. Call backward before that."
+            )
+        return ConfigError(
+            "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True)."
+            " Add the losses before one backward, or do not compile the lookup."
+        )
+
+
+class CompiledModule(FlowModule, Protocol):
     """What the operators know of a table module."""
 
-    training: bool
-    anchor: Tensor
-    number: int
     tickets: Tickets
-    dims: list[int]
-    pooled: list[bool]
-    output_dim: int
-
-    @property
-    def learns(self) -> bool: ...
-    def map_and_pool(
-        self,
-        inputs: Sequence[Ids],
-        time: Any,
-        plan: Plan | None = None,
-        *,
-        training: bool,
-        keeps: bool,
-    ) -> tuple[Pooled, Step]: ...
-    def receive(
-        self, step: Step, flat: Tensor | None, sequences: Sequence[Tensor | None]
-    ) -> None: ...
 
 
 alive: weakref.WeakValueDictionary[int, CompiledModule] = weakref.WeakValueDictionary()
@@ -54,9 +79,9 @@ alive: weakref.WeakValueDictionary[int, CompiledModule] = weakref.WeakValueDicti
 
 
 def pool_compiled(
-    module: CompiledModule, inputs: Sequence[Ids], time: Tensor | None
+    module: FlowModule, inputs: Sequence[Ids], time: Tensor | None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run TableModule.pool as operators."""
+    """Return the results of a module by operators."""
     nothing = torch.empty(0, dtype=torch.int64)
     values = [ids.values for ids in inputs]
     offsets = [nothing if ids.offsets is None else ids.offsets for ids in inputs]
@@ -87,18 +112,18 @@ def pool(
     training: bool,
     learns: bool,
 ) -> list[Tensor]:
-    """Return the pooled features, the rows of each sequence feature, and the plan's ticket."""
+    """Return the pooled features, the rows of each sequence feature, and the ticket."""
     module = alive[number]
     inputs = [
         Ids(v, o if len(o) else None, w if len(w) else None)
         for v, o, w in zip(values, offsets, weights, strict=True)
     ]
-    (flat, sequences), step = module.map_and_pool(
-        inputs, time if len(time) else None, training=training, keeps=learns
+    (flat, sequences), mapped = look_up(
+        module, inputs, time if len(time) else None, training=training, keeps=learns
     )
     ticket = -1
     if learns:
-        ticket = module.tickets.put(step)
+        ticket = module.tickets.put(mapped)
     return [flat, *sequences, torch.tensor([ticket])]
 
 
@@ -114,16 +139,17 @@ def _(
     learns: bool,
 ) -> list[Tensor]:
     module = alive[int(number)]  # torch 2.6 may give a symbol, which int() pins to its value
-    check_export([table.name for table in module.tables])
+    check_export([table.name for table in module.layout.tables])
     num_samples = values[0].shape[0]
     if offsets[0].shape[0]:
         num_samples = offsets[0].shape[0] - 1
+    layout = module.layout
     sequences = [
-        anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, module.dims, strict=True)
+        anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, layout.dims, strict=True)
     ]
-    unpooled = [rows for rows, pooled in zip(sequences, module.pooled, strict=True) if not pooled]
+    unpooled = [rows for rows, pooled in zip(sequences, layout.pooled, strict=True) if not pooled]
     return [
-        anchor.new_empty(num_samples, module.output_dim),
+        anchor.new_empty(num_samples, layout.output_dim),
         *unpooled,
         anchor.new_empty(1, dtype=torch.int64),
     ]
@@ -133,13 +159,13 @@ def _(
 def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
     """Give the gradients of a pool's results to its module; return the anchor's gradient, zero."""
     module = alive[number]
-    step = module.tickets.take(int(ticket))
+    mapped = module.tickets.take(int(ticket))
     if not module.learns:
         return torch.zeros(())
-    if step is None:
+    if mapped is None:
         raise module.tickets.missing(int(ticket))
     flat, *sequences = [grad if grad.dim() == 2 else None for grad in grads]
-    module.receive(step, flat, sequences)
+    module.gradients.add(module.lookup, module.layout, mapped, flat, sequences)
     return torch.zeros(())
 
 

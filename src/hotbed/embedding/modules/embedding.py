@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hotbed import checks
 from hotbed.data.batch import Ids
+from hotbed.embedding.lookups import Feature, FeatureLayout
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 
 from .base import TableModule
-from .inputs import Feature
 
 
 class Embedding(TableModule):
@@ -31,7 +31,8 @@ class Embedding(TableModule):
     def __init__(
         self, table: Table, buckets: Sequence[int] = (), max_norm: float | None = None
     ) -> None:
-        super().__init__([table], [Feature(table.name, table.name, "none")], buckets)
+        feature = Feature(table.name, table.name, "none")
+        super().__init__(FeatureLayout([table], [feature], buckets))
         if max_norm is not None:
             checks.finite_number("Embedding.max_norm", max_norm, above=0)
         self.max_norm = max_norm
@@ -72,7 +73,8 @@ class EmbeddingBag(TableModule):
                 "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
                 "Use hb.Embedding for sequences."
             )
-        super().__init__([table], [Feature(table.name, table.name, pooling)], buckets)
+        feature = Feature(table.name, table.name, pooling)
+        super().__init__(FeatureLayout([table], [feature], buckets))
 
     def forward(
         self,

@@ -1,32 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a lookup: those of rows, which wait for an update, and those of weights."""
+"""RowGradients: the gradients of rows that wait for an update, in `.grad` of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from hotbed.data.batch import Ids
-from hotbed.embedding.table import Step, Table
-from hotbed.errors import NonFiniteGradient
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
 
-from .inputs import Buckets, int64
 from .parameter import TableRows
-
-
-@dataclass(frozen=True)
-class Group:
-    """Tables of one dim and rule, whose gradients share one parameter.
-
-    `tables`: their numbers in the module.
-    """
-
-    dim: int
-    tables: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -34,66 +18,21 @@ class Pending:
     """Gradients that wait for an update.
 
     Attributes:
-        step: the distinct ids of each table.
-        grads: their sums, a tensor a group.
-        addresses: of each table, the address of its first sum.
-        versions: those of the tensors when the sums were made.
-        finite: whether the sums were finite then.
+        sums: as the lookup left them.
+        versions: those of their tensors then.
     """
 
-    step: Step
-    grads: list[Tensor]
-    addresses: list[int]
+    sums: Sums
     versions: list[int]
-    finite: bool
 
     def known_finite(self, grads: Sequence[Tensor]) -> bool:
         """Return True when the sums were finite and nothing has changed them since."""
-        return self.finite and self.unchanged(grads)
+        return self.sums.finite and self.unchanged(grads)
 
     def unchanged(self, grads: Sequence[Tensor]) -> bool:
         """Return True when these are the tensors that backward left, with the same values."""
-        return self.holds(grads) and self.versions == [grad._version for grad in grads]
-
-    def holds(self, grads: Sequence[Tensor]) -> bool:
-        """Return True when these are the tensors that backward left, whatever their values are."""
-        return all(grad is own for grad, own in zip(grads, self.grads, strict=True))
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Gradients summed by id, with the learning rates of the step that applies them.
-
-    Attributes:
-        tables: the tables that are updated.
-        step: the distinct ids of each table.
-        arrays: hold the sums; they must live until `apply` has read them.
-        addresses: of each table, the address of its first sum; a table with None is left alone.
-        rates: of each table, its learning rate.
-    """
-
-    tables: Sequence[Table]
-    step: Step
-    arrays: list[Any]
-    addresses: list[int | None]
-    rates: list[float]
-
-    def apply(self) -> None:
-        """Apply one step of each table's rule to its rows that have a sum."""
-        self.step.apply(self.addresses, self.rates)
-
-    @staticmethod
-    def merge(parts: Sequence[Sums]) -> Sums:
-        """Return the sums of all parts, each table once."""
-        steps = [part.step for part in parts]
-        step, arrays = Step.merge(steps, [part.addresses for part in parts])
-        rates: dict[Table, float] = {}  # in the order of merge: as the tables come first
-        for part in parts:
-            for table, rate, address in zip(part.tables, part.rates, part.addresses, strict=True):
-                if address is not None:
-                    rates[table] = rate
-        addresses: list[int | None] = [array.__array_interface__["data"][0] for array in arrays]
-        return Sums(list(rates), step, arrays, addresses, list(rates.values()))
+        same = all(grad is sums for grad, sums in zip(grads, self.sums.grads, strict=True))
+        return same and self.versions == [grad._version for grad in grads]
 
 
 class RowGradients:
@@ -102,85 +41,54 @@ class RowGradients:
     They are summed by id and lie in `.grad` of the parameter of each group, where clipping and
     GradScaler find them. `zero_grad()` drops them by setting `.grad` to None. If it sets them to
     zero instead, a step without ids waits.
+
+    Args:
+        layout: of the module.
+        parameters: that of each group of tables.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        groups: Sequence[Group],
-        parameters: Sequence[TableRows],
-        buckets: Buckets,
-    ) -> None:
-        self._buckets = buckets
-        self._tables = tables
-        self._groups = groups
+    def __init__(self, layout: FeatureLayout, parameters: Sequence[TableRows]) -> None:
+        self._layout = layout
         self._parameters = parameters
         self._pending: Pending | None = None
 
-    def add(self, step: Step, rows: list[tuple[int, int]]) -> None:
+    def add(
+        self,
+        lookup: Lookup,
+        layout: FeatureLayout,
+        mapped: MappedIds,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+    ) -> None:
         """Sum the gradients of a lookup's results by id, and add them to those that wait.
 
         Args:
-            step: the plan of the lookup.
-            rows: of each feature, the address and the stride of its gradient.
+            lookup: which mapped the ids.
+            layout: of the module that was called; it may share these gradients.
+            mapped: the ids.
+            flat: the gradient of the pooled features side by side, or None.
+            sequences: the gradient of each sequence, or None.
         """
-        uniques = step.num_uniques()
-        grads = []
-        for group in self._groups:
-            num_uniques = sum(uniques[table] for table in group.tables)
-            num_rows = self._num_rows(group, num_uniques)
-            grad = torch.empty(num_rows, group.dim, dtype=torch.float32, device="cpu")
-            if num_rows > num_uniques:
-                grad[num_uniques:] = 0.0
-            grads.append(grad)
-        addresses = self._addresses(uniques, grads)
-        finite = step.sum_gradients(rows, addresses)
+        groups = self._layout.groups
         earlier = self._waiting()
-        if self._pending is not None and any(self._pending.step.num_uniques()):
-            step, grads = self._merge(self._pending.step, earlier, step, grads)
-            addresses = self._addresses(step.num_uniques(), grads)
-            # sums of finite sums may overflow: they must be checked again
-            finite = False
-        self._wait(step, grads, addresses, finite=finite)
+        self._wait(lookup.sum_gradients(layout, mapped, flat, sequences, groups, earlier))
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
-        grads = self._waiting()
-        if self._pending is None or self._pending.known_finite(grads):
+        sums = self._waiting()
+        if self._pending is None or sums is None or self._pending.known_finite(sums.grads):
             return
-        step = self._pending.step
-        addresses = self._addresses(step.num_uniques(), grads)
-        for number, table in enumerate(self._tables):
-            bad = step.find_nonfinite(number, addresses[number])
-            if bad is not None:
-                raise NonFiniteGradient(
-                    f"table {table.name!r}: the gradient of id {bad} is not finite; nothing "
-                    "was updated. Look at the loss.",
-                    table.name,
-                    bad,
-                )
+        sums.check_finite()
 
-    def take(self, rates: Sequence[float], *, keeps: bool = False) -> Sums | None:
+    def take(self, *, keeps: bool = False) -> Sums | None:
         """Return the gradients that wait, None if there are none.
 
-        Args:
-            rates: the learning rate of each group.
-            keeps: whether they wait on; else none wait afterwards.
+        `keeps`: whether they wait on; else none wait afterwards.
         """
-        grads = self._waiting()
-        pending = self._pending
-        if pending is None:
-            return None
+        sums = self._waiting()
         if not keeps:
             self._pending = None
-        addresses = pending.addresses
-        if not pending.holds(grads):
-            addresses = self._addresses(pending.step.num_uniques(), grads)
-        rate_of = [0.0] * len(self._tables)
-        for group, rate in zip(self._groups, rates, strict=True):
-            for number in group.tables:
-                rate_of[number] = rate
-        return Sums(self._tables, pending.step, grads, [*addresses], rate_of)
+        return sums
 
     def drop(self) -> None:
         """Drop the gradients that wait."""
@@ -194,126 +102,42 @@ class RowGradients:
         A gradient of zero moves a row as no gradient does, except where a rule with momentum moves
         only the rows that have one. There torch forgets the ids of a sparse gradient, too.
         """
-        if self._pending is None:
-            return
-        step = Step([table.native for table in self._tables], [])
-        step.map([], 0, training=False)
-        grads = [
-            torch.zeros(self._num_rows(group, 0), group.dim, dtype=torch.float32, device="cpu")
-            for group in self._groups
-        ]
-        self._wait(step, grads, self._addresses(step.num_uniques(), grads), finite=True)
+        if self._pending is not None:
+            self._wait_without_ids(self._pending.sums.mapped)
 
-    def _wait(self, step: Step, grads: list[Tensor], addresses: list[int], *, finite: bool) -> None:
-        for parameter, grad in zip(self._parameters, grads, strict=True):
+    def _wait_without_ids(self, mapped: MappedIds) -> Sums:
+        nothing = [0] * len(self._layout.tables)
+        grads = [group.empty(nothing) for group in self._layout.groups]
+        sums = Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
+        self._wait(sums)
+        return sums
+
+    def _wait(self, sums: Sums) -> None:
+        for parameter, grad in zip(self._parameters, sums.grads, strict=True):
             parameter.grad = grad
-        versions = [grad._version for grad in grads]
-        self._pending = Pending(step, grads, addresses, versions, finite)
+        self._pending = Pending(sums, [grad._version for grad in sums.grads])
 
-    def _waiting(self) -> list[Tensor]:
-        """Return the gradients of each group that wait, as they are now; [] for none."""
+    def _waiting(self) -> Sums | None:
+        """Return the gradients that wait, as they are now; None if none wait."""
         pending = self._pending
         if pending is None:
-            return []
-        grads = [parameter.grad for parameter in self._parameters]
-        if any(grad is None for grad in grads):
-            self._pending = None
-            return []
-        rows = [grad.contiguous() for grad in grads if grad is not None]
-        if not pending.unchanged(rows) and not any(_has_value(grad) for grad in rows):
-            self.clear()  # by nn.Module.zero_grad(set_to_none=False), which knows no tables
-            rows = [] if self._pending is None else list(self._pending.grads)
-        return rows
-
-    def _addresses(self, uniques: Sequence[int], grads: Sequence[Tensor]) -> list[int]:
-        """Return the address of each table's first sum in the groups' tensors.
-
-        Args:
-            uniques: the number of distinct ids of each table.
-            grads: the tensor of each group.
-        """
-        addresses = [0] * len(self._tables)
-        for group, grad in zip(self._groups, grads, strict=True):
-            address = grad.data_ptr()
-            for table in group.tables:
-                addresses[table] = address
-                address += 4 * group.dim * uniques[table]
-        return addresses
-
-    def _merge(
-        self, earlier: Step, earlier_grads: Sequence[Tensor], step: Step, grads: Sequence[Tensor]
-    ) -> tuple[Step, list[Tensor]]:
-        """Add the gradients of a micro-batch to those that wait already."""
-        rows = [dense_rows(grad) for grad in earlier_grads]
-        addresses = [
-            self._addresses(earlier.num_uniques(), rows),
-            self._addresses(step.num_uniques(), grads),
+            return None
+        rows = [
+            parameter.grad.contiguous()
+            for parameter in self._parameters
+            if parameter.grad is not None
         ]
-        merged, sums = Step.merge([earlier, step], addresses)
-        merged_grads = []
-        for group in self._groups:
-            parts = [torch.from_numpy(sums[table]).view(-1, group.dim) for table in group.tables]
-            num_uniques = sum(len(part) for part in parts)
-            num_zeros = self._num_rows(group, num_uniques) - num_uniques
-            if num_zeros:
-                parts.append(torch.zeros(num_zeros, group.dim, dtype=torch.float32, device="cpu"))
-            if len(parts) > 1:
-                parts = [torch.cat(parts)]
-            merged_grads.append(parts[0])
-        return merged, merged_grads
-
-    def _num_rows(self, group: Group, num_uniques: int) -> int:
-        """Return the rows of a group's gradient, those of its buckets included."""
-        names = ", ".join(repr(self._tables[table].name) for table in group.tables)
-        return self._buckets.size_for(num_uniques, f"table {names}: distinct ids")
-
-
-@dataclass(frozen=True)
-class Weighted:
-    """The values that the gradient of weights needs.
-
-    `rows`: the row of each id [m, dim]; `results`: the number of the result to which it was added
-    [m]; `shares`: its share of that result [m].
-    """
-
-    rows: Tensor
-    results: Tensor
-    shares: Tensor
-    device: torch.device
-
-    @staticmethod
-    def of(table: Table, feature: str, pooling: str, ids: Ids) -> Weighted:
-        rows = torch.from_numpy(table.lookup(int64(ids.values, feature).numpy()))
-        results = torch.arange(len(rows), device="cpu")
-        shares = torch.ones(len(rows), dtype=torch.float32, device="cpu")
-        if pooling != "none" and ids.offsets is not None:
-            lengths = int64(ids.offsets, feature).diff()
-            results = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
-            if pooling == "mean":
-                shares = 1.0 / lengths[results].float()
-        return Weighted(rows, results, shares, ids.weights.device)
-
-    def gradient(self, grad: Tensor) -> Tensor:
-        """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""
-        each = (self.rows * grad.detach().to("cpu", torch.float32)[self.results]).sum(1)
-        return (each * self.shares).to(self.device)
+        if len(rows) < len(self._parameters):
+            self._pending = None
+            return None
+        if pending.unchanged(rows):
+            return pending.sums
+        if any(_has_value(grad) for grad in rows):
+            return Sums(pending.sums.mapped, pending.sums.groups, rows)
+        # by nn.Module.zero_grad(set_to_none=False), which knows no tables
+        return self._wait_without_ids(pending.sums.mapped)
 
 
 def _has_value(grad: Tensor) -> bool:
     """Return whether a gradient is not zero; the first row mostly tells."""
     return bool(grad[:1].any()) or bool(grad.any())
-
-
-def takes_gradient(weights: Any) -> bool:
-    return isinstance(weights, Tensor) and weights.requires_grad and torch.is_grad_enabled()
-
-
-def dense_rows(grad: Tensor) -> Tensor:
-    """Return a gradient as float32 rows on the host; rows may lie apart, lanes may not."""
-    if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
-        grad = grad.detach().to("cpu", torch.float32)
-    if grad.dim() == 2:
-        between_rows, between_lanes = grad.stride()
-        if between_lanes == 1 and between_rows >= grad.shape[1]:
-            return grad
-    return grad.contiguous()

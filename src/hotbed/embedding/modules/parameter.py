@@ -119,9 +119,9 @@ class TableRows(nn.Parameter):
         if is_read and func is not Tensor.clone:  # a copy is not a penalty yet
             every = [*args, *(kwargs or {}).values()]
             flat = [
-                own for value in every for own in (value if isinstance(value, list) else [value])
+                item for value in every for item in (value if isinstance(value, list) else [value])
             ]
-            rows = next((own for own in flat if isinstance(own, TableRows)), "rows of tables")
+            rows = next((item for item in flat if isinstance(item, TableRows)), "rows of tables")
             raise ConfigError(
                 f"{getattr(func, '__name__', func)}: a loss cannot read the rows of a table as a "
                 f"parameter, got {rows!r}. Penalize rows by weight_decay, or by l1 and l2 of their "

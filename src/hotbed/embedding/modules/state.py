@@ -145,9 +145,9 @@ class Carrier(nn.Module, ABC):
             if key.endswith(EXTRA) and "tables" in value:
                 carried.append(value["tables"])
         tables = self.get_extra_state()["tables"]
-        for name, own in tables.items():
+        for name, state in tables.items():
             others = [tables_of[name] for tables_of in carried if name in tables_of]
-            tables[name] = shared(own, others)
+            tables[name] = shared(state, others)
         destination[prefix + EXTRA] = CarriedTables(tables=tables)
 
     def _load_from_state_dict(self, *args: Any) -> None:
@@ -170,23 +170,23 @@ class Carrier(nn.Module, ABC):
     @contextmanager
     def rows_aside(self) -> Iterator[None]:
         """Hide the parameters of tables: they are not moved, converted or exported."""
-        own = self._parameters
+        others = self._parameters
         rows = {}
-        for name, value in list(own.items()):
+        for name, value in list(others.items()):
             if isinstance(value, TableRows):
-                rows[name] = own.pop(name)
+                rows[name] = others.pop(name)
         try:
             yield
         finally:
-            self._parameters = {**rows, **own}
+            self._parameters = {**rows, **others}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carrier:
         """Return a module over copies of the tables; modules sharing a table share its copy."""
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
-        own = ("gradients", "anchor", "tickets", "number", "_parameters")
+        begun = ("gradients", "anchor", "tickets", "number", "_parameters")
         for name, value in self.__dict__.items():
-            if name not in own:
+            if name not in begun:
                 copied.__dict__[name] = copy.deepcopy(value, memo)
         copied._parameters = {}
         copied._begin()

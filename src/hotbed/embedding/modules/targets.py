@@ -6,23 +6,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import Step, Table
-from hotbed.errors import ConfigError, NonFiniteGradient, RowShapeError
+from hotbed.embedding.lookups import Buckets, Group, Lookup, MappedIds, Plan, Pooled, Sums
+from hotbed.embedding.lookups.host import dense_rows
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, RowShapeError
 
-from .gradients import Sums, dense_rows, takes_gradient
-from .lookup import LookedUpModule, Lookup
-from .plan import Pooled
-
-if TYPE_CHECKING:
-    from .base import TableModule
-    from .plan import Plan
+from .autograd import graph_weights
+from .flow import Flow, FlowModule, look_up
 
 log = logging.getLogger("hotbed")
 MANY_PASSES = 256
@@ -37,24 +34,24 @@ class Target:
         rows: float32 [u, dim], requires a gradient. `torch.autograd.grad(loss, [target.rows])`
             returns the sums of the batch by row.
         slots: int64 [u], where the rows lie; -1 = no row: a refused id, or a filler.
-        step: the native plan of the lookup, which keeps the slots valid.
-        tables: those of the step.
-        number: of the table among them.
+        lookup: performed the lookup.
+        mapped: its ids, which keep the slots valid.
+        number: of the table among theirs.
     """
 
     rows: Tensor
     slots: Tensor
-    step: Step
-    tables: Sequence[Table]
+    lookup: Lookup
+    mapped: MappedIds
     number: int
 
     @property
     def table(self) -> Table:
-        return self.tables[self.number]
+        return self.mapped.tables[self.number]
 
 
-class RowTargets(Lookup):
-    """Looks up rows as `LocalLookup` does, but their gradients flow to a `Target` a table.
+class RowTargets(Flow):
+    """Lets the gradients of rows flow to a `Target` a table.
 
     A lookup in train mode with gradients enabled adds its targets to `waiting`, in the order of the
     tables. Give them to `update_targets` with their gradients, or drop them: until then their rows
@@ -76,30 +73,30 @@ class RowTargets(Lookup):
         self._warned = False
 
     def pool(
-        self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
+        self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
     ) -> Pooled:
         """Return the results of `module`, and keep a target for each of its tables.
 
         Raises:
             RowShapeError: a table has more distinct ids than its size in `sizes`.
         """
-        if any(takes_gradient(ids.weights) for ids in inputs):
+        if any(graph_weights(ids.weights) is not None for ids in inputs):
             raise ConfigError(
                 "RowTargets: weights of ids take no gradient here, got weights that require one. "
-                "Detach them, or look up with LocalLookup."
+                "Detach them, or use TableFlow."
             )
         learns = module.training and module.learns and torch.is_grad_enabled()
-        pooled, step = module.map_and_pool(
-            inputs, time, plan, training=module.training, keeps=learns
+        results, mapped = look_up(
+            module, inputs, time, plan, training=module.training, keeps=learns
         )
         if not learns:
-            return pooled
-        targets = self._targets(module, step)
+            return results
+        targets = self._targets(module, mapped)
         self.waiting.extend(targets)
         self._watch(len(targets))
         leaves = [target.rows for target in targets]
         flat, *sequences = _Read.apply(  # type: ignore[no-untyped-call]  # torch has no types
-            module, step, pooled, *leaves
+            module, mapped, results, *leaves
         )
         return flat, sequences
 
@@ -114,23 +111,24 @@ class RowTargets(Lookup):
             MANY_PASSES,
         )
 
-    def _targets(self, module: LookedUpModule, step: Step) -> list[Target]:
-        uniques = step.num_uniques()
-        sizes = [self._size(table, n) for table, n in zip(module.tables, uniques, strict=True)]
+    def _targets(self, module: FlowModule, mapped: MappedIds) -> list[Target]:
+        uniques = mapped.num_uniques()
+        sizes = [
+            self._size(table, n) for table, n in zip(module.layout.tables, uniques, strict=True)
+        ]
         targets = []
-        for number, (table, size) in enumerate(zip(module.tables, sizes, strict=True)):
+        for number, (table, size) in enumerate(zip(module.layout.tables, sizes, strict=True)):
             rows = torch.empty(size, table.dim, dtype=torch.float32, device="cpu")
             slots = torch.empty(size, dtype=torch.int64, device="cpu")
-            step.unique_rows(number, rows.data_ptr(), slots.data_ptr())
+            mapped.read(number, rows, slots)
             rows[uniques[number] :] = 0.0
             slots[uniques[number] :] = -1
             if table.name in self.fixed:
-                ids = step.unique_ids(number)
-                left_out = np.flatnonzero(np.isin(ids, self.fixed[table.name]))
-                step.leave_out(number, left_out)
-                slots[torch.from_numpy(left_out)] = -1
-            target = Target(rows.requires_grad_(), slots, step, module.tables, number)
-            targets.append(target)
+                is_fixed = np.isin(mapped.unique_ids(number), self.fixed[table.name])
+                places = np.flatnonzero(is_fixed)
+                mapped.leave_out(number, places)
+                slots[torch.from_numpy(places)] = -1
+            targets.append(Target(rows.requires_grad_(), slots, module.lookup, mapped, number))
         return targets
 
     def _size(self, table: Table, num_uniques: int) -> int:
@@ -147,20 +145,36 @@ class _Read(torch.autograd.Function):
     """Results of a lookup as a function of the distinct rows of its tables."""
 
     @staticmethod
-    def forward(ctx: Any, module: TableModule, step: Step, pooled: Pooled, *leaves: Tensor) -> Any:
+    def forward(
+        ctx: Any, module: FlowModule, mapped: MappedIds, results: Pooled, *leaves: Tensor
+    ) -> Any:
         ctx.module = module
-        ctx.step = step
+        ctx.mapped = mapped
         ctx.sizes = [len(leaf) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        flat, sequences = pooled
+        flat, sequences = results
         return (flat, *sequences)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         sums: list[Tensor | None] = [None] * len(ctx.sizes)
         if any(grad is not None for grad in grads):
-            sums = ctx.module.sums(ctx.step, grads[0], grads[1:], ctx.sizes)
+            module: FlowModule = ctx.module
+            groups = [
+                _alone(table, number, Buckets((size,)))
+                for number, (table, size) in enumerate(
+                    zip(module.layout.tables, ctx.sizes, strict=True)
+                )
+            ]
+            sums[:] = module.lookup.sum_gradients(
+                module.layout, ctx.mapped, grads[0], grads[1:], groups
+            ).grads
         return None, None, None, *sums
+
+
+def _alone(table: Table, number: int, buckets: Buckets) -> Group:
+    """Return the group of a table alone."""
+    return Group(table.dim, (number,), repr(table.name), buckets)
 
 
 def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[str, float]) -> None:
@@ -180,49 +194,35 @@ def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[st
     """
     parts: dict[int, Sums] = {}
     for target, grad in gradients:
-        rows = _checked(target, grad)
-        part = parts.get(id(target.step))
+        checked = _checked(target, grad)
+        part = parts.get(id(target.mapped))
         if part is None:
-            tables = target.tables
-            part = Sums(
-                tables,
-                target.step,
-                [],
-                [None] * len(tables),
-                [rates.get(table.name, 0.0) for table in tables],
-            )
-            parts[id(target.step)] = part
-        if part.addresses[target.number] is not None:
+            parts[id(target.mapped)] = checked
+            continue
+        if checked.groups[0] in part.groups:
             raise ConfigError(
                 f"table {target.table.name!r}: a target takes one gradient, got it twice. Sum them."
             )
-        part.arrays.append(rows)
-        part.addresses[target.number] = rows.data_ptr()
-    sums = list(parts.values())
-    if len(sums) > 1:
-        sums = [Sums.merge(sums)]
-    for part in sums:
-        for table, rate, address in zip(part.tables, part.rates, part.addresses, strict=True):
-            if address is not None:
-                table.watch_rate(rate)
-        part.apply()
+        parts[id(target.mapped)] = Sums(
+            target.mapped, [*part.groups, *checked.groups], [*part.grads, *checked.grads]
+        )
+    for target, _ in gradients:
+        target.table.watch_rate(rates.get(target.table.name, 0.0))
+    if parts:
+        sums = list(parts.values())
+        tables = [[part.mapped.tables[group.tables[0]] for group in part.groups] for part in sums]
+        part_rates = [[rates.get(table.name, 0.0) for table in part] for part in tables]
+        gradients[0][0].lookup.update(sums, part_rates)
 
 
-def _checked(target: Target, grad: Tensor) -> Tensor:
-    """Return a gradient as the native update reads it."""
-    name = target.table.name
+def _checked(target: Target, grad: Tensor) -> Sums:
+    """Return a gradient as an update takes it."""
     if grad.shape != target.rows.shape:
         raise RowShapeError(
-            f"table {name!r}: a gradient must have the shape of its rows, "
+            f"table {target.table.name!r}: a gradient must have the shape of its rows, "
             f"{list(target.rows.shape)}, got {list(grad.shape)}. Give the gradient of the rows."
         )
-    rows = dense_rows(grad).contiguous()
-    bad = target.step.find_nonfinite(target.number, rows.data_ptr())
-    if bad is not None:
-        raise NonFiniteGradient(
-            f"table {name!r}: the gradient of id {bad} is not finite; nothing was updated. "
-            "Look at the loss.",
-            name,
-            bad,
-        )
-    return rows
+    group = _alone(target.table, target.number, Buckets(()))
+    sums = Sums(target.mapped, [group], [dense_rows(grad).contiguous()])
+    sums.check_finite()
+    return sums

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import Lookup, performed_by, table_modules
-from hotbed.embedding.modules.lookup import LookedUpModule
-from hotbed.embedding.modules.plan import Pooled
+from hotbed.embedding.lookups import Pooled
+from hotbed.embedding.modules import Flow, FlowModule, table_modules, with_flow
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
@@ -202,10 +201,10 @@ class _DenseHalf(nn.Module):
 
     # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
-    def _run(self, lookup: Lookup, ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
+    def _run(self, flow: Flow, ids: Mapping[str, Ids], inputs: Mapping[str, Tensor]) -> Any:
         dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
         batch = Batch(ids, dense, num_samples=_num_samples(inputs))
-        with performed_by(lookup, self._modules_with_tables):
+        with with_flow(flow, self._modules_with_tables):
             return self._activate(self.network(batch))
 
 
@@ -232,7 +231,7 @@ def _parts_of(name: str) -> tuple[str, str | None]:
     return kind, rest[1] if len(rest) == 2 else None
 
 
-class _Recording(Lookup):
+class _Recording(Flow):
     """Records which features are looked up, and makes up the rows, as `inputs` of the graph."""
 
     def __init__(
@@ -247,18 +246,19 @@ class _Recording(Lookup):
         self.inputs = inputs
         self.generator = generator
 
-    def pool(self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         names = [self._name_of(module, ids) for ids in inputs]
         lookup = f"lookup/{len(self.lookups)}"
         self.lookups[lookup] = [
             (name, feature.table, feature.pooling)
-            for name, feature in zip(names, module.features, strict=True)
+            for name, feature in zip(names, module.layout.features, strict=True)
         ]
-        flat = torch.rand(_ROWS, module.output_dim, generator=self.generator)
-        if module.output_dim:
+        layout = module.layout
+        flat = torch.rand(_ROWS, layout.output_dim, generator=self.generator)
+        if layout.output_dim:
             self.inputs[lookup] = flat
         sequences = []
-        for name, dim, pooled in zip(names, module.dims, module.pooled, strict=True):
+        for name, dim, pooled in zip(names, layout.dims, layout.pooled, strict=True):
             if pooled:
                 continue
             ids = self.ids[name]
@@ -269,7 +269,7 @@ class _Recording(Lookup):
                 self.inputs[f"offsets/{name}"] = ids.offsets
         return flat, sequences
 
-    def _name_of(self, module: LookedUpModule, ids: Ids) -> str:
+    def _name_of(self, module: FlowModule, ids: Ids) -> str:
         for name, graph in self.ids.items():
             if graph is ids:
                 return name
@@ -279,7 +279,7 @@ class _Recording(Lookup):
         )
 
 
-class _Replaying(Lookup):
+class _Replaying(Flow):
     """Returns the inputs of the graph, for the recorded lookups in order."""
 
     def __init__(
@@ -289,7 +289,7 @@ class _Replaying(Lookup):
         self.inputs = inputs
         self._rest = iter(lookups)
 
-    def pool(self, module: LookedUpModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
+    def pool(self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         lookup = next(self._rest)
         flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
         sequences = [

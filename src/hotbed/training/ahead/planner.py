@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Plan, Plans
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
-from hotbed.embedding.modules.plan import Plan, Plans
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.training.stages.example import Example

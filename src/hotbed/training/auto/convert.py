@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from hotbed import config
 from hotbed.embedding.init import Normal
+from hotbed.embedding.lookups import Buckets
 from hotbed.embedding.modules import TableRows
-from hotbed.embedding.modules.inputs import Buckets
 from hotbed.embedding.rule import Rule, Sgd
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, HotbedError

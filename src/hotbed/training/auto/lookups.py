@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.modules import Feature, TableModule
+from hotbed.embedding.lookups import Feature, FeatureLayout, Plan
+from hotbed.embedding.modules import TableModule
 from hotbed.embedding.modules.compiled import alive
-from hotbed.embedding.modules.plan import Plan
 from hotbed.embedding.modules.state import EXTRA
 from hotbed.embedding.modules.transforms import check_transforms
 from hotbed.embedding.table import MapQueue, Table
@@ -111,6 +111,32 @@ class Foreseen:
     plan: Plan | None = None
 
 
+class DatedLayout(FeatureLayout):
+    """The one feature of an embedding that moved, whose rows get a time when the first batch comes.
+
+    Rows that the weight had before have none. `path`: where the embedding lies in the model.
+    """
+
+    def __init__(self, path: str, table: Table, feature: Feature, buckets: Sequence[int]) -> None:
+        super().__init__([table], [feature], buckets)
+        self.path = path
+        self._is_dated = False  # whether every row has a time
+
+    def times(self, time: Any, num_samples: int) -> np.ndarray | None:
+        table = self.tables[0]
+        if time is None and table.needs_times:
+            raise ConfigError(
+                f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
+                "times='name of an argument' and call the model, not model.forward, or count "
+                "steps: hb.Ttl(steps=…)."
+            )
+        times = super().times(time, num_samples)
+        if times is not None and len(times) and not self._is_dated:
+            date_rows(table, int(times.min()))
+            self._is_dated = True
+        return times
+
+
 class MovedLookup(TableModule):
     """Base of what nn.Embedding and nn.EmbeddingBag become.
 
@@ -136,7 +162,8 @@ class MovedLookup(TableModule):
         pooling: str,
         buckets: Sequence[int] = (),
     ) -> None:
-        super().__init__([table], [Feature(table.name, table.name, pooling)], buckets)
+        feature = Feature(table.name, table.name, pooling)
+        super().__init__(DatedLayout(path, table, feature, buckets))
         self.path = path
         self.num_embeddings = source.num_embeddings
         self.embedding_dim = source.embedding_dim
@@ -149,7 +176,6 @@ class MovedLookup(TableModule):
         self.foreseen: deque[Foreseen] = deque()
         self.times: Any = None
         self.performed = 0
-        self._dated = False  # whether every row has a time
         self.to(source.weight.device)
         self.train(source.training)
 
@@ -226,7 +252,7 @@ class MovedLookup(TableModule):
 
     def _times_of(self, ids: Ids, times: Any) -> Tensor | None:
         """Return one time for each sample of `ids`, from those of the samples of the batch."""
-        if times is None or not self._timed:
+        if times is None or not self.layout.timed:
             return None
         moments = torch.as_tensor(times).reshape(-1)
         if len(moments) in (1, len(ids)):
@@ -237,20 +263,6 @@ class MovedLookup(TableModule):
                 f"{len(moments)} times, got {len(ids)}. Give a time for each of the first axis."
             )
         return moments.repeat_interleave(len(ids) // len(moments))
-
-    def _times(self, time: Any, num_samples: int) -> np.ndarray | None:
-        table = self.tables[0]
-        if time is None and table.needs_times:
-            raise ConfigError(
-                f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
-                "times='name of an argument' and call the model, not model.forward, or count "
-                "steps: hb.Ttl(steps=…)."
-            )
-        times = super()._times(time, num_samples)
-        if times is not None and len(times) and not self._dated:
-            date_rows(table, int(times.min()))
-            self._dated = True
-        return times
 
     def _load_from_state_dict(
         self,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Plan, statistics_after
 from hotbed.embedding.modules import table_modules
-from hotbed.embedding.modules.plan import Plan, statistics_after
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.ahead.planner import obstacle_of

@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from hotbed.data.batch import Ids
-from hotbed.embedding.table import MapTask, Step, Table
-from hotbed.errors import ConfigError
+from hotbed.embedding.table import Table
 
-from .inputs import Feature, HostIds
+from .layout import Feature
+from .mapped import MappedIds
 
-Pooled = tuple[Tensor, list[Tensor]]
-"""The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
 
-MAX_WAITING = 256
-"""Forward passes of a module whose backward may still come.
+class LaterMap(Protocol):
+    """The map of a batch that a queue performs later."""
 
-A pass without backward (a metric, an exception) is dropped when this many newer ones wait.
-"""
+    def wait(self) -> None: ...
+    def take_back(self) -> None: ...
+    def statistics(self) -> list[dict[str, int]]:
+        """Return the native statistics of each table, as they are after this map."""
 
 
 class PlannedModule(Protocol):
@@ -37,19 +34,17 @@ class PlannedModule(Protocol):
 class Plan:
     """The mapped ids of one batch for one module: distinct ids, their slots, and the inverse.
 
-    `TableModule.map` makes it.
+    `Lookup.map` makes it.
 
     Attributes:
         inputs: the ids of each feature, as the caller gave them.
-        host: the same ids, as the native code reads them.
-        step: the native plan.
+        mapped: their distinct ids, mapped to rows.
         task: of the queue that maps the ids; None = they are mapped.
     """
 
     inputs: tuple[Ids, ...]
-    host: HostIds
-    step: Step
-    task: MapTask | None = None
+    mapped: MappedIds
+    task: LaterMap | None = None
 
     def wait(self) -> None:
         """Wait until the ids are mapped.
@@ -70,7 +65,7 @@ class Plan:
 
     def fits(self, inputs: Sequence[Ids]) -> bool:
         """Return True if `inputs` are the ids that were mapped."""
-        return all(ids is own for ids, own in zip(inputs, self.inputs, strict=True))
+        return all(ids is mapped for ids, mapped in zip(inputs, self.inputs, strict=True))
 
 
 class Plans:
@@ -89,7 +84,7 @@ class Plans:
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()
         self._strayed: set[PlannedModule] = set()
-        self._tasks: list[tuple[Sequence[Table], MapTask]] = []
+        self._tasks: list[tuple[Sequence[Table], LaterMap]] = []
 
     def add(self, module: PlannedModule, plan: Plan) -> None:
         self._plans[module] = plan
@@ -137,48 +132,12 @@ class Plans:
         )
 
 
-def statistics_after(tasks: Iterable[tuple[Sequence[Table], MapTask]]) -> dict[str, dict[str, int]]:
+def statistics_after(
+    tasks: Iterable[tuple[Sequence[Table], LaterMap]],
+) -> dict[str, dict[str, int]]:
     """Return the statistics of tables by name, as they are after the last of their maps."""
     statistics = {}
     for tables, task in tasks:
-        for table, own in zip(tables, task.statistics(), strict=True):
-            statistics[table.name] = table.completed(own)
+        for table, counters in zip(tables, task.statistics(), strict=True):
+            statistics[table.name] = table.completed(counters)
     return statistics
-
-
-class Tickets:
-    """The plans of a module's compiled forward passes by ticket, until a backward takes them."""
-
-    def __init__(self) -> None:
-        self._steps: OrderedDict[int, Step] = OrderedDict()
-        self._next = 0
-        self._lost = -1  # the newest ticket that was dropped
-
-    def put(self, step: Step) -> int:
-        ticket = self._next
-        self._next += 1
-        self._steps[ticket] = step
-        if len(self._steps) > MAX_WAITING:
-            self._lost, _ = self._steps.popitem(last=False)
-        return ticket
-
-    def take(self, ticket: int) -> Step | None:
-        """Return the plan of a ticket, or None; a ticket is taken once."""
-        return self._steps.pop(ticket, None)
-
-    def missing(self, ticket: int) -> ConfigError:
-        """Return the error of a ticket without a plan."""
-        if ticket < 0:
-            return ConfigError(
-                "embedding: a compiled lookup in eval mode takes no gradient. Call model.train(), "
-                "freeze the tables with requires_grad_(False), or do not compile the lookup."
-            )
-        if ticket <= self._lost:
-            return ConfigError(
-                f"embedding: backward must come before {MAX_WAITING} more forward passes, got an "
-                "old graph. Call backward before that."
-            )
-        return ConfigError(
-            "embedding: a compiled lookup takes one backward, got a second one (retain_graph=True)."
-            " Add the losses before one backward, or do not compile the lookup."
-        )

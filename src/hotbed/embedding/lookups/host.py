@@ -1,67 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ids of a batch, checked and moved to the host, as the native lookup takes them."""
+"""Ids and gradients, checked and moved to the host, as native code reads them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed import checks
 from hotbed.data.batch import Ids, as_ids
 from hotbed.errors import RowShapeError
 
+from .layout import Feature
+
 _INT64 = np.dtype(np.int64)
 _INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature: its `name` in the batch, the `table` of its ids, and its `pooling`."""
-
-    name: str
-    table: str
-    pooling: str = "sum"
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """The numbers of rows that a module's results may have; () = any number.
-
-    Rows of zeros fill up the rest, so that what follows sees few shapes.
-    """
-
-    sizes: tuple[int, ...]
-
-    @staticmethod
-    def of(where: str, sizes: Sequence[int]) -> Buckets:
-        """Return the buckets of these sizes, the smallest first.
-
-        Raises ConfigError unless they are integers >= 1. `where`: for the message.
-        """
-        for size in sizes:
-            checks.whole_number(f"{where}: buckets", size, 1)
-        return Buckets(tuple(sorted(sizes)))
-
-    def size_for(self, num_rows: int, rows: str) -> int:
-        """Return the smallest size with room for `num_rows`.
-
-        Raises RowShapeError if the largest is too small. `rows`: what they are, for the message.
-        """
-        if not self.sizes:
-            return num_rows
-        for size in self.sizes:
-            if size >= num_rows:
-                return size
-        raise RowShapeError(
-            f"{rows}: a batch has more than the largest of its buckets {list(self.sizes)}, got "
-            f"{num_rows}. Give a bucket of at least {num_rows}, or smaller batches."
-        )
 
 
 class HostIds:
@@ -182,6 +138,17 @@ def float32(array: Any, feature: str) -> Tensor:
             f"got {tensor.dtype} {list(tensor.shape)}. Convert them."
         )
     return tensor.detach().cpu().contiguous()
+
+
+def dense_rows(grad: Tensor) -> Tensor:
+    """Return a gradient as float32 rows on the host; rows may lie apart, lanes may not."""
+    if grad.dtype != torch.float32 or not grad.is_cpu or grad.requires_grad:
+        grad = grad.detach().to("cpu", torch.float32)
+    if grad.dim() == 2:
+        between_rows, between_lanes = grad.stride()
+        if between_lanes == 1 and between_rows >= grad.shape[1]:
+            return grad
+    return grad.contiguous()
 
 
 def _wrong_samples(feature: Feature, num_samples: int, expected: int) -> RowShapeError:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lookup of a batch: from ids to rows and results, from gradients to updates.
+
+Nothing here knows of autograd.
+
+host.py    ids and gradients, checked and moved to the host
+layout.py  FeatureLayout: which features are looked up in which tables, how results lie
+local.py   LocalLookup: the four verbs over tables of this process
+lookup.py  Lookup: who performs the four verbs of a batch
+mapped.py  MappedIds: the distinct ids of a batch, and their gradients summed by id
+plan.py    Plans: ids that were mapped before the network looks them up
+"""
+
+from .layout import Buckets, Feature, FeatureLayout, Group
+from .local import LocalLookup
+from .lookup import Lookup, Pooled
+from .mapped import MappedIds, Sums
+from .plan import Plan, Plans, statistics_after
+
+__all__ = [
+    "Buckets",
+    "Feature",
+    "Group",
+    "FeatureLayout",
+    "LocalLookup",
+    "Lookup",
+    "MappedIds",
+    "Plan",
+    "Plans",
+    "Pooled",
+    "Sums",
+    "statistics_after",
+]

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LocalLookup: the four verbs of a batch over tables of this process, each a native call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import MapQueue, Step, Table
+from hotbed.errors import ConfigError
+
+from .host import HostIds, dense_rows
+from .layout import FeatureLayout, Group
+from .lookup import Lookup, Pooled
+from .mapped import MappedIds, Sums
+from .plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class LocalIds:
+    """The mapped ids of a native step.
+
+    Attributes:
+        tables: those of the step.
+        step: the native plan.
+        host: the ids of each feature, which the step has still to pool; None = there are none.
+    """
+
+    tables: Sequence[Table]
+    step: Step
+    host: HostIds | None = None
+
+    def num_uniques(self) -> list[int]:
+        return self.step.num_uniques()
+
+    def unique_ids(self, number: int) -> NDArray[np.int64]:
+        return self.step.unique_ids(number)
+
+    def read(self, number: int, rows: Tensor, slots: Tensor) -> None:
+        self.step.unique_rows(number, rows.data_ptr(), slots.data_ptr())
+
+    def leave_out(self, number: int, places: NDArray[np.int64]) -> None:
+        self.step.leave_out(number, places)
+
+    def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
+        for number, address in enumerate(_addresses(sums.groups, sums.grads, self.num_uniques())):
+            id = None
+            if address is not None:
+                id = self.step.find_nonfinite(number, address)
+            if id is not None:
+                return number, id
+        return None
+
+    def without_ids(self) -> LocalIds:
+        step = Step([table.native for table in self.tables], [])
+        step.map([], 0, training=False)
+        return LocalIds(self.tables, step)
+
+
+class LocalLookup(Lookup):
+    """Performs all verbs in the tables of this process."""
+
+    def map(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        *,
+        training: bool,
+        queue: MapQueue | None = None,
+    ) -> Plan:
+        host, times, step = _begun(layout, inputs, time, training=training)
+        task = None
+        try:
+            if queue is None:
+                step.map(host.addresses, _address(times), training=training)
+            else:
+                task = step.map_later(
+                    queue, host.addresses, _address(times), (host, times), training=training
+                )
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
+        _watch_admission(layout)
+        return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
+
+    def pool(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, LocalIds]:
+        if plan is not None:
+            mapped = _local(plan.mapped)
+            assert mapped.host is not None, "plans have features"
+            results = _Results(layout, mapped.host)
+            mapped.step.pool(results.addresses)
+            return (results.flat, results.sequences), LocalIds(layout.tables, mapped.step)
+        host, times, step = _begun(layout, inputs, time, training=training)
+        results = _Results(layout, host)
+        try:
+            step.lookup(
+                host.addresses, _address(times), results.addresses, training=training, keeps=keeps
+            )
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
+        _watch_admission(layout)
+        return (results.flat, results.sequences), LocalIds(layout.tables, step)
+
+    def sum_gradients(
+        self,
+        layout: FeatureLayout,
+        mapped: MappedIds,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+        groups: Sequence[Group],
+        earlier: Sums | None = None,
+    ) -> Sums:
+        local = _local(mapped)
+        uniques = local.num_uniques()
+        grads = [group.empty(uniques) for group in groups]
+        if flat is not None:
+            flat = dense_rows(flat)
+        # the tensors of these gradients must live until the native call has read them
+        of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
+        rows = _gradient_rows(layout, flat, of_sequences)
+        finite = local.step.sum_gradients(rows, _addresses(groups, grads, uniques))
+        sums = Sums(local, groups, grads, finite)
+        if earlier is None or not any(earlier.mapped.num_uniques()):
+            return sums
+        return _added(earlier, sums)
+
+    def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
+        if len(parts) > 1 and _share_tables(parts):
+            mapped, arrays = _merged(parts)
+            addresses = [array.__array_interface__["data"][0] for array in arrays]
+            rate_of: dict[Table, float] = {}
+            for part, group_rates in zip(parts, rates, strict=True):
+                for group, rate in zip(part.groups, group_rates, strict=True):
+                    rate_of.update((part.mapped.tables[number], rate) for number in group.tables)
+            mapped.step.apply(addresses, [rate_of[table] for table in mapped.tables])
+            return
+        for part, group_rates in zip(parts, rates, strict=True):
+            mapped = _local(part.mapped)
+            addresses = _addresses(part.groups, part.grads, mapped.num_uniques())
+            mapped.step.apply(addresses, _table_rates(part, group_rates))
+
+
+class _Results:
+    """What a lookup writes: `flat` [n, output_dim], and the rows [m, dim] of each sequence.
+
+    `addresses`: of each feature, the address of its first value and the floats between two rows.
+    """
+
+    def __init__(self, layout: FeatureLayout, host: HostIds) -> None:
+        width = layout.output_dim
+        self.flat = torch.empty(host.num_samples, width, dtype=torch.float32, device="cpu")
+        self.sequences: list[Tensor] = []
+        self.addresses: list[tuple[int, int]] = []
+        address = self.flat.data_ptr()
+        for feature, dim, values, offsets in zip(
+            layout.features, layout.dims, host.values, host.offsets, strict=True
+        ):
+            if feature.pooling != "none":
+                self.addresses.append((address, width))
+                address += 4 * dim
+            else:
+                num_ids = values.numel()
+                size = num_ids
+                if offsets is not None:
+                    rows_of = f"table {feature.table!r}: ids of feature {feature.name!r}"
+                    size = layout.buckets.size_for(num_ids, rows_of)
+                rows = torch.empty(size, dim, dtype=torch.float32, device="cpu")
+                rows[num_ids:] = 0.0
+                self.sequences.append(rows)
+                self.addresses.append((rows.data_ptr(), dim))
+
+
+def _begun(
+    layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool
+) -> tuple[HostIds, np.ndarray | None, Step]:
+    """Return the ids and times as native code reads them, and a step that has mapped none."""
+    host = HostIds(layout.features, inputs)
+    times = layout.times(time, host.num_samples) if training else None
+    return host, times, Step([table.native for table in layout.tables], layout.columns)
+
+
+def _address(times: np.ndarray | None) -> int:
+    return 0 if times is None else times.ctypes.data
+
+
+def _watch_admission(layout: FeatureLayout) -> None:
+    for table in layout.admitting:
+        table.watch_admission()
+
+
+def _local(mapped: MappedIds) -> LocalIds:
+    if not isinstance(mapped, LocalIds):
+        raise ConfigError(
+            f"LocalLookup: expected ids that it mapped itself, got {type(mapped).__name__}. Set "
+            "module.lookup before ids are looked up, and not between a lookup and its update."
+        )
+    return mapped
+
+
+def _gradient_rows(
+    layout: FeatureLayout, flat: Tensor | None, sequences: Sequence[Tensor | None]
+) -> list[tuple[int, int]]:
+    """Return the address and the stride of each feature's gradient; (0, 0) if it has none."""
+    address = 0
+    stride = 0
+    if flat is not None:
+        address = flat.data_ptr()
+        stride = flat.stride(0)
+    frozen = [table.frozen for table in layout.tables]
+    rest = iter(sequences)
+    rows = []
+    for number, dim, pooled in zip(layout.numbers, layout.dims, layout.pooled, strict=True):
+        row = (0, 0)
+        if not pooled:
+            grad = next(rest)
+            if grad is not None:
+                row = (grad.data_ptr(), grad.stride(0))
+        elif flat is not None:
+            row = (address, stride)
+            address += 4 * dim
+        rows.append((0, 0) if frozen[number] else row)
+    return rows
+
+
+def _addresses(
+    groups: Sequence[Group], grads: Sequence[Tensor], uniques: Sequence[int]
+) -> list[Any]:
+    """Return the address of each table's first sum; None for a table in no group.
+
+    Args:
+        groups: those of the sums.
+        grads: the tensor of each group.
+        uniques: the number of distinct ids of each table.
+    """
+    addresses: list[int | None] = [None] * len(uniques)
+    for group, grad in zip(groups, grads, strict=True):
+        address = grad.data_ptr()
+        for number in group.tables:
+            addresses[number] = address
+            address += 4 * group.dim * uniques[number]
+    return addresses
+
+
+def _share_tables(parts: Sequence[Sums]) -> bool:
+    tables = [table for part in parts for table in _updated_tables(part)]
+    return len(set(tables)) < len(tables)
+
+
+def _updated_tables(part: Sums) -> list[Table]:
+    """Return the tables that have sums, in the order of their numbers."""
+    numbers = sorted(number for group in part.groups for number in group.tables)
+    return [part.mapped.tables[number] for number in numbers]
+
+
+def _merged(parts: Sequence[Sums]) -> tuple[LocalIds, list[Any]]:
+    """Return the ids of all parts, each table once, and the sums of each table as an array."""
+    every_ids = [_local(part.mapped) for part in parts]
+    dense = [[dense_rows(grad) for grad in part.grads] for part in parts]  # as a caller left them
+    addresses = [
+        _addresses(part.groups, grads, ids.num_uniques())
+        for part, grads, ids in zip(parts, dense, every_ids, strict=True)
+    ]
+    step, arrays = Step.merge([ids.step for ids in every_ids], addresses)
+    # in the order of merge: as the tables come first
+    tables = dict.fromkeys(table for part in parts for table in _updated_tables(part))
+    return LocalIds(list(tables), step), arrays
+
+
+def _added(earlier: Sums, sums: Sums) -> Sums:
+    """Return the sums of a micro-batch and of those before it, in the same groups."""
+    mapped, arrays = _merged([earlier, sums])
+    grads = []
+    for group in sums.groups:
+        parts = [torch.from_numpy(arrays[number]).view(-1, group.dim) for number in group.tables]
+        num_uniques = sum(len(part) for part in parts)
+        num_zeros = group.num_rows(num_uniques) - num_uniques
+        if num_zeros:
+            parts.append(torch.zeros(num_zeros, group.dim, dtype=torch.float32, device="cpu"))
+        if len(parts) > 1:
+            parts = [torch.cat(parts)]
+        grads.append(parts[0])
+    # sums of finite sums may overflow: they must be checked again
+    return Sums(mapped, sums.groups, grads, finite=False)
+
+
+def _table_rates(part: Sums, group_rates: Sequence[float]) -> list[float]:
+    """Return the rate of each table; 0 for a table in no group."""
+    rates = [0.0] * len(part.mapped.tables)
+    for group, rate in zip(part.groups, group_rates, strict=True):
+        for number in group.tables:
+            rates[number] = rate
+    return rates

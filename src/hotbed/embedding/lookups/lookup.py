@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookup: who performs the four verbs of a batch, which are map, pool, sum gradients and update.
+
+`module.lookup` is one of these values. `LocalLookup` is the default; rows on other processes or
+devices have lookups of their own. How results enter the graph of torch is a matter of
+`modules.flow`: no verb here knows of autograd.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.table import MapQueue
+
+from .layout import FeatureLayout, Group
+from .mapped import MappedIds, Sums
+from .plan import Plan
+
+Pooled = tuple[Tensor, list[Tensor]]
+"""The pooled features side by side [n, output_dim], and the rows [m, dim] of each sequence."""
+
+
+class Lookup(ABC):
+    """Performs the lookups of layouts, and the updates of the rows that were looked up."""
+
+    @abstractmethod
+    def map(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        *,
+        training: bool,
+        queue: MapQueue | None = None,
+    ) -> Plan:
+        """Map the ids of each feature to rows, ahead of `pool`.
+
+        Args:
+            layout: the features and tables.
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            training: whether tables may change: new ids are inserted, ids counted and timed.
+            queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
+
+        Raises:
+            RowShapeError: the ids of a feature have a wrong shape.
+        """
+
+    @abstractmethod
+    def pool(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, MappedIds]:
+        """Return the results of the features, from rows as they are now, and the mapped ids.
+
+        Args:
+            layout: the features and tables.
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            plan: `map(layout, inputs, time)`, if the ids were mapped ahead; then `time` and
+                `training` have had their effect.
+            training: as in `map`, for ids that are mapped now.
+            keeps: whether gradients will be summed for the mapped ids; else they end with the call.
+
+        Raises:
+            RowShapeError: the ids of a feature have a wrong shape.
+        """
+
+    @abstractmethod
+    def sum_gradients(
+        self,
+        layout: FeatureLayout,
+        mapped: MappedIds,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+        groups: Sequence[Group],
+        earlier: Sums | None = None,
+    ) -> Sums:
+        """Return the gradients of results, summed by distinct id.
+
+        Rows of a frozen table get sums of zero, so that gradient clipping ignores them.
+
+        Args:
+            layout: the features and tables.
+            mapped: from `pool`.
+            flat: the gradient of the pooled features side by side, or None.
+            sequences: the gradient of each sequence, or None.
+            groups: how the sums lie; each table in one of them.
+            earlier: sums in the same groups that wait already; they are added.
+        """
+
+    @abstractmethod
+    def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
+        """Apply one step of each table's rule to its rows that have a sum, once a row.
+
+        Args:
+            parts: of one or more layouts; sums of one id are added. A table that is in no group of
+                any part is left alone: its step does not rise.
+            rates: of each part, the learning rate of each group.
+        """

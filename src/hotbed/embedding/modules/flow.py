@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flow: how the results of a lookup enter the graph of torch, and where their gradients go.
+
+`module.flow` is one of these values. `TableFlow` is the default: gradients wait for an update of
+the tables. `RowTargets` lets them flow to tensors, and an exporter makes results the inputs of its
+graph. Who performs the lookup is another matter, see `lookups`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Pooled
+
+from .gradients import RowGradients
+
+
+class FlowModule(Protocol):
+    """What a flow knows of a table module."""
+
+    training: bool
+    layout: FeatureLayout
+    lookup: Lookup
+    flow: Flow
+    gradients: RowGradients
+    anchor: Tensor
+    number: int
+
+    @property
+    def learns(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+class Flow(ABC):
+    """Connects the lookups of table modules with the graph of torch."""
+
+    @abstractmethod
+    def pool(
+        self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Plan | None
+    ) -> Pooled:
+        """Return the results of `module` for the ids of each of its features.
+
+        Args:
+            module: the module that is called.
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            plan: `module.map(inputs, time)`, if the ids were mapped ahead.
+        """
+
+
+@contextmanager
+def with_flow(flow: Flow, modules: Iterable[FlowModule]) -> Iterator[None]:
+    """Connect the lookups of `modules` by `flow`; give each its flow back at the end."""
+    before = [(module, module.flow) for module in modules]
+    for module, _ in before:
+        module.flow = flow
+    try:
+        yield
+    finally:
+        for module, earlier in before:
+            module.flow = earlier
+
+
+def look_up(
+    module: FlowModule,
+    inputs: Sequence[Ids],
+    time: Any,
+    plan: Plan | None = None,
+    *,
+    training: bool,
+    keeps: bool,
+) -> tuple[Pooled, MappedIds]:
+    """Return what the lookup of `module` returns, on the device of the module."""
+    results, mapped = module.lookup.pool(
+        module.layout, inputs, time, plan, training=training, keeps=keeps
+    )
+    if module.device.type != "cpu":
+        flat, sequences = results
+        results = flat.to(module.device), [rows.to(module.device) for rows in sequences]
+    return results, mapped
