@@ -172,7 +172,8 @@ IN_BINS = {"AUC in bins", "AUC in bins, at first exact"}
 
 def test_every_metric_is_held_to_its_promises() -> None:
     held = {type(kind()) for kind in KINDS.values()}
-    assert set(config.kinds(Metric).values()) <= held
+    ours = {kind for kind in config.kinds(Metric).values() if kind.__module__.startswith("hotbed.")}
+    assert ours <= held
 
 
 @pytest.mark.parametrize("texts", [False, True])
