@@ -12,8 +12,9 @@ namespace hotbed {
 inline constexpr int kPartitions = 256;
 inline constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
-// The 64-bit finalizer of MurmurHash3 (Appleby, public domain): a bijection, so no two ids collide in full.
-inline uint64_t mix64(uint64_t x) noexcept {
+// The 64-bit finalizer of MurmurHash3 (Appleby, public domain): a bijection, so no two ids collide in full. Inlined
+// always, since kernels.cpp calls it.
+[[gnu::always_inline]] inline uint64_t mix64(uint64_t x) noexcept {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdull;
   x ^= x >> 33;

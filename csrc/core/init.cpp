@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "hash.h"
+#include "kernels.h"
 
 namespace hotbed {
 namespace {
 
 constexpr double kLn2 = 0.6931471805599453, kTwoPi = 6.283185307179586;
-constexpr float kUnit = 0x1p-24f;
 
 struct Direction {
   double cosine, sine;
@@ -66,22 +66,17 @@ void initial_row(const Init& init, uint64_t key, int64_t id, float* out, int dim
     return;
   }
   const uint64_t k = mix64(key ^ mix64(static_cast<uint64_t>(id) + kGolden));
-  const float scale = static_cast<float>(init.scale);
-  for (int i = 0, pair = 1; i < dim; i += 2, pair++) {
+  if (init.kind == InitKind::kUniform) {
+    kernels().uniform(k, static_cast<float>(init.scale), out, dim);
+    return;
+  }
+  for (int i = 0, pair = 1; i < dim; i += 2, pair++) {  // Box-Muller
     const uint64_t u = mix64(k + static_cast<uint64_t>(pair) * kGolden);
     const uint32_t high = static_cast<uint32_t>(u >> 32) >> 8, low = static_cast<uint32_t>(u) >> 8;
-    float first, second;
-    if (init.kind == InitKind::kUniform) {
-      const float a = static_cast<float>(high) * kUnit, b = static_cast<float>(low) * kUnit;
-      first = (a + a - 1.0f) * scale, second = (b + b - 1.0f) * scale;
-    } else {  // Box-Muller
-      const double radius = std::sqrt(-2.0 * exact_log((high + 1.0) * 0x1p-24));
-      const Direction to = direction(low * 0x1p-24);
-      first = static_cast<float>(radius * to.cosine * init.scale);
-      second = static_cast<float>(radius * to.sine * init.scale);
-    }
-    out[i] = first;
-    if (i + 1 < dim) out[i + 1] = second;
+    const double radius = std::sqrt(-2.0 * exact_log((high + 1.0) * 0x1p-24));
+    const Direction to = direction(low * 0x1p-24);
+    out[i] = static_cast<float>(radius * to.cosine * init.scale);
+    if (i + 1 < dim) out[i + 1] = static_cast<float>(radius * to.sine * init.scale);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "hash.h"
 #include "rules.h"
 
 #ifndef HOTBED_ISA
@@ -125,6 +126,28 @@ bool finite(const float* values, int64_t n) {
   return bad == 0;
 }
 
+// Two numbers of 24 bits from each draw of 64 bits: its upper half, then its lower half.
+void uniform(uint64_t key, float scale, float* out, int dim) {
+  constexpr int kPairs = 8;
+  for (int begin = 0; begin < dim; begin += 2 * kPairs) {
+    uint64_t draws[kPairs];
+    for (uint64_t pair = 0; pair < kPairs; pair++) {
+      const uint64_t draw = mix64(key + (static_cast<uint64_t>(begin) / 2 + pair + 1) * kGolden);
+      draws[pair] = draw >> 32 | draw << 32;
+    }
+    uint32_t words[2 * kPairs];
+    memcpy(words, draws, sizeof(draws));
+    float numbers[2 * kPairs];
+    for (int i = 0; i < 2 * kPairs; i++) {
+      const float unit = static_cast<float>(static_cast<int32_t>(words[i] >> 8)) * 0x1p-24f;
+      numbers[i] = (unit + unit - 1.0f) * scale;
+    }
+    const int rest = dim - begin;
+    if (rest >= 2 * kPairs) memcpy(out + begin, numbers, sizeof(numbers));
+    else memcpy(out + begin, numbers, sizeof(float) * static_cast<size_t>(rest));
+  }
+}
+
 inline float sign(float x) { return static_cast<float>(x > 0.0f) - static_cast<float>(x < 0.0f); }
 
 template <class R, int kDim>
@@ -203,6 +226,6 @@ void update(const RuleStep& r, float* const* w, float* const* s, const float* gr
 }  // namespace
 
 extern const Kernels kKernels;
-const Kernels kKernels{pool, accumulate, finite, update};
+const Kernels kKernels{pool, accumulate, finite, uniform, update};
 
 }  // namespace hotbed::HOTBED_ISA

@@ -28,6 +28,8 @@ struct Kernels {
   void (*accumulate)(const Bags&, const float* const* rows, const float* grad, int64_t step, float* acc, int dim,
                      uint32_t low, uint32_t high);
   bool (*finite)(const float* values, int64_t n);
+  // A row of numbers in [-scale, scale): a pure function of `key`.
+  void (*uniform)(uint64_t key, float scale, float* out, int dim);
   // Applies one step to each of n rows (w[i], s[i]); grads has rows of `dim` floats, null = zero gradient.
   void (*update)(const RuleStep&, float* const* w, float* const* s, const float* grads, int64_t n, int dim);
 };

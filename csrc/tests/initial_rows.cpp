@@ -3,11 +3,13 @@
 
 #include <bit>
 #include <cmath>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/hash_bytes.h"
 #include "core/init.h"
+#include "core/kernels.h"
 #include "draw.h"
 
 using namespace hotbed;
@@ -45,6 +47,25 @@ TEST_CASE("lanes do not depend on how many there are") {
       for (size_t d = 0; d < narrow.size(); d++) REQUIRE(narrow[d] == wide[d]);
     }
   }
+}
+
+TEST_CASE("uniform rows are those of the plain formula on every instruction set") {
+  const std::string chosen = isa_name();
+  for (const char* isa : {"baseline", "avx2", "avx512"}) {
+    if (!set_isa(isa)) continue;
+    for (const uint64_t key : {0ull, 1ull, ~0ull, 0x123456789abcdefull})
+      for (int dim = 1; dim <= 50; dim++) {
+        std::vector<float> numbers(static_cast<size_t>(dim));
+        kernels().uniform(key, 0.05f, numbers.data(), dim);
+        for (int i = 0; i < dim; i++) {
+          const uint64_t draw = mix64(key + static_cast<uint64_t>(i / 2 + 1) * kGolden);
+          const uint32_t half = static_cast<uint32_t>(i % 2 ? draw : draw >> 32);
+          const float unit = static_cast<float>(half >> 8) / 16777216.0f;
+          REQUIRE(numbers[static_cast<size_t>(i)] == (2.0f * unit - 1.0f) * 0.05f);
+        }
+      }
+  }
+  set_isa(chosen.c_str());
 }
 
 TEST_CASE("uniform rows lie in [-scale, scale) and are even") {
