@@ -26,9 +26,7 @@ from hotbed.errors import DecodeError
 from hotbed.prepare.places import Purpose, hash_places
 
 CHUNK_ROWS = 131_072
-"""Rows of a chunk. Chunks are what a preparation computes on and what bounds its memory."""
 """Rows of a chunk; the last one of a partition may have fewer."""
-
 
 TRAIN = 0
 VALID = 1
@@ -112,8 +110,8 @@ class Partition:
 
     `number`: its place among the partitions. `source`: the source of this file alone. `file`: the
     number of the file in the whole source. `name`: the file, for messages. `first_row`: the rows of
-    the file before it. `num_rows`: its rows; None = all that are left. `chunk_rows`: rows of each of
-    its chunks, but for the last one.
+    the file before it. `num_rows`: its rows; None = all that are left. `chunk_rows`: rows of each
+    of its chunks, but for the last one.
     """
 
     number: int
