@@ -362,14 +362,15 @@ def main() -> None:
     parser.add_argument("repository", type=Path)
     parser.add_argument("--work", type=Path, default=Path("build/hugectr_samples"))
     parser.add_argument("--only", default="", help="run only paths that match this pattern")
-    taken = parser.parse_args()
-    work: Path = taken.work.resolve()
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
+    arguments = parser.parse_args()
+    work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    repository = Repository(taken.repository)
+    repository = Repository(arguments.repository)
     samples = repository.samples()
-    results = list(outcomes(repository, samples, work, taken.only))
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page(repository, results, samples))
+    results = list(outcomes(repository, samples, work, arguments.only))
+    arguments.page.parent.mkdir(exist_ok=True)
+    arguments.page.write_text(page(repository, results, samples))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from import_graph import ROOT, SOURCE, imported_files, module_of, nodes_of, parsed, python_files
+from import_graph import (
+    ROOT,
+    SOURCE,
+    TESTS,
+    imported_files,
+    module_of,
+    nodes_of,
+    parsed,
+    python_files,
+)
 
 # The path of the data is the order of imports: a folder imports only folders above it in this list,
 # and the ground floor: `errors`, `config`, `checks`, `files` and `frozen`.
@@ -499,6 +508,59 @@ def test_classes_have_few_public_methods() -> None:
                     f"{relative(path)}:{node.name}: {len(methods)} public methods {methods}"
                 )
     assert not wrong, "\n".join(wrong)
+
+
+# Module constants that tests patch, each with the reason why it is not an argument. A new constant
+# becomes an argument of an internal function or class instead.
+PATCHED_CONSTANTS = {
+    "hotbed.connectors.hugectr.norm.BLOCK_BYTES": "behind the public source Norm",
+    "hotbed.connectors.replay.READ_ROWS": "behind the public source Replay",
+    "hotbed.connectors.text.delimited.ROW_BYTES": "behind the public sources of delimited text",
+    "hotbed.connectors.text.delimited.SAMPLE_BYTES": "behind the public sources of delimited text",
+    "hotbed.connectors.text.lines.BLOCK_BYTES": "behind the public sources of lines",
+    "hotbed.data.dataset.FIRST_ROWS": "behind the public Dataset",
+    "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
+    "hotbed.persist.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
+    "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
+    "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",
+    "hotbed.serving.stores.table_files._REMEMBERED_DELTAS": "behind the public ParameterServer",
+    "hotbed.training.decisions.checkpoint.PATIENCE": "behind the public callback Checkpoint",
+    "hotbed.training.decisions.cores.FAR_WORSE": "inside `online_train`, which makes its own Cores",
+    "hotbed.training.watching.history.MAX_POINTS": "behind the public callback History",
+}
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
+
+
+def patched_constants(path: Path) -> set[str]:
+    """Return the dotted names of the constants that a file of tests patches with `setattr`."""
+    modules: dict[str, str] = {}
+    for node in nodes_of(path):
+        if isinstance(node, ast.ImportFrom):
+            module = module_of(node, path)
+            modules |= {name.asname or name.name: f"{module}.{name.name}" for name in node.names}
+    names = set()
+    for node in nodes_of(path):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr != "setattr" or not node.args:
+            continue
+        owner, *rest = node.args
+        if isinstance(owner, ast.Constant):
+            name = str(owner.value)
+        else:
+            attribute = rest[0].value if rest and isinstance(rest[0], ast.Constant) else ""
+            name = f"{modules.get(ast.unparse(owner), ast.unparse(owner))}.{attribute}"
+        if CONSTANT.fullmatch(name.rpartition(".")[2]):
+            names.add(name)
+    return names
+
+
+def test_tests_patch_only_the_listed_constants() -> None:
+    """Also: each listed one is still patched."""
+    patched: set[str] = set()
+    for path in python_files(TESTS):
+        patched |= patched_constants(path)
+    assert patched == PATCHED_CONSTANTS.keys(), sorted(patched ^ PATCHED_CONSTANTS.keys())
 
 
 def test_every_allowance_is_still_needed() -> None:

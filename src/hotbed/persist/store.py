@@ -34,7 +34,6 @@ ASIDE = "aside"  # where states lie that a run no longer rests on
 JOURNAL = "journal"
 LETTERS = "dead_letters.jsonl"
 ADVICE = "Do not use it; restore the checkpoint from a copy."
-_IN_MEMORY_BYTES = 1 << 20
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _PARTIAL = re.compile(r"\.(checkpoint-\d+|CURRENT)\.[0-9a-f]+\.partial")
 _POINTER = re.compile(rb"(checkpoint-\d{8,}) ([0-9a-f]{64})\n")
@@ -336,9 +335,15 @@ class ObjectStore(CheckpointStore):
     """A prefix of an object store: without renames and `CURRENT`.
 
     A checkpoint is visible once its manifest exists; the one with the highest number is the newest.
+
+    Args:
+        url: of the prefix, as fsspec reads it.
+        in_memory_bytes: larger objects are read through a mapped file, so that their bytes do not
+            count as memory of the process.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, in_memory_bytes: int = 1 << 20) -> None:
+        self._in_memory_bytes = in_memory_bytes
         self.url = url.rstrip("/")
         try:
             import fsspec
@@ -365,9 +370,8 @@ class ObjectStore(CheckpointStore):
     def read(self, name: str) -> memoryview:
         path = f"{self._root}/{name}"
         try:
-            if self._fs.size(path) <= _IN_MEMORY_BYTES:
+            if self._fs.size(path) <= self._in_memory_bytes:
                 return memoryview(self._fs.cat_file(path))
-            # mapped: the bytes do not count as memory of the process
             with tempfile.NamedTemporaryFile(prefix="hotbed-read-") as file:
                 self._fs.get_file(path, file.name)
                 return map_file(Path(file.name))

@@ -28,7 +28,6 @@ from hotbed.prepare.places import Purpose, hash_places
 CHUNK_ROWS = 131_072
 """Rows of a chunk; the last one of a partition may have fewer."""
 
-
 TRAIN = 0
 VALID = 1
 PARTS = ("train", "valid")
@@ -111,7 +110,8 @@ class Partition:
 
     `number`: its place among the partitions. `source`: the source of this file alone. `file`: the
     number of the file in the whole source. `name`: the file, for messages. `first_row`: the rows of
-    the file before it. `num_rows`: its rows; None = all that are left.
+    the file before it. `num_rows`: its rows; None = all that are left. `chunk_rows`: rows of each
+    of its chunks, but for the last one.
     """
 
     number: int
@@ -120,11 +120,12 @@ class Partition:
     name: str = ""
     first_row: int = 0
     num_rows: int | None = None
+    chunk_rows: int = CHUNK_ROWS
 
     def chunks(self, plan: ReadPlan = READ_ALL) -> Iterator[Chunk]:
-        """Yield its rows in chunks of exactly `CHUNK_ROWS` rows, but for the last one."""
+        """Yield its rows in chunks of exactly `chunk_rows` rows, but for the last one."""
         row = self.first_row
-        for number, rows in enumerate(_of_equal_size(self._batches(plan))):
+        for number, rows in enumerate(_of_equal_size(self._batches(plan), self.chunk_rows)):
             yield Chunk.of(self, number, row, rows)
             row += rows.num_rows
 
@@ -143,12 +144,12 @@ class Partition:
         rest = self.num_rows
         if rest == 0:
             return
-        batch_rows = CHUNK_ROWS
+        batch_rows = self.chunk_rows
         if rest is not None:
             last_row = self.first_row + rest
             group = f"the row group of rows {self.first_row + 1:,} to {last_row:,}"
             plan = replace(plan, rest=group)
-            batch_rows = min(rest, CHUNK_ROWS)  # a larger batch would read the next row group too
+            batch_rows = min(rest, batch_rows)  # a larger batch would read the next row group too
         for batch, _ in self.source.read(position, batch_rows, plan):
             if rest is None:
                 yield batch
@@ -178,13 +179,13 @@ def _innermost(source: Source) -> Source:
     return source
 
 
-def _of_equal_size(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _of_equal_size(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
     num_rows = 0
     for batch in batches:
         rest = batch
-        while num_rows + rest.num_rows >= CHUNK_ROWS:
-            head = rest.slice(0, CHUNK_ROWS - num_rows)
+        while num_rows + rest.num_rows >= size:
+            head = rest.slice(0, size - num_rows)
             yield _one_batch([*waiting, head])
             rest = rest.slice(head.num_rows)
             waiting = []
@@ -202,7 +203,7 @@ def _one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def partitions_of(source: Source) -> Sequence[Partition]:
+def partitions_of(source: Source, chunk_rows: int = CHUNK_ROWS) -> Sequence[Partition]:
     """Return the partitions of a source, in the order of its rows.
 
     Raises:
@@ -221,6 +222,7 @@ def partitions_of(source: Source) -> Sequence[Partition]:
                     name=name,
                     first_row=first_row,
                     num_rows=num_rows,
+                    chunk_rows=chunk_rows,
                 )
             )
     return partitions

@@ -17,7 +17,7 @@ from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Label, Schema, Time, Weight
 from hotbed.memory import return_free_memory
 from hotbed.prepare.keyed.encodings import Encoding
-from hotbed.prepare.partitions import CHUNK_ROWS, TRAIN, VALID, Chunk, Partition
+from hotbed.prepare.partitions import TRAIN, VALID, Chunk, Partition
 from hotbed.prepare.places import Purpose, hash_copies
 from hotbed.prepare.sampling.catalogue import Catalogue
 from hotbed.prepare.sampling.down_sample import DownSample
@@ -184,7 +184,7 @@ class _Adding:
         """Yield the rows with their negatives, in pieces that are not larger than a chunk."""
         drawn = self._items.read(chunk.number, len(chunk)).column("items").combine_chunks()
         labelled = with_label(chunk.rows, self._label)
-        size = max(1, CHUNK_ROWS // (1 + self._negatives.per_positive))
+        size = max(1, chunk.partition.chunk_rows // (1 + self._negatives.per_positive))
         for begin in range(0, max(1, len(chunk)), size):
             expanded = expand(
                 self._negatives,

@@ -76,8 +76,7 @@ def test_page_says_what_ran_and_why_not(
 
     page = tmp_path / "page.md"
     monkeypatch.setattr(samples, "run", outcome)
-    monkeypatch.setattr(samples, "PAGE", page)
-    arguments = ["script", str(folder), "--work", str(tmp_path / "work")]
+    arguments = ["script", str(folder), "--work", str(tmp_path / "work"), "--page", str(page)]
     monkeypatch.setattr(sys, "argv", arguments)
     samples.main()
 

@@ -7,7 +7,8 @@ import json
 import time
 from typing import Any
 
-from hotbed.connectors import Live, Source
+from hotbed.connectors import Kafka, Live, Source
+from hotbed.connectors.kafka.topic import Timings
 from hotbed.data import Batch, Dataset, Id, Label, Schema
 from hotbed.testing import Broker
 
@@ -24,6 +25,13 @@ def fill(broker: Broker, topic: str, rows: range) -> None:
     for partition in range(3):
         part = [row for row in rows if SKEW[row % 9] == partition]
         broker.produce(topic, [message(row) for row in part], partition, [row + 1 for row in part])
+
+
+def hasty(source: Source, **seconds: float) -> Source:
+    """Return a topic to be read with other timings."""
+    assert isinstance(source, Kafka)
+    object.__setattr__(source, "_timings", Timings(**seconds))
+    return source
 
 
 def make(

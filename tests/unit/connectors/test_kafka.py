@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_streams import SKEW, fill, make, message, rows, within
+from kafka_streams import SKEW, fill, hasty, make, message, rows, within
 
 from hotbed.connectors import (
     Arrow,
@@ -29,7 +29,7 @@ from hotbed.connectors import (
     ReadPlan,
     Skips,
 )
-from hotbed.connectors.kafka import topic as kafka_topic
+from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.connectors.position import PLACE, schema_from_text
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -145,9 +145,7 @@ def test_where_a_first_reading_begins_is_decided_once(shared: Broker, start: Any
     assert rows(within(again, 1)) == [[10, 11, 12, 13, 14]]
 
 
-def test_named_partitions_and_parts_divide_a_topic(
-    shared: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_partitions_and_parts_divide_a_topic(shared: Broker, topic: str) -> None:
     fill(shared, topic, range(900))
     only = make(Kafka(shared.servers, topic, partitions=[1]), 200)
     assert all(SKEW[row % 9] == 1 for row in rows(within(only.stream(), 1))[0])
@@ -160,7 +158,8 @@ def test_named_partitions_and_parts_divide_a_topic(
     for number, part in enumerate((first, second, third)):
         assert {SKEW[row % 9] for row in rows(within(part.stream(), 1))[0]} == {number}
     assert list(islice(none.stream(), 5)) == [None] * 5
-    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.2)
+    part = Kafka(shared.servers, topic).parts(2)[0]
+    even = make(hasty(part, patience=0.2), 50)
     even.resume(batches[-1].position or {})
     with pytest.raises(DataError, match=r"partitions \[1\] are not there"):
         within(even.stream(), 1)
@@ -348,17 +347,15 @@ def test_two_readers_of_one_source_commit_by_the_one_that_still_reads(
     assert not source._readings
 
 
-def test_a_topic_that_is_not_there_is_waited_for_and_then_named(
-    shared: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_not_there_is_waited_for_and_then_named(shared: Broker) -> None:
     items = make(Kafka(shared.servers, "later"), 2).stream()
     assert list(islice(items, 3)) == [None] * 3
     shared.create("later")
     shared.produce("later", [message(0), message(1)])
     assert rows(within(items, 1)) == [[0, 1]]
-    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
+    never = hasty(Kafka(shared.servers, "never"), patience=0.5)
     with pytest.raises(DataError, match=r"kafka topic 'never': the broker does not know it"):
-        within(make(Kafka(shared.servers, "never")).stream(), 1)
+        within(make(never).stream(), 1)
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -366,14 +363,14 @@ def test_offsets_that_are_gone_are_an_error(
     shared: Broker, topic: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(shared, topic, range(900))
-    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(kafka_topic, "HELD_BLOCKS", 0)  # most messages are not fetched yet
-    items = make(Kafka(shared.servers, topic, block_rows=20), 20).stream()
+    # small blocks: most messages are not fetched yet
+    source = hasty(Kafka(shared.servers, topic, block_rows=10), look=0.1)
+    items = make(source, 20).stream()
     first = within(items, 2)
     if resumed:
         items = make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream()
     # retention took 0 to 199
-    monkeypatch.setattr(kafka_topic.KafkaTopic, "_bounds", lambda self, partition: (200, 900))
+    monkeypatch.setattr(KafkaTopic, "_bounds", lambda self, partition: (200, 900))
     with pytest.raises(
         DataError, match=r"messages \d+ to 199 of partition \d are gone, got 200 as the oldest"
     ):

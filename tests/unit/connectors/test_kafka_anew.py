@@ -11,10 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka_streams import fill, make, message, rows, within
+from kafka_streams import fill, hasty, make, message, rows, within
 
-from hotbed.connectors import Arrow, Concat, Journal, Json, Kafka, Live, Memory, Position, Source
-from hotbed.connectors.kafka import topic as kafka_topic
+from hotbed.connectors import Arrow, Concat, Journal, Json, Kafka, Live, Memory, Position
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError
@@ -162,9 +161,7 @@ def test_a_topic_made_anew_is_named_where_the_position_lies_in_the_first_block(
     partitions: int,
     group: str | None,
     nested: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kafka_topic, "PROOF_SECONDS", 0.5)
     name = f"first-{count}-{encode.__name__}"
 
     def produce(rows: range) -> None:
@@ -175,7 +172,7 @@ def test_a_topic_made_anew_is_named_where_the_position_lies_in_the_first_block(
     broker.create(name, partitions)
     produce(range(80))
     decoder = Arrow() if encode is arrow else Json()
-    source: Source = Kafka(broker.servers, name, decoder, group=group)
+    source = hasty(Kafka(broker.servers, name, decoder, group=group), proof=0.5)
     if nested:
         source = Concat([Memory({"row": [7], "label": [0.0]}), source])
     dataset = make(source, 30)
@@ -211,16 +208,12 @@ def test_a_topic_made_anew_is_named_where_nothing_was_read_of_it_yet(broker: Bro
         list(source.read(position))
 
 
-def test_a_block_of_the_journal_that_can_never_be_whole_is_named(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_of_the_journal_that_can_never_be_whole_is_named(broker: Broker) -> None:
     """No checkpoint was written, so that only the journal knows of the topic before."""
-    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.1)
     broker.create("shorter")
     broker.produce("shorter", [message(row) for row in range(80)])
     live = Live(Journal())
-    source = Kafka(broker.servers, "shorter")
+    source = hasty(Kafka(broker.servers, "shorter"), patience=0.5, look=0.1)
     within(make(source, 30, live).stream(), 1)
     broker.delete("shorter")
     broker.create("shorter")
@@ -230,16 +223,14 @@ def test_a_block_of_the_journal_that_can_never_be_whole_is_named(
 
 
 @pytest.mark.slow
-def test_a_topic_made_anew_under_a_reader_is_named(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_made_anew_under_a_reader_is_named(broker: Broker) -> None:
     """The client library may crash there; the reader does not."""
-    monkeypatch.setattr(kafka_topic, "PROOF_SECONDS", 1.0)
     broker.create("anew", 2)
     broker.produce("anew", [message(row) for row in range(100)])
     cases = [(2, 100, 300), (2, 100, 130), (1, 100, 300), (2, 0, 300)]
     for partitions, first, stop in cases:
-        items = make(Kafka(broker.servers, "anew", block_rows=50), 10).stream()
+        source = hasty(Kafka(broker.servers, "anew", block_rows=50), proof=1.0)
+        items = make(source, 10).stream()
         within(items, 3)
         broker.delete("anew")
         broker.create("anew", partitions)

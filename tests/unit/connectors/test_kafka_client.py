@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kafka_streams import fill, make, rows, within
+from kafka_streams import fill, hasty, make, rows, within
 
 from hotbed.connectors import Kafka
-from hotbed.connectors.kafka import client as kafka_client
-from hotbed.connectors.kafka import topic as kafka_topic
 from hotbed.connectors.kafka.client import ClientEnded, KafkaClient
 from hotbed.errors import ConfigError, DataError
 from hotbed.testing import Broker
@@ -34,17 +32,13 @@ def broker() -> Iterator[Broker]:
 
 @pytest.mark.parametrize("how", [signal.SIGSEGV, signal.SIGKILL, signal.SIGSTOP])
 def test_a_client_that_ends_or_hangs_is_started_again_and_no_message_is_lost(
-    broker: Broker,
-    how: signal.Signals,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker, how: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kafka_client, "HANG_SECONDS", 1.0)
     topic = how.name
     broker.create(topic, 3)
     fill(broker, topic, range(900))
     source = Kafka(broker.servers, topic, block_rows=30)
-    items = make(source, 30).stream()
+    items = make(hasty(source, hang=1.0), 30).stream()
     first = within(items, 5)
     pid = source._readings[0].client.pid
     assert pid is not None
@@ -61,10 +55,9 @@ def test_a_client_that_ends_or_hangs_is_started_again_and_no_message_is_lost(
 def test_a_client_that_ends_again_and_again_is_an_error(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_topic, "RETRY_SECONDS", 0.01)
     broker.create("again", 3)
     fill(broker, "again", range(90))
-    source = Kafka(broker.servers, "again")
+    source = hasty(Kafka(broker.servers, "again"), retry=0.01)
     items = make(source, 30).stream()
     within(items, 3)
 

@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
-from kafka_streams import fill, make, message, rows, within
+from kafka_streams import fill, hasty, make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position
-from hotbed.connectors.kafka import topic as kafka_topic
+from hotbed.connectors import Journal, Kafka, Live, Position, Source
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 
@@ -20,18 +20,22 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(kafka_topic, "LOOK_SECONDS", 0.2)
+def broker() -> Iterator[Broker]:
     with Broker() as running:
         running.create("clicks", 3)
         yield running
+
+
+def clicks(broker: Broker, patience: float = 10.0, **settings: Any) -> Source:
+    """Return the topic of the broker, which is checked often."""
+    return hasty(Kafka(broker.servers, "clicks", **settings), look=0.2, patience=patience)
 
 
 def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=100), 90).stream()
+    items = make(clicks(broker, block_rows=100), 90).stream()
     first = within(items, 4)
     broker.kill()
     with caplog.at_level(logging.WARNING, "hotbed.kafka"):
@@ -50,7 +54,7 @@ def test_a_broker_that_restarts_is_waited_for_and_nothing_is_lost(
 
 def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
     fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
+    items = make(clicks(broker, block_rows=90), 90).stream()
     first = within(items, 3)
     broker.pause()
     first += [item for item in islice(items, 12) if item is not None]
@@ -61,7 +65,7 @@ def test_a_broker_that_hangs_is_waited_for(broker: Broker) -> None:
 
 def test_a_stream_may_begin_before_its_broker(broker: Broker) -> None:
     broker.kill()
-    items = make(Kafka(broker.servers, "clicks"), 2).stream()
+    items = make(clicks(broker), 2).stream()
     assert list(islice(items, 3)) == [None] * 3
     broker.restart()
     broker.produce("clicks", [message(0), message(1)])
@@ -73,7 +77,7 @@ def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(
 ) -> None:
     fill(broker, "clicks", range(90))
     live = Live(Journal())
-    source = Kafka(broker.servers, "clicks", start="latest", linger_seconds=0.02)
+    source = clicks(broker, start="latest", linger_seconds=0.02)
     items = make(source, 30, live).stream()
     assert list(islice(items, 5)) == [None] * 5
     fill(broker, "clicks", range(90, 180))
@@ -91,34 +95,29 @@ def test_new_partitions_are_read_from_their_beginning_now_and_in_the_next_life(
         assert rows(within(again.stream(), 4 - number)) == rows(seen[number + 1 :])
 
 
-def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_made_anew_or_with_fewer_partitions_is_refused(broker: Broker) -> None:
     fill(broker, "clicks", range(900))
-    first = within(make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream(), 2)
+    first = within(make(clicks(broker, block_rows=90), 90).stream(), 2)
     position = first[-1].position or Position({})
-    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 0.5)
+    source = clicks(broker, patience=0.5)
     broker.delete("clicks")
     with pytest.raises(DataError, match="the broker does not know it"):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+        within(make(source).resume(position).stream(), 1)
     broker.create("clicks", 3)
     with pytest.raises(
         DataError, match=r"partition 0 ends before the position, got 0 messages, position \d+"
     ):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+        within(make(source).resume(position).stream(), 1)
     broker.delete("clicks")
     broker.create("clicks", 2)
     with pytest.raises(DataError, match=r"partitions \[2\] are not there, got partitions \[0, 1\]"):
-        within(make(Kafka(broker.servers, "clicks")).resume(position).stream(), 1)
+        within(make(source).resume(position).stream(), 1)
 
 
-def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topic_that_is_emptied_under_a_reader_is_an_error_not_a_jump(broker: Broker) -> None:
     fill(broker, "clicks", range(900))
-    items = make(Kafka(broker.servers, "clicks", block_rows=90), 90).stream()
+    items = make(clicks(broker, block_rows=90, patience=1.0), 90).stream()
     within(items, 10)
-    monkeypatch.setattr(kafka_topic, "PATIENCE_SECONDS", 1.0)
     broker.kill()
     broker.start()
     broker.create("clicks", 3)

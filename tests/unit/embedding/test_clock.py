@@ -189,16 +189,13 @@ def test_a_schema_without_times_may_count_steps() -> None:
 
 
 @pytest.mark.parametrize("admit", [None, hb.MinCount(2, expire_steps=15)])
-def test_evictions_in_slices_take_the_steps_of_their_begin(
-    admit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evictions_in_slices_take_the_steps_of_their_begin(admit: Any) -> None:
     """Training goes on between slices: the table holds what it holds when evicted at once."""
 
     def life(slice_rows: int) -> list[Any]:
-        monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", slice_rows)
         rng = np.random.default_rng(0)
         table = hb.Table("t", 2, admit=admit, evict=hb.Ttl(steps=12))
-        schedule = EvictionSchedule({"t": table}, step_interval=10)
+        schedule = EvictionSchedule({"t": table}, step_interval=10, slice_rows=slice_rows)
         swept = False
         for step in range(1, 61):
             learn(table, *(rng.integers(0, 500, 200) + step * 5).tolist())

@@ -27,7 +27,6 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist import sink
 from hotbed.persist.chain import Replica
 from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
 from hotbed.persist.digest import content_digest
@@ -425,19 +424,3 @@ def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, b
     while dies(tmp_path / str(at), at, before):
         at += 1
     assert at > CALLS
-
-
-def test_pieces_of_a_file_keep_their_order_and_their_hash(tmp_path: Path, monkeypatch: Any) -> None:
-    """Writes that are cut short by the system, tiny and large ones, in one file."""
-    real = os.writev
-    monkeypatch.setattr(
-        os, "writev", lambda handle, buffers: real(handle, [buffers[0][: 1 + len(buffers[0]) // 3]])
-    )
-    monkeypatch.setattr(sink, "PIECE_BYTES", 1000)
-    table = hb.Table("t", 2, rule=RULE)
-    learn(table, range(3000))
-    save(tmp_path, state_of(table))
-    monkeypatch.undo()
-    load_into = hb.Table("t", 2, rule=RULE)
-    restore(open_checkpoint(tmp_path), state_of(load_into))
-    assert content_digest({"t": load_into}) == content_digest({"t": table})

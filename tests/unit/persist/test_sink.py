@@ -22,7 +22,9 @@ from hotbed.persist import sink
 from hotbed.persist.checkpoint import State, save
 
 
-@pytest.mark.parametrize("has", ["all", "no direct writes", "direct writes of other units"])
+@pytest.mark.parametrize(
+    "has", ["all", "no direct writes", "direct writes of other units", "writes that are cut short"]
+)
 def test_a_file_holds_what_was_written_whatever_the_file_system_has(
     tmp_path: Path, monkeypatch: Any, has: str
 ) -> None:
@@ -37,6 +39,8 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(
         direct.append(bool(real_fcntl(handle, fcntl.F_GETFL) & os.O_DIRECT))
         if direct[-1] and has == "direct writes of other units":
             raise OSError(errno.EINVAL, "Invalid argument")
+        if has == "writes that are cut short":
+            buffers = [buffers[0][: 1 + len(buffers[0]) // 3]]
         return real_writev(handle, buffers)
 
     monkeypatch.setattr(fcntl, "fcntl", control)
@@ -49,9 +53,16 @@ def test_a_file_holds_what_was_written_whatever_the_file_system_has(
             file.write(data[at : at + 777_777])
     assert file.result() == (len(data), hashlib.sha256(data).hexdigest())
     assert (tmp_path / "file").read_bytes() == data
-    expected = {"all": [True, True, False], "no direct writes": [False] * 3}
-    assert direct == expected.get(has, [True, False, True, False, False])
     workers.close()
+    expected = {
+        "all": [True, True, False],
+        "no direct writes": [False] * 3,
+        "direct writes of other units": [True, False, True, False, False],
+    }
+    if has in expected:
+        assert direct == expected[has]
+    else:
+        assert len(direct) > 30
 
 
 def test_memory_of_pieces_is_used_again_and_what_was_lost_is_told(

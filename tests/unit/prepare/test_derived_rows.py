@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, SchemaError
-from hotbed.prepare import Preparation, Previous, Session, TimeDifference, partitions, prepare
+from hotbed.prepare import Preparation, Previous, Session, TimeDifference, prepare
+from hotbed.prepare.partitions import partitions_of
 
 NUM_ROWS = 300
 KEYS: dict[str, str] = {"by": "user", "time": "at"}
@@ -33,7 +35,8 @@ def raw_rows() -> pl.DataFrame:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hb.sources.Csv:
     """Two files, in chunks of 13 rows."""
-    monkeypatch.setattr(partitions, "CHUNK_ROWS", 13)
+    small = partial(partitions_of, chunk_rows=13)
+    monkeypatch.setattr("hotbed.prepare.run.partitions_of", small)
     for number, part in enumerate(raw_rows().iter_slices(200)):
         part.write_csv(tmp_path / f"raw-{number}.csv")
     return hb.sources.Csv(str(tmp_path / "raw-*.csv"))

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 
 import hotbed as hb
 from hotbed.errors import ConfigError, DecodeError, SchemaError
-from hotbed.prepare import Preparation, partitions, prepare, stages
+from hotbed.prepare import Preparation, prepare, stages
 from hotbed.prepare.engine import Local
+from hotbed.prepare.partitions import partitions_of
 from hotbed.prepare.places import Purpose, folds_of, hash_places
 
 NUM_ROWS = 400
@@ -55,7 +57,8 @@ def source(tmp_path: Path) -> hb.sources.Parquet:
 @pytest.fixture(autouse=True, params=[1, 5])
 def num_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Small chunks, and one or more buckets."""
-    monkeypatch.setattr(partitions, "CHUNK_ROWS", 17)
+    small = partial(partitions_of, chunk_rows=17)
+    monkeypatch.setattr("hotbed.prepare.run.partitions_of", small)
     monkeypatch.setattr(stages, "buckets_for", lambda *_: request.param)
     return int(request.param)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,11 @@ import hotbed as hb
 from hotbed.connectors.plan import ReadPlan
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.prepare import partitions
-from hotbed.prepare.partitions import Partition, partitions_of
+from hotbed.prepare.partitions import Partition
 from hotbed.prepare.places import Purpose, folds_of, hash_places, shares_of
 
 pytestmark = pytest.mark.core
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "CHUNK_ROWS", 7)
+partitions_of = partial(partitions.partitions_of, chunk_rows=7)
 
 
 def table(first: int, count: int) -> pl.DataFrame:

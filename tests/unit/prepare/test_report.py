@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="torch absent")
 import hotbed as hb
 from hotbed.prepare.report import Profile, write_report
 from hotbed.prepare.report.distinct import ERROR, FEW, Distinct
-from hotbed.prepare.report.timeline import MOST_BINS, Timeline
+from hotbed.prepare.report.timeline import Timeline
 
 DAY = 86_400_000_000
 
@@ -65,24 +65,21 @@ def test_number_of_different_values_is_right_within_the_stated_error(
 def test_timelines_have_the_narrowest_bins_that_suffice_however_the_rows_are_cut(
     times: list[int], cuts: list[int], most: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotbed.prepare.report.timeline.MOST_BINS", most)
-        whole = Timeline(1)
-        merged = Timeline(1)
-        all_times = np.array(times, np.int64)
-        whole.add(all_times, np.ones((len(times), 1)))
-        bounds = sorted({0, len(times), *(min(cut, len(times)) for cut in cuts)})
-        for begin, end in pairwise(bounds):
-            part = Timeline(1)
-            part.add(all_times[begin:end], np.ones((end - begin, 1)))
-            merged.merge(part)
+    whole = Timeline(1, most)
+    merged = Timeline(1, most)
+    all_times = np.array(times, np.int64)
+    whole.add(all_times, np.ones((len(times), 1)))
+    bounds = sorted({0, len(times), *(min(cut, len(times)) for cut in cuts)})
+    for begin, end in pairwise(bounds):
+        part = Timeline(1, most)
+        part.add(all_times[begin:end], np.ones((end - begin, 1)))
+        merged.merge(part)
     assert merged.unit == whole.unit
     middles, sums = merged.sums()
     right_middles, right_sums = whole.sums()
     assert middles.tolist() == right_middles.tolist()
     assert sums.tolist() == right_sums.tolist()
     assert sums.sum() == len(times)
-    assert MOST_BINS == 300
 
 
 def prepared_rows() -> tuple[hb.Schema, list[tuple[str, pa.RecordBatch]]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from hotbed.connectors import Csv
 from hotbed.prepare import Local, Preparation, Workflow, prepare
+from hotbed.prepare.partitions import partitions_of
 
 pytestmark = pytest.mark.core
 
@@ -219,7 +221,8 @@ def test_large_expansions_come_in_pieces(
         "down_sample": {"label": "watched", "keep": 0.5},
     }
     _, whole = prepared(raw, tmp_path / "whole", IMPLICIT, **keys)
-    monkeypatch.setattr("hotbed.prepare.view.CHUNK_ROWS", 1000)
+    small = partial(partitions_of, chunk_rows=1000)
+    monkeypatch.setattr("hotbed.prepare.run.partitions_of", small)
     _, pieces = prepared(raw, tmp_path / "pieces", IMPLICIT, **keys)
     for part in ("train", "valid"):
         assert pieces[part].equals(whole[part])

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotbed.errors import SchemaError
-from hotbed.prepare.keyed import vocabulary
 from hotbed.prepare.keyed.vocabulary import count_values, frequent_first, run_of, sum_counts
 from hotbed.prepare.shuffle import BatchReader, BatchWriter, BucketShuffle
 
@@ -23,7 +22,11 @@ numbers = st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
 
 
 def learned(
-    chunks: list[pa.Array], num_buckets: int, min_count: int = 1, max_size: int | None = None
+    chunks: list[pa.Array],
+    num_buckets: int,
+    min_count: int = 1,
+    max_size: int | None = None,
+    run_rows: int = 2,
 ) -> list[dict[str, Any]]:
     """Return the vocabulary of all chunks, through files."""
     with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +41,7 @@ def learned(
             path = Path(folder) / f"{bucket}.run"
             with BatchWriter(path) as file:
                 if rows.num_columns:
-                    for batch in run_of(sum_counts(rows), min_count, max_size):
+                    for batch in run_of(sum_counts(rows), min_count, max_size, run_rows):
                         file.write(batch)
             runs.append(BatchReader(path))
         merged: list[dict[str, Any]] = []
@@ -70,9 +73,7 @@ def test_vocabulary_equals_that_of_a_counter(
     counts = Counter(value for array in arrays for value in array.to_pylist() if value is not None)
     frequent = [(-count, value) for value, count in counts.items() if count >= min_count]
     expected = [(value, -count) for count, value in sorted(frequent)][:max_size]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "RUN_ROWS", run_rows)
-        rows = learned(arrays, num_buckets, min_count, max_size)
+    rows = learned(arrays, num_buckets, min_count, max_size, run_rows)
     assert [(row.get("word", row["key"]), row["count"]) for row in rows] == expected
 
 

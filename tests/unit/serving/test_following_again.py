@@ -23,7 +23,7 @@ from hotbed.persist.store import MANIFEST_FILE
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores.following import Following
-from hotbed.serving.workers.pool import WorkerPool
+from hotbed.serving.workers.pool import WorkerPool, WorkerProcess
 from hotbed.serving.workers.wire import Wire
 
 from .conftest import Process, Running, Trainer, wait_for
@@ -207,14 +207,18 @@ class Side(dict[str, list[Any]]):
         self["set_wanted"].append((name, yes))
 
 
-@pytest.fixture
-def workers(exported: Path, tmp_path: Path) -> Iterator[WorkerPool]:
+@pytest.fixture(params=[60.0])
+def workers(exported: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    """Two workers that may take `request.param` seconds for a load."""
     models = Models(hb.ParameterServer(tmp_path / "rows"))
     models.add("m", exported)
     options = Options(port=0, grpc_port=None, workers=2, rows=str(tmp_path / "rows"))
-    found = WorkerPool(models, {"m": str(exported)}, options, ServerLimits(), RemoteOptions())
-    yield found
-    for listener in found._sockets:
+    remote = RemoteOptions()
+    pool = WorkerPool(
+        models, {"m": str(exported)}, options, ServerLimits(), remote, load_seconds=request.param
+    )
+    yield pool
+    for listener in pool._sockets:
         listener.close()
     models.close()
 
@@ -240,10 +244,10 @@ def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(
     assert two["set_problems"] == [{"m": "torn"}]
 
 
+@pytest.mark.parametrize("workers", [0.5], indirect=True)
 def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_ends(
-    workers: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    workers: WorkerPool,
 ) -> None:
-    monkeypatch.setattr("hotbed.serving.workers.pool.LOAD_SECONDS", 0.5)
     one, two = Side(workers, 1), Side(workers, 2)
     for side in (one, two):
         side.wire.call("spec")
@@ -257,9 +261,7 @@ def test_a_load_fails_that_a_worker_does_not_answer_and_passes_over_one_that_end
     two.going.set()
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again(
-    workers: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = list[Any]()
 
     def popen(*given: Any, **named: Any) -> Any:
@@ -267,12 +269,12 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("subprocess.Popen", popen)
-    monkeypatch.setattr("hotbed.serving.workers.pool._PAUSES", (0.01,))
-    worker = workers._workers[0]
-    files = len(list(Path("/proc/self/fd").iterdir()))
-    worker.thread.start()
-    wait_for(lambda: len(tries) > 20, "it is tried again")
-    assert worker.failed_to_start
-    worker.stop(signal.SIGTERM)
-    worker.thread.join(20)
-    assert len(list(Path("/proc/self/fd").iterdir())) < files + 10
+    with socket.socket() as listener:
+        worker = WorkerProcess(1, listener, lambda process: {}, pauses=(0.01,))
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        worker.thread.start()
+        wait_for(lambda: len(tries) > 20, "it is tried again")
+        assert worker.failed_to_start
+        worker.stop(signal.SIGTERM)
+        worker.thread.join(20)
+        assert len(list(Path("/proc/self/fd").iterdir())) < files + 10

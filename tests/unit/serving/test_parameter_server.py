@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -80,11 +81,9 @@ def test_versions_and_rows_are_those_of_the_server_in_process(running: Running) 
     assert {rows.shape for rows in empty.values()} == {(0, 4)}
 
 
-def test_more_rows_than_fit_a_message_come_whole_and_in_order(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hotbed.serving.stores.remote._ANSWER_BYTES", 100)
-    here, there = running.server.model("m"), running.store.model("m")
+def test_more_rows_than_fit_a_message_come_whole_and_in_order(running: Running) -> None:
+    here = running.server.model("m")
+    there = replace(running.store.model("m"), answer_bytes=100)
     wanted = {name: np.arange(-5, 60 + number) for number, name in enumerate(here.configs)}
     expected, found = here.find(wanted), there.find(wanted)
     assert {name: rows.tolist() for name, rows in found.items()} == {

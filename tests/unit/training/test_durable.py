@@ -209,9 +209,8 @@ def test_an_eviction_under_way_puts_a_due_save_off(
     ],
 )
 def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
-    evict: Evict, learn: Any, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evict: Evict, learn: Any, world: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1)
     ticks: list[bool] = []
 
     class Idle:
@@ -229,6 +228,9 @@ def test_idle_stream_saves_when_due_also_while_an_eviction_is_under_way(
     class Looks:
         runs_last = True
         saved: tuple[int, ...] = ()
+
+        def on_fit_begin(self, run: Any) -> None:
+            evict.schedule.slice_rows = 1
 
         def on_idle(self, run: Any) -> None:
             for thread in threading.enumerate():

@@ -18,6 +18,8 @@ from hotbed.training.callbacks import Evict
 from hotbed.training.run import Callbacks, Goal, Run
 
 SECOND = 1_000_000
+EIGHT_SLICES = 256 * 1250
+"""Rows of a table that eight steps sweep, 32 of 256 partitions each."""
 
 
 class Script:
@@ -178,12 +180,9 @@ def test_late_events_keep_their_rows_for_a_while() -> None:
     assert script.spy.begun == [70 * SECOND]
 
 
-def test_a_large_table_is_swept_over_several_steps_once_around(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 100)
+def test_a_large_table_is_swept_over_several_steps_once_around() -> None:
     script = Script(Evict(step_interval=1000), step=999)
-    script.spy.stats["rows"] = 256 * 25
+    script.spy.stats["rows"] = 256 * 10_000  # of 40,000 rows a step
     assert script.step(now=1)
     for _ in range(63):
         assert script.evict.schedule.sweeping
@@ -220,12 +219,9 @@ def test_a_slice_is_bounded_in_rows_whatever_the_tables_are() -> None:
         assert [number for part in spy.swept for number in part] == list(range(256))
 
 
-def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1024)
+def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done() -> None:
     script = Script(Evict(step_interval=5))
-    script.spy.stats["rows"] = 256 * 32
+    script.spy.stats["rows"] = EIGHT_SLICES
     sweeping = []
     for now in range(1, 31):
         script.step(now)  # 32 partitions a step, 8 steps a sweep
@@ -243,17 +239,14 @@ def test_an_eviction_that_is_due_during_a_sweep_begins_when_the_sweep_is_done(
     assert script.spy.swept[8:10] == [range(32), range(32, 64)]
 
 
-def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", 1024)
+def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart() -> None:
     whole = Script(Evict(step_interval=7))
-    whole.spy.stats["rows"] = 256 * 32
+    whole.spy.stats["rows"] = EIGHT_SLICES
     for now in range(1, 40):
         whole.step(now)
     for stop in (7, 8, 12, 15, 16, 20):
         first, second = Script(Evict(step_interval=7)), Script(Evict(step_interval=7), step=stop)
-        first.spy.stats["rows"] = 256 * 32
+        first.spy.stats["rows"] = EIGHT_SLICES
         for now in range(1, stop + 1):
             first.step(now)
         second.spy.stats["rows"] = 1  # a capture has swept all that is stale
@@ -263,7 +256,7 @@ def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart(
         assert second.evict.schedule.sweeping == first.evict.schedule.sweeping
         second.run.counts.now = first.run.now
         for now in range(stop + 1, 40):
-            second.spy.stats["rows"] = 256 * 32 if not second.evict.schedule.sweeping else 1
+            second.spy.stats["rows"] = EIGHT_SLICES if not second.evict.schedule.sweeping else 1
             second.step(now)
         assert second.spy.begun == whole.spy.begun
         assert second.spy.swept == whole.spy.swept
@@ -322,14 +315,14 @@ def test_its_state_comes_back() -> None:
 
 
 @pytest.mark.parametrize("admit", [None, hb.MinCount(2, expire_seconds=500)])
-def test_slices_and_ticks_change_no_row(admit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_and_ticks_change_no_row(admit: Any) -> None:
     """Training goes on between slices: the table holds what it holds when evicted at once."""
 
     def life(slice_rows: int, ticks: int) -> list[Any]:
-        monkeypatch.setattr("hotbed.training.decisions.evict.SLICE_ROWS", slice_rows)
         rng = np.random.default_rng(0)
         table = hb.Table("t", 2, rule=hb.Adagrad(), admit=admit, evict=hb.Ttl(seconds=300))
         script = Script(Evict(seconds_interval=200), {"t": table})
+        script.evict.schedule.slice_rows = slice_rows
         for step in range(60):
             ids = rng.integers(0, 500, 200) + step * 5
             slots = table.find_or_insert(ids, (step * 20 + rng.integers(0, 20, 200)) * SECOND)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import ConfigError, DataError, SchemaError
 from hotbed.optim.precision import Boost
+from hotbed.optim.unchanged import PATIENCE
 
 
 class Line(nn.Module):
@@ -138,18 +139,19 @@ def warnings_of(caplog: Any) -> list[str]:
 
 @pytest.mark.parametrize("way", ["fit", "online_train", "step"])
 def test_without_an_optimizer_a_network_that_never_changes_is_logged_once(
-    way: str, caplog: Any, monkeypatch: Any
+    way: str, caplog: Any
 ) -> None:
-    monkeypatch.setattr("hotbed.optim.unchanged.PATIENCE", 2)
     model = hb.RecModel(Line(), "bce")
     for _ in range(2):
         if way == "step":
-            for pair in pairs():
+            for pair in pairs(batches=60, size=4):
                 model.step(pair)
         else:
             getattr(model, way)(pairs(), progress=False)
     (message,) = warnings_of(caplog)
-    assert message.startswith("network: layer.weight, layer.bias did not change in ")
+    steps = {"fit": 8, "online_train": 8, "step": PATIENCE}[way]
+    expected = f"network: layer.weight, layer.bias did not change in {steps} steps"
+    assert message.startswith(expected)
     assert "give RecModel an optimizer such as 'adam'" in message
 
 

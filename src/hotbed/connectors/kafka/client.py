@@ -88,6 +88,7 @@ class KafkaClient:
         options: options of librdkafka. Functions among them must be importable.
         on_error: called with errors of the client as a whole.
         on_commit: called with the error of each commit, or None.
+        hang_seconds: how long an answer may be overdue before the process is killed.
 
     Raises:
         ConfigError: the client refuses the options.
@@ -104,12 +105,14 @@ class KafkaClient:
         options: Mapping[str, Any],
         on_error: Callable[[ClientError], None] | None = None,
         on_commit: Callable[[str | None], None] | None = None,
+        hang_seconds: float = HANG_SECONDS,
     ) -> None:
         if importlib.util.find_spec("confluent_kafka") is None:
             raise _missing()
         self._options = _pickled(options)
         self._on_error = on_error or (lambda error: None)
         self._on_commit = on_commit or (lambda error: None)
+        self._hang_seconds = hang_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._end: weakref.finalize[..., KafkaClient] | None = None
@@ -206,7 +209,7 @@ class KafkaClient:
 
     def _send(self, name: str, arguments: Sequence[Any], seconds: float) -> None:
         connection = self._connection or self._start()
-        self._answer_until = time.monotonic() + seconds + HANG_SECONDS
+        self._answer_until = time.monotonic() + seconds + self._hang_seconds
         try:
             connection.send((name, arguments))
         except OSError as error:
@@ -257,7 +260,7 @@ class KafkaClient:
             code = self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._clear()
-            return ClientEnded(f"no answer within {HANG_SECONDS:g} s, so it was killed")
+            return ClientEnded(f"no answer within {self._hang_seconds:g} s, so it was killed")
         self._clear()
         if code < 0:
             return ClientEnded(signal.Signals(-code).name)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.connectors.kafka.reader import KafkaReader
-from hotbed.connectors.kafka.topic import PATIENCE_SECONDS, KafkaTopic
+from hotbed.connectors.kafka.topic import KafkaTopic, Timings
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
@@ -85,6 +85,7 @@ class Kafka(Source):
     tombstones: Literal["refuse", "skip"] = "refuse"
     # (i, n): only every n-th partition from number i on; `parts` sets it
     _part: tuple[int, int] = field(default=(0, 1), init=False, repr=False)
+    _timings: Timings = field(default=Timings(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.one_of("start", self.start, ("earliest", "latest"))
@@ -196,7 +197,7 @@ class Kafka(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        reader = KafkaReader(self, plan.live or Live(), position)
+        reader = KafkaReader(self, plan.live or Live(), position, self._timings)
         self._readings.append(reader.topic)
         try:
             while not reader.topic.connect():
@@ -244,7 +245,8 @@ def _first_schema(source: Kafka) -> pa.Schema:
     except ValueError:
         pass
     topic = KafkaTopic(replace(source, start="earliest"), Live(), {})
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    patience = source._timings.patience
+    deadline = time.monotonic() + patience
     try:
         while time.monotonic() < deadline:
             if topic.fetched or topic.connect():
@@ -258,6 +260,6 @@ def _first_schema(source: Kafka) -> pa.Schema:
     finally:
         topic.close()
     raise DataError(
-        f"kafka topic {source.topic!r}: no message arrived in {PATIENCE_SECONDS:g} s. Declare the "
+        f"kafka topic {source.topic!r}: no message arrived in {patience:g} s. Declare the "
         "columns with Json(columns={...}), or produce a message."
     )

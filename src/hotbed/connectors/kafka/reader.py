@@ -13,7 +13,7 @@ import pyarrow as pa
 from hotbed.connectors.files import first_line
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.settings import KafkaSettings
-from hotbed.connectors.kafka.topic import KafkaTopic, Message
+from hotbed.connectors.kafka.topic import KafkaTopic, Message, Timings
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.plan import ReadPlan
@@ -29,7 +29,9 @@ PlacedMessages = list[tuple[int, Message]]
 class KafkaReader:
     """One reading of a topic: the offsets of the current block, and its rows."""
 
-    def __init__(self, source: KafkaSettings, live: Live, position: Position | None) -> None:
+    def __init__(
+        self, source: KafkaSettings, live: Live, position: Position | None, timings: Timings
+    ) -> None:
         self.source = source
         self.live = live
         state: Mapping[str, Any] = {}
@@ -45,7 +47,7 @@ class KafkaReader:
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
         reached = {**self.offsets, **self.take}
-        self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached)
+        self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached, timings)
         self._waiting_since: float | None = None
 
     def position(self) -> Position:

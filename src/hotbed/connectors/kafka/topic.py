@@ -8,8 +8,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hotbed.connectors.kafka.client import (
+    HANG_SECONDS,
     ClientEnded,
     ClientError,
     KafkaClient,
@@ -23,17 +25,7 @@ from hotbed.errors import ConfigError, DataError
 
 logger = logging.getLogger("hotbed.kafka")
 
-LOOK_SECONDS = 3.0
-"""Interval between two checks of the topic: its partitions, and the bounds of one of them."""
-PATIENCE_SECONDS = 10.0
-"""How long a topic may contradict the position before DataError is raised.
-
-A missing topic, missing partitions or too few messages may come from a broker that is starting.
-"""
-PROOF_SECONDS = 4.0
-"""The same for a topic with another id: it is a copy if it has the last messages that were read."""
 LOOK_TIMEOUT = 1.0
-RETRY_SECONDS = 0.5
 COMMIT_SECONDS = 3.0
 """How long the end of reading waits for the answers to commits."""
 AWAY_SECONDS = 2.0
@@ -45,6 +37,27 @@ HELD_BLOCKS = 16
 
 Message = tuple[int, int, bytes | None]
 """Timestamp in milliseconds, offset, payload."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long reading a topic waits, in seconds.
+
+    Attributes:
+        look: between two checks of the topic: its partitions, and the bounds of one of them.
+        retry: before the next check after one that failed.
+        patience: how long a topic may contradict the position before DataError is raised. A missing
+            topic, missing partitions or too few messages may come from a broker that is starting.
+        proof: the same for a topic with another id: it is a copy if it has the last messages that
+            were read.
+        hang: how long an answer of the client's process may be overdue before it is killed.
+    """
+
+    look: float = 3.0
+    retry: float = 0.5
+    patience: float = 10.0
+    proof: float = 4.0
+    hang: float = HANG_SECONDS
 
 
 class KafkaTopic:
@@ -60,6 +73,7 @@ class KafkaTopic:
         identity: the topic that the position was written for. Whenever reading begins or a broker
             is back, the last message of each partition is fetched again and compared with it.
         reached: the offset before which messages were read, by partition; None = `begins`.
+        timings: how long it waits.
     """
 
     def __init__(
@@ -69,8 +83,10 @@ class KafkaTopic:
         begins: Mapping[int, int],
         identity: TopicIdentity | None = None,
         reached: Mapping[int, int] | None = None,
+        timings: Timings = Timings(),
     ) -> None:
         self.source = source
+        self._timings = timings
         self.live = live
         self.begins = dict(begins)
         self.pending: dict[int, list[Message]] = {}
@@ -102,7 +118,7 @@ class KafkaTopic:
         self._shaken = False
         self._failing_since: float | None = None
         options = source.client_options()
-        self.client = KafkaClient(options, self._on_error, self._on_commit)
+        self.client = KafkaClient(options, self._on_error, self._on_commit, timings.hang)
 
     @property
     def num_pending(self) -> int:
@@ -240,7 +256,7 @@ class KafkaTopic:
         now = time.monotonic()
         if not first and now < self._next_look:
             return True
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + self._timings.look
         try:
             partitions = self._partitions()
             new = sorted(partitions - self.fetched.keys())
@@ -304,9 +320,9 @@ class KafkaTopic:
             advice = (
                 "Begin without the position if the topic was recreated, or read other partitions."
             )
-            patience = PATIENCE_SECONDS
+            patience = self._timings.patience
             if self._has_other_id(self._identity.id):
-                patience = min(PATIENCE_SECONDS, PROOF_SECONDS)
+                patience = min(patience, self._timings.proof)
             self._doubt("topic", f"partitions {missing} are not there", received, advice, patience)
             raise _Doubt
         self._doubts.pop("topic", None)
@@ -364,9 +380,9 @@ class KafkaTopic:
         if not self._unproven:
             self._unproven_since = None
             return
-        self._next_look = min(self._next_look, now + RETRY_SECONDS)
+        self._next_look = min(self._next_look, now + self._timings.retry)
         self._unproven_since = self._unproven_since or now
-        if now - self._unproven_since >= PROOF_SECONDS:
+        if now - self._unproven_since >= self._timings.proof:
             self._must_be_proven(min(self._unproven))
 
     def _do_not_count(self, now: float) -> None:
@@ -536,10 +552,10 @@ class KafkaTopic:
         """Note a contradiction to the position, which may pass while a broker starts.
 
         Raises:
-            DataError: it has lasted for `patience` seconds; None = `PATIENCE_SECONDS`.
+            DataError: it has lasted for `patience` seconds; None = as the timings say.
         """
         if patience is None:
-            patience = PATIENCE_SECONDS
+            patience = self._timings.patience
         since = self._doubts.setdefault(key, time.monotonic())
         if time.monotonic() - since >= patience:
             raise self._error(what, received, advice)
@@ -562,7 +578,7 @@ class KafkaTopic:
     def _shake(self) -> None:
         """Drop messages until the next check, because they may come from another topic."""
         self._shaken = True
-        self._next_look = min(self._next_look, time.monotonic() + RETRY_SECONDS)
+        self._next_look = min(self._next_look, time.monotonic() + self._timings.retry)
 
     def _is_down(self, error: Exception, first: bool) -> None:
         if self._refused and first:
@@ -572,7 +588,7 @@ class KafkaTopic:
             ) from error
         now = time.monotonic()
         self._failing_since = self._failing_since or now
-        self._next_look = now + RETRY_SECONDS
+        self._next_look = now + self._timings.retry
         # one slow answer is not an outage
         if not self._down and now - self._failing_since >= AWAY_SECONDS:
             logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)

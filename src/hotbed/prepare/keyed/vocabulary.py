@@ -22,9 +22,6 @@ from hotbed.data.columns import ids_of
 from hotbed.errors import SchemaError
 from hotbed.prepare.shuffle import BatchReader
 
-RUN_ROWS = 65_536
-"""Rows of a record batch of a run."""
-
 
 def count_values(values: pa.Array, name: str) -> pa.RecordBatch:
     """Return the number of rows of each value; missing values are left out.
@@ -83,10 +80,12 @@ def sum_counts(counts: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     return frame.group_by("key").agg(sums)
 
 
-def run_of(counts: pl.DataFrame, min_count: int, max_size: int | None) -> Iterator[pa.RecordBatch]:
+def run_of(
+    counts: pl.DataFrame, min_count: int, max_size: int | None, batch_rows: int = 65_536
+) -> Iterator[pa.RecordBatch]:
     """Yield the frequent keys of a bucket in the order of the vocabulary: a sorted run."""
     frequent = _in_order(counts.filter(pl.col("count") >= min_count)).slice(0, max_size)
-    for part in frequent.iter_slices(RUN_ROWS):
+    for part in frequent.iter_slices(batch_rows):
         yield _batch(part)
 
 

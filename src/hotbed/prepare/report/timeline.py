@@ -6,9 +6,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BINS = 300
-"""Bins of a timeline: where there would be more, they become wider."""
-
 _SECOND = 1_000_000
 # Each width is a multiple of the one before, so that narrow bins fit into wide ones.
 _WIDTHS = {
@@ -28,13 +25,14 @@ _UNITS = list(_WIDTHS)
 
 
 class Timeline:
-    """Sums of numbers in bins of time, at most `MOST_BINS` of them.
+    """Sums of numbers in bins of time, at most `most_bins` of them.
 
     The width of the bins is the smallest of a second, a minute, an hour, a day and widths between
     and beyond them with which the bins suffice: it depends on the times only.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, most_bins: int = 300) -> None:
+        self._most_bins = most_bins
         self._level = 0
         self._bins = np.zeros(0, np.int64)
         self._sums = np.zeros((0, width))
@@ -57,7 +55,7 @@ class Timeline:
 
     def as_wide_as(self, other: Timeline) -> Timeline:
         """Return the same sums in bins that are at least as wide as those of `other`."""
-        wide = Timeline(self._sums.shape[1])
+        wide = Timeline(self._sums.shape[1], self._most_bins)
         wide._widen(other._level)
         wide.merge(self)
         return wide
@@ -76,7 +74,7 @@ class Timeline:
         ]
         self._bins = distinct
         self._sums = np.stack(columns, axis=1)
-        if len(distinct) > MOST_BINS and self._level + 1 < len(_UNITS):
+        if len(distinct) > self._most_bins and self._level + 1 < len(_UNITS):
             self._widen(self._level + 1)
 
     def _widen(self, level: int) -> None:

@@ -31,7 +31,6 @@ except ImportError as error:
 
 _Wanted: TypeAlias = list[tuple[str, IdArray]]
 """Tables and the ids to fetch of them."""
-_ANSWER_BYTES = 16 << 20  # limit of the rows of one call; more rows take several calls
 _DESCRIBE_SECONDS = 5.0  # limit of a call for the newest version: it is polled, so it fails early
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -197,10 +196,16 @@ class RemoteVersion(ModelVersion):
     """A version whose rows another process holds.
 
     `find` raises StoreError, which names the version, once that process no longer keeps it.
+
+    Attributes:
+        store: the other process.
+        blobs: graph, ids and weights.
+        answer_bytes: limit of the rows of one call; more rows take several calls.
     """
 
     store: RemoteParameterServer = field(repr=False)
     blobs: Mapping[str, bytes] = field(repr=False)
+    answer_bytes: int = field(default=16 << 20, repr=False)
 
     def graph_bytes(self) -> bytes:
         return self.blobs["Graph"]
@@ -256,12 +261,12 @@ class RemoteVersion(ModelVersion):
             row_bytes = 4 * self._dim(table)
             start = 0
             while start < len(ids):
-                room = (_ANSWER_BYTES - call_bytes) // row_bytes
+                room = (self.answer_bytes - call_bytes) // row_bytes
                 part = ids[start : start + max(1, room)]
                 call.append((table, part))
                 start += len(part)
                 call_bytes += len(part) * row_bytes
-                if call_bytes + row_bytes > _ANSWER_BYTES:
+                if call_bytes + row_bytes > self.answer_bytes:
                     yield call
                     call = []
                     call_bytes = 0

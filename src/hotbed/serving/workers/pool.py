@@ -32,7 +32,6 @@ from hotbed.serving.workers.worker import LOAD_SECONDS
 log = logging.getLogger("hotbed.serving")
 _CHECK_SECONDS = 0.2  # between checks of the problems of models
 _LAST_SECONDS = 60.0  # for workers to finish the requests under way
-_PAUSES = (0.1, 0.5, 2.0, 5.0)  # before a restart, by the number of short runs before it
 _SHORT_RUN_SECONDS = 10.0
 _CODE = "from hotbed.serving.workers.worker import main; main()"
 
@@ -53,6 +52,7 @@ class WorkerProcess:
         number: its number.
         listener: the socket at which all workers listen.
         calls: the calls that the process may make, by name.
+        pauses: seconds before a restart, by the number of short runs before it.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class WorkerProcess:
         number: int,
         listener: socket.socket,
         calls: Callable[[WorkerProcess], Mapping[str, Callable[..., Any]]],
+        pauses: Sequence[float] = (0.1, 0.5, 2.0, 5.0),
     ) -> None:
         self.number = number
         self.starts = 0
@@ -69,6 +70,7 @@ class WorkerProcess:
         self.failed_to_start = False
         self.problems: Mapping[str, str] | None = None
         self._listener = listener
+        self._pauses = pauses
         self._calls = calls(self)
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
@@ -105,7 +107,7 @@ class WorkerProcess:
             else:
                 short_runs = 0
             log.error("worker %d ended with %d; it is started again", self.number, code)
-            self._stopped.wait(_PAUSES[min(short_runs, len(_PAUSES) - 1)])
+            self._stopped.wait(self._pauses[min(short_runs, len(self._pauses) - 1)])
 
     def _run_process(self) -> int:
         """Start a process, wait for its end, and return its exit code."""
@@ -139,6 +141,7 @@ class WorkerPool:
         options: where to listen, and the number of workers.
         limits: the load that each worker accepts.
         remote: how workers reach parameter servers.
+        load_seconds: how long a worker may take to load or unload a model.
 
     Raises:
         ConfigError: it cannot listen, or workers cannot start.
@@ -151,8 +154,10 @@ class WorkerPool:
         options: Options,
         limits: ServerLimits,
         remote: RemoteOptions,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._models = models
+        self._load_seconds = load_seconds
         self._sources = dict(sources)
         self._drain_seconds = options.drain_seconds
         listener = open_listener(options.host, options.port)
@@ -308,7 +313,8 @@ class WorkerPool:
         """
         errors = list[HotbedError]()
         workers = [worker for worker in self._workers if worker.configured.is_set()]
-        for worker, answer in self._start_calls(workers, LOAD_SECONDS, "set_wanted", name, wanted):
+        calls = self._start_calls(workers, self._load_seconds, "set_wanted", name, wanted)
+        for worker, answer in calls:
             try:
                 answer.result()
             except ProcessGone as error:

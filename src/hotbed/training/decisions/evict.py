@@ -17,8 +17,6 @@ from hotbed.training.watching.columns import Tables, counters, tables_of
 __all__ = ["EvictionSchedule"]
 
 TOPIC = "evict"
-SLICE_ROWS = 40_000
-"""Rows that an eviction sweeps in one step, but at least one partition of one table."""
 
 Clock = Literal["data", "wall"]
 T = TypeVar("T")
@@ -40,6 +38,7 @@ class EvictionSchedule:
         lateness_seconds: how late an event may be, in seconds.
         wall_clock: the clock of this machine, with the journal of its decisions. None = without a
             journal.
+        slice_rows: rows to sweep in one step, but at least one partition of one table.
 
     Raises:
         ConfigError: an interval is not above 0, or another argument is out of range.
@@ -59,9 +58,11 @@ class EvictionSchedule:
         clock: Clock = "data",
         lateness_seconds: float = 0.0,
         wall_clock: WallClock | None = None,
+        slice_rows: int = 40_000,
     ) -> None:
         _check("EvictionSchedule", step_interval, seconds_interval, clock, lateness_seconds)
         self.tables = tables
+        self.slice_rows = slice_rows
         by_name = [table for _, table in sorted(tables.items())]
         # a table without evictions may still have candidates that expire
         self._evicting = [table for table in by_name if table.evictions or table.clock]
@@ -104,7 +105,7 @@ class EvictionSchedule:
         self._step = step
         if is_free and (self._passed or self._seconds_due(step, now)):
             self._begin(step, now)
-        self._sweep(SLICE_ROWS)
+        self._sweep(self.slice_rows)
         self.repeat(step, now)
 
     def barrier(self, step: int, now: int | None) -> bool:
