@@ -43,6 +43,17 @@ nb::list statistics(MapTask& task) {
   return out;
 }
 
+nb::list divide(Step& step, const std::vector<int64_t>& ends) {
+  std::vector<std::unique_ptr<Step>> runs;
+  {
+    nb::gil_scoped_release release;
+    runs = step.divide(ends);
+  }
+  nb::list out;
+  for (std::unique_ptr<Step>& run : runs) out.append(nb::cast(std::move(run)));
+  return out;
+}
+
 void pool(Step& step, const std::vector<RowsTuple>& out) {
   const std::vector<OutputRows> rows = output_rows(out);
   nb::gil_scoped_release release;
@@ -128,6 +139,8 @@ void init_step(nb::module_& m) {
       .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
+      .def("divide", &divide, nb::arg("ends"),
+           nb::sig("def divide(self, ends: collections.abc.Sequence[int]) -> list[Step]"))
       .def("pool", &pool, nb::arg("out"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
            nb::arg("keeps"))
@@ -163,6 +176,12 @@ void init_step(nb::module_& m) {
           nb::arg("table"), nb::arg("numbers"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
       .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"), nb::arg("order") = "flat")
+      .def(
+          "add_squares",
+          [](const Step& s, int t, Address sums, Address squares) {
+            s.add_squares(t, pointer<const float>(sums), pointer<double>(squares));
+          },
+          nb::arg("table"), nb::arg("sums"), nb::arg("squares"))
       .def("find_nonfinite", &find_nonfinite, nb::arg("table"), nb::arg("sums"))
       .def("apply", &apply, nb::arg("sums"), nb::arg("rates"));
 }

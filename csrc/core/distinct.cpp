@@ -96,6 +96,37 @@ void Distinct::keep() {
   }
 }
 
+Distinct Distinct::slice(int64_t first, int64_t last) const {
+  Distinct out;
+  out.offsets_.resize(features_.size());
+  out.weights_.resize(features_.size());
+  out.first_.push_back(0);
+  for (size_t k = 0; k < features_.size(); k++) {
+    const FeatureIds& whole = features_[k];
+    const int64_t begin = whole.offsets ? whole.offsets[first] : first;
+    const int64_t end = whole.offsets ? whole.offsets[last] : last;
+    FeatureIds ids{nullptr, end - begin, nullptr, nullptr, last - first};
+    if (whole.offsets) {
+      std::vector<int64_t>& offsets = out.offsets_[k];
+      offsets.assign(whole.offsets + first, whole.offsets + last + 1);
+      for (int64_t& offset : offsets) offset -= begin;
+      ids.offsets = offsets.data();
+    }
+    if (whole.weights) {
+      out.weights_[k].assign(whole.weights + begin, whole.weights + end);
+      ids.weights = out.weights_[k].data();
+    }
+    out.features_.push_back(ids);
+    out.first_.push_back(out.first_.back() + ids.num_values);
+    out.inverse_.insert(out.inverse_.end(), inverse(k) + begin, inverse(k) + end);
+  }
+  return out;
+}
+
+void Distinct::renumber(const std::vector<uint32_t>& numbers) noexcept {
+  for (uint32_t& number : inverse_) number = numbers[number];
+}
+
 int Distinct::num_ranges(int64_t num_ids) noexcept {
   const int64_t wanted = num_ids / kIdsPerRange;
   return static_cast<int>(std::bit_floor(static_cast<uint64_t>(std::clamp<int64_t>(wanted, 1, kMaxRanges))));

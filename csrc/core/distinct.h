@@ -44,6 +44,11 @@ class Distinct {
   // Offsets and weights are copied, ids are dropped: the caller's arrays may end.
   void keep();
 
+  // The positions of the samples [first, last) of kept ids, with the numbers that their ids have here.
+  Distinct slice(int64_t first, int64_t last) const;
+  // Gives the ids other numbers: that of number u is numbers[u].
+  void renumber(const std::vector<uint32_t>& numbers) noexcept;
+
   size_t num_features() const noexcept { return features_.size(); }
   const FeatureIds& feature(size_t k) const noexcept { return features_[k]; }
   int64_t num_positions() const noexcept { return first_.back(); }

@@ -264,6 +264,60 @@ void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool tr
   keep();
 }
 
+std::vector<std::unique_ptr<Step>> Step::divide(const std::vector<int64_t>& ends) {
+  if (!retained_) throw std::logic_error("step: to divide needs mapped ids, got none. Call map first.");
+  pooled_ = true;
+  std::vector<std::unique_ptr<Step>> runs;
+  for (size_t i = 0; i < ends.size(); i++) {
+    runs.push_back(std::make_unique<Step>(tables(), features_));
+    for (size_t t = 0; t < parts_.size(); t++) {
+      runs[i]->parts_[t].generation = parts_[t].generation;
+      parts_[t].table->retain(parts_[t].generation);
+    }
+    runs[i]->retained_ = true;
+  }
+  runs.back()->task_ = task_;
+  ThreadPool::instance().run(static_cast<int>(ends.size() * parts_.size()), [&](int task) {
+    const size_t i = static_cast<size_t>(task) / parts_.size(), t = static_cast<size_t>(task) % parts_.size();
+    take_samples(parts_[t], runs[i]->parts_[t], i ? ends[i - 1] : 0, ends[i]);
+  });
+  return runs;
+}
+
+void Step::take_samples(const Part& whole, Part& part, int64_t first, int64_t last) {
+  constexpr uint32_t kAbsent = 0xffffffffu;
+  part.withdrawn = whole.withdrawn;
+  part.step = whole.step;
+  part.distinct = whole.distinct.slice(first, last);
+  part.ranges.resize(whole.ranges.size());
+  for (size_t r = 0; r < whole.ranges.size(); r++) {
+    part.ranges[r].first_partition = whole.ranges[r].first_partition;
+    part.ranges[r].last_partition = whole.ranges[r].last_partition;
+  }
+  std::vector<uint32_t> numbers(static_cast<size_t>(whole.num_unique), kAbsent);  // in their range of the part
+  for (const uint32_t u : part.distinct.inverse()) {
+    if (numbers[u] != kAbsent) continue;
+    size_t r = whole.ranges.size() - 1;
+    while (whole.ranges[r].base > u) r--;
+    const Uniques& from = whole.ranges[r];
+    Uniques& to = part.ranges[r];
+    numbers[u] = static_cast<uint32_t>(to.ids.size());
+    to.ids.push_back(from.ids[u - from.base]);
+    to.hashes.push_back(from.hashes[u - from.base]);
+    to.slots.push_back(from.slots[u - from.base]);
+  }
+  uint32_t base = 0;
+  for (size_t r = 0; r < whole.ranges.size(); r++) {
+    const Uniques& from = whole.ranges[r];
+    part.ranges[r].base = base;
+    for (size_t u = from.base; u < from.base + from.ids.size(); u++)
+      if (numbers[u] != kAbsent) numbers[u] += base;
+    base += static_cast<uint32_t>(part.ranges[r].ids.size());
+  }
+  part.num_unique = base;
+  part.distinct.renumber(numbers);
+}
+
 void Step::take_back() {
   if (!logs_ || pooled_ || !retained_) return;
   const Locked locked(*this);
@@ -402,6 +456,17 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
     if (!kernels().finite(sum + first, length)) finite.store(false);
   });
   return finite.load();
+}
+
+void Step::add_squares(int table, const float* sums, double* squares) const noexcept {
+  const Part& part = parts_[static_cast<size_t>(table)];
+  const int64_t dim = part.table->config().dim;
+  for (const Uniques& range : part.ranges)
+    for (size_t u = 0; u < range.ids.size(); u++) {
+      double& square = squares[partition_of(range.hashes[u])];
+      const float* sum = sums + (range.base + static_cast<int64_t>(u)) * dim;
+      for (int64_t d = 0; d < dim; d++) square += static_cast<double>(sum[d]) * sum[d];
+    }
 }
 
 bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexcept {

@@ -43,6 +43,10 @@ class Step {
   void take_back();
   // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
   void mapped_by(std::shared_ptr<MapTask> task) { task_ = std::move(task); }
+  // Cuts the mapped ids into runs of consecutive samples, which end before these samples: each a step of its own, with
+  // the distinct ids of its samples in the order feature, sample, position, mapped as they are here. The runs are
+  // pooled in the place of this step; with the last of them a queue may map on.
+  std::vector<std::unique_ptr<Step>> divide(const std::vector<int64_t>& ends);
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
   void pool(const std::vector<OutputRows>& out);
   // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
@@ -71,6 +75,8 @@ class Step {
   // The tables of all steps that have sums, each with the distinct ids of all and their sums added in this order.
   static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums, Order order,
                                      std::vector<std::vector<float>>* merged_sums);
+  // Adds the squares of the lanes of the sums of `table` to squares[partition of their id], an id after the other.
+  void add_squares(int table, const float* sums, double* squares) const noexcept;
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
   bool find_nonfinite(int table, const float* sums, int64_t* id) const noexcept;
   // Applies the rule of each table that has sums once to every id with a row. Rows withdrawn since the lookup are
@@ -97,6 +103,7 @@ class Step {
   template <class F>
   void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
+  static void take_samples(const Part& whole, Part& part, int64_t first, int64_t last);
   static void cut(std::vector<Uniques>& ranges, int64_t num_ids);
   static std::unique_ptr<Step> merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                             std::vector<std::vector<float>>* merged_sums);

@@ -98,6 +98,10 @@ class HalfIds:
         places = [part.mapped.find_nonfinite(part) for part in halves_of(sums)]
         return min((place for place in places if place is not None), default=None)
 
+    def squares(self, sums: Sums) -> np.ndarray:
+        low, high = (part.mapped.squares(part) for part in halves_of(sums))
+        return np.concatenate([low[:128], high[128:]])
+
     def without_ids(self) -> HalfIds:
         return HalfIds([], [], [half.without_ids() for half in self.mapped])
 
@@ -145,6 +149,21 @@ class Halves(Lookup):
         task = None if queue is None else HalfMaps([plan.task for plan in plans])
         return Plan(tuple(inputs), HalfIds(inputs, owners, [plan.mapped for plan in plans]), task)
 
+    def divide(
+        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[hb.Ids]]
+    ) -> list[Plan]:
+        assert isinstance(plan.mapped, HalfIds)
+        routed = [route(inputs) for inputs in parts]
+        of_halves = []
+        for half, half_layout in enumerate(self._layouts(layout)):
+            whole = Plan((), plan.mapped.mapped[half])
+            inputs = [of_part[half] for _, of_part in routed]
+            of_halves.append(self.local.divide(half_layout, whole, inputs))
+        plans = []
+        for inputs, (owners, _), low, high in zip(parts, routed, *of_halves, strict=True):
+            plans.append(Plan(tuple(inputs), HalfIds(inputs, owners, [low.mapped, high.mapped])))
+        return plans
+
     def pool(
         self,
         layout: FeatureLayout,
@@ -188,7 +207,6 @@ class Halves(Lookup):
         flat: Tensor | None,
         sequences: Sequence[Tensor | None],
         groups: Sequence[Group],
-        earlier: Sums | None = None,
     ) -> Sums:
         assert isinstance(mapped, HalfIds)
         grads = []
@@ -197,7 +215,6 @@ class Halves(Lookup):
                 pooling = layout.features[number].pooling
                 grad = spread(pooling, mapped.inputs[number], mapped.rows[number], grad)
             grads.append(grad)
-        before: Parts = [None, None] if earlier is None else halves_of(earlier)
         plain = [Group(group.dim, group.tables, group.names, Buckets(())) for group in groups]
         parts = []
         for half, half_layout in enumerate(self._layouts(layout)):
@@ -207,17 +224,14 @@ class Halves(Lookup):
                 for grad, mask in zip(grads, masks, strict=True)
             ]
             parts.append(
-                self.local.sum_gradients(
-                    half_layout, mapped.mapped[half], None, of_half, plain, before[half]
-                )
+                self.local.sum_gradients(half_layout, mapped.mapped[half], None, of_half, plain)
             )
-        joined = HalfIds(mapped.inputs, mapped.owners, [part.mapped for part in parts])
-        return Sums(
-            joined,
-            groups,
-            [joined_sums(group, number, parts) for number, group in enumerate(groups)],
-            all(part.finite for part in parts),
-        )
+        return both(groups, parts)
+
+    def join(self, parts: Sequence[Sums]) -> Sums:
+        every = [halves_of(part) for part in parts]
+        halves = [self.local.join([part[half] for part in every]) for half in HALVES]
+        return both(parts[0].groups, halves)
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         every = [halves_of(part) for part in parts]
@@ -247,6 +261,13 @@ def route(inputs: Sequence[hb.Ids]) -> tuple[list[np.ndarray], Parts]:
             before = np.concatenate([[0], np.cumsum(owner == half)])
             routed[half].append(hb.Ids(values[owner == half], before[offsets]))
     return owners, routed
+
+
+def both(groups: Sequence[Group], halves: Parts) -> Sums:
+    """Return the sums of both halves, from those of each."""
+    mapped = HalfIds([], [], [half.mapped for half in halves])
+    grads = [joined_sums(group, number, halves) for number, group in enumerate(groups)]
+    return Sums(mapped, groups, grads, all(half.finite for half in halves))
 
 
 def joined_sums(group: Group, number: int, parts: Parts) -> Tensor:
@@ -388,8 +409,8 @@ def learn(
 ) -> list[Tensor]:
     """Learn from the batches, and return the results of all lookups.
 
-    Ids are mapped in the lookup, or ahead, or ahead in a queue; every third update adds the
-    gradients of two batches.
+    Ids are mapped in the lookup, or ahead, or ahead in a queue and then looked up in two parts;
+    every third update adds the gradients of two batches. The norm of gradients is a result, too.
     """
     network = modules(every)
     for module in network:
@@ -401,14 +422,23 @@ def learn(
         loss = torch.zeros(())
         for module in network:
             inputs = module.inputs_of(batch)
-            plan = None
+            runs: list[tuple[list[hb.Ids], Plan | None]] = [(inputs, None)]
             if number % 3:
                 plan = module.map(inputs, batch.time, queue=queue if number % 3 == 2 else None)
                 plan.wait()
-            flat, sequences = module.pool(inputs, batch.time, plan)
-            results += [flat.detach(), *(rows.detach() for rows in sequences)]
-            loss = loss + ((flat - 1) ** 2).sum() + sum((rows**3).sum() for rows in sequences)
+                runs = [(inputs, plan)]
+            if number % 3 == 2:
+                parts = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
+                runs = list(zip(parts, lookup.divide(module.layout, plan, parts), strict=True))
+            for of_run, of_plan in runs:
+                flat, sequences = module.pool(of_run, batch.time, of_plan)
+                results += [flat.detach(), *(rows.detach() for rows in sequences)]
+                loss = loss + ((flat - 1) ** 2).sum() + sum((rows**3).sum() for rows in sequences)
         loss.backward()
+        for module in network:
+            sums = module.gradients.take(keeps=True)
+            assert sums is not None
+            results.append(torch.from_numpy(sums.mapped.squares(sums)))
         if number % 3 == 1:
             continue
         torch.nn.utils.clip_grad_value_(network.parameters(), 2.0)

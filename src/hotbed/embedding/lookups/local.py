@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotbed.data.batch import Ids
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import MapQueue, Step, Table
 from hotbed.errors import ConfigError
 
@@ -58,6 +60,13 @@ class LocalIds:
                 return number, id
         return None
 
+    def squares(self, sums: Sums) -> NDArray[np.float64]:
+        squares = np.zeros(PARTITIONS)
+        for number, address in enumerate(_addresses(sums.groups, sums.grads, self.num_uniques())):
+            if address is not None:
+                self.step.add_squares(number, address, squares.ctypes.data)
+        return squares
+
     def without_ids(self) -> LocalIds:
         step = Step([table.native for table in self.tables], [])
         step.map([], 0, training=False)
@@ -90,6 +99,17 @@ class LocalLookup(Lookup):
             raise
         _watch_admission(layout)
         return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
+
+    def divide(
+        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[Ids]]
+    ) -> list[Plan]:
+        hosts = [HostIds(layout.features, inputs) for inputs in parts]
+        ends = list(itertools.accumulate(host.num_samples for host in hosts))
+        steps = _local(plan.mapped).step.divide(ends)
+        return [
+            Plan(tuple(inputs), LocalIds(layout.tables, step, host))
+            for inputs, step, host in zip(parts, steps, hosts, strict=True)
+        ]
 
     def pool(
         self,
@@ -126,7 +146,6 @@ class LocalLookup(Lookup):
         flat: Tensor | None,
         sequences: Sequence[Tensor | None],
         groups: Sequence[Group],
-        earlier: Sums | None = None,
     ) -> Sums:
         local = _local(mapped)
         uniques = local.num_uniques()
@@ -137,14 +156,27 @@ class LocalLookup(Lookup):
         of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
         rows = _gradient_rows(layout, flat, of_sequences)
         finite = local.step.sum_gradients(rows, _addresses(groups, grads, uniques))
-        sums = Sums(local, groups, grads, finite)
-        if earlier is None or not any(earlier.mapped.num_uniques()):
-            return sums
-        return _added(earlier, sums)
+        return Sums(local, groups, grads, finite)
+
+    def join(self, parts: Sequence[Sums]) -> Sums:
+        mapped, arrays = _merged(parts, "tree")
+        groups = parts[0].groups
+        grads = []
+        for group in groups:
+            sums = [torch.from_numpy(arrays[number]).view(-1, group.dim) for number in group.tables]
+            num_uniques = sum(map(len, sums))
+            num_zeros = group.num_rows(num_uniques) - num_uniques
+            if num_zeros:
+                sums.append(torch.zeros(num_zeros, group.dim, dtype=torch.float32, device="cpu"))
+            if len(sums) > 1:
+                sums = [torch.cat(sums)]
+            grads.append(sums[0])
+        # sums of finite sums may overflow: they must be checked again
+        return Sums(mapped, groups, grads, finite=False)
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if len(parts) > 1 and _share_tables(parts):
-            mapped, arrays = _merged(parts)
+            mapped, arrays = _merged(parts, "flat")
             addresses = [array.__array_interface__["data"][0] for array in arrays]
             rate_of: dict[Table, float] = {}
             for part, group_rates in zip(parts, rates, strict=True):
@@ -270,35 +302,21 @@ def _updated_tables(part: Sums) -> list[Table]:
     return [part.mapped.tables[number] for number in numbers]
 
 
-def _merged(parts: Sequence[Sums]) -> tuple[LocalIds, list[Any]]:
-    """Return the ids of all parts, each table once, and the sums of each table as an array."""
+def _merged(parts: Sequence[Sums], order: str) -> tuple[LocalIds, list[Any]]:
+    """Return the ids of all parts, each table once, and the sums of each table as an array.
+
+    `order`: in which the sums of an id are added, "flat" or "tree".
+    """
     every_ids = [_local(part.mapped) for part in parts]
     dense = [[dense_rows(grad) for grad in part.grads] for part in parts]  # as a caller left them
     addresses = [
         _addresses(part.groups, grads, ids.num_uniques())
         for part, grads, ids in zip(parts, dense, every_ids, strict=True)
     ]
-    step, arrays = Step.merge([ids.step for ids in every_ids], addresses)
+    step, arrays = Step.merge([ids.step for ids in every_ids], addresses, order)
     # in the order of merge: as the tables come first
     tables = dict.fromkeys(table for part in parts for table in _updated_tables(part))
     return LocalIds(list(tables), step), arrays
-
-
-def _added(earlier: Sums, sums: Sums) -> Sums:
-    """Return the sums of a micro-batch and of those before it, in the same groups."""
-    mapped, arrays = _merged([earlier, sums])
-    grads = []
-    for group in sums.groups:
-        parts = [torch.from_numpy(arrays[number]).view(-1, group.dim) for number in group.tables]
-        num_uniques = sum(len(part) for part in parts)
-        num_zeros = group.num_rows(num_uniques) - num_uniques
-        if num_zeros:
-            parts.append(torch.zeros(num_zeros, group.dim, dtype=torch.float32, device="cpu"))
-        if len(parts) > 1:
-            parts = [torch.cat(parts)]
-        grads.append(parts[0])
-    # sums of finite sums may overflow: they must be checked again
-    return Sums(mapped, sums.groups, grads, finite=False)
 
 
 def _table_rates(part: Sums, group_rates: Sequence[float]) -> list[float]:

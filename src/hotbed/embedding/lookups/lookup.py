@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookup: who performs the four verbs of a batch, which are map, pool, sum gradients and update.
 
+A batch may be looked up in parts: `divide` cuts what was mapped, `join` adds what was summed.
+
 `module.lookup` is one of these values. `LocalLookup` is the default; rows on other processes or
 devices have lookups of their own. How results enter the graph of torch is a matter of
 `modules.flow`: no verb here knows of autograd.
@@ -52,6 +54,20 @@ class Lookup(ABC):
         """
 
     @abstractmethod
+    def divide(
+        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[Ids]]
+    ) -> list[Plan]:
+        """Return the plans of consecutive parts of a batch, which are pooled in place of `plan`.
+
+        The tables do not change: the map of the whole batch has counted its samples.
+
+        Args:
+            layout: the features and tables.
+            plan: of the whole batch, which was waited for.
+            parts: of each part, the ids of each feature; together they are those of the batch.
+        """
+
+    @abstractmethod
     def pool(
         self,
         layout: FeatureLayout,
@@ -85,7 +101,6 @@ class Lookup(ABC):
         flat: Tensor | None,
         sequences: Sequence[Tensor | None],
         groups: Sequence[Group],
-        earlier: Sums | None = None,
     ) -> Sums:
         """Return the gradients of results, summed by distinct id.
 
@@ -97,7 +112,14 @@ class Lookup(ABC):
             flat: the gradient of the pooled features side by side, or None.
             sequences: the gradient of each sequence, or None.
             groups: how the sums lie; each table in one of them.
-            earlier: sums in the same groups that wait already; they are added.
+        """
+
+    @abstractmethod
+    def join(self, parts: Sequence[Sums]) -> Sums:
+        """Return the sums of parts of a step, in the same groups, as those of all their ids.
+
+        The sums of an id are added by halves, as in (0 + 1) + (2 + 3). A part without the id is
+        left out. Ids come in the order of their first part, and in the order that they have there.
         """
 
     @abstractmethod

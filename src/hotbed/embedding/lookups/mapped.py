@@ -52,6 +52,14 @@ class MappedIds(Protocol):
         `sums`: those of these ids.
         """
 
+    def squares(self, sums: Sums) -> NDArray[np.float64]:
+        """Return the squares of the sums, added by partition of their id, float64 [256].
+
+        In a partition the tables come in their order, and the ids of a table in that of their sums.
+
+        `sums`: those of these ids.
+        """
+
     def without_ids(self) -> MappedIds:
         """Return the same tables without an id: their update counts as a step all the same."""
 

@@ -69,9 +69,21 @@ class RowGradients:
             flat: the gradient of the pooled features side by side, or None.
             sequences: the gradient of each sequence, or None.
         """
-        groups = self._layout.groups
         earlier = self._waiting()
-        self._wait(lookup.sum_gradients(layout, mapped, flat, sequences, groups, earlier))
+        sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
+        if earlier is not None and any(earlier.mapped.num_uniques()):
+            sums = lookup.join([earlier, sums])
+        self._wait(sums)
+
+    def add_parts(self, lookup: Lookup, parts: Sequence[Sums | None]) -> None:
+        """Let the gradients of the parts of a step wait, joined; None is a part without any.
+
+        None may wait before.
+        """
+        mapped = [part.mapped for part in parts if part is not None]
+        if mapped:
+            nothing = self._without_ids(mapped[0])
+            self._wait(lookup.join([part or nothing for part in parts]))
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
@@ -103,14 +115,13 @@ class RowGradients:
         only the rows that have one. There torch forgets the ids of a sparse gradient, too.
         """
         if self._pending is not None:
-            self._wait_without_ids(self._pending.sums.mapped)
+            self._wait(self._without_ids(self._pending.sums.mapped))
 
-    def _wait_without_ids(self, mapped: MappedIds) -> Sums:
+    def _without_ids(self, mapped: MappedIds) -> Sums:
+        """Return the sums of no id, for the tables of `mapped`."""
         nothing = [0] * len(self._layout.tables)
         grads = [group.empty(nothing) for group in self._layout.groups]
-        sums = Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
-        self._wait(sums)
-        return sums
+        return Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
 
     def _wait(self, sums: Sums) -> None:
         for parameter, grad in zip(self._parameters, sums.grads, strict=True):
@@ -135,7 +146,9 @@ class RowGradients:
         if any(_has_value(grad) for grad in rows):
             return Sums(pending.sums.mapped, pending.sums.groups, rows)
         # by nn.Module.zero_grad(set_to_none=False), which knows no tables
-        return self._wait_without_ids(pending.sums.mapped)
+        nothing = self._without_ids(pending.sums.mapped)
+        self._wait(nothing)
+        return nothing
 
 
 def _has_value(grad: Tensor) -> bool:

@@ -18,7 +18,8 @@ from hotbed.training.run import Run
 class ClipGradients:
     """Scale the gradients of a step so that their global norm is at most `max_norm`.
 
-    The norm is that of all gradients together, of dense parameters and of rows.
+    The norm is that of all gradients together, of dense parameters and of rows. It is asked from
+    the learner, which says in what order it is summed.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -29,11 +30,9 @@ class ClipGradients:
         return False
 
     def on_gradients(self, run: Run) -> None:
-        parameters = []
-        for parameter in run.learner.parameters():
-            if parameter.grad is not None and parameter.grad.numel():
-                parameters.append(parameter)
-        torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+        learner = run.learner
+        norm = learner.gradient_norm()
+        torch.nn.utils.clip_grads_with_norm_(learner.parameters(), self._max_norm, norm)
 
 
 @described

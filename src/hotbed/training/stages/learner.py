@@ -107,6 +107,17 @@ class StepLearner:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
         return [*self._dense_parameters, *self._row_parameters]
 
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients that wait, float32 [].
+
+        It is torch's: the norm of the norms of all gradients, in the order of `parameters()`. The
+        order of sums in a gradient of rows is that of its ids.
+        """
+        gradients = [parameter.grad for parameter in self.parameters()]
+        return torch.nn.utils.get_total_norm(
+            [gradient for gradient in gradients if gradient is not None and gradient.numel()]
+        )
+
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
         # what an interrupted training, or a loop of the user's own, left behind
@@ -246,6 +257,10 @@ class SelfUpdating:
 
     def parameters(self) -> list[nn.Parameter]:
         return []
+
+    def gradient_norm(self) -> Tensor:
+        """Return 0: the network keeps its gradients to itself."""
+        return torch.zeros(())
 
     def forward(self, example: Example) -> Tensor:
         with misfits_named(self.network, example):
