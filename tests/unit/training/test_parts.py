@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step in parts: forward and backward a part at a time, joined, checked once and applied once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+from hotbed._core import hash_ids
+from hotbed.embedding.lookups import Feature
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.training.callbacks import ClipGradients
+from hotbed.training.stages.parts import PartLearner, joined
+
+from .test_ahead import counts, everything
+
+DIM = 3
+FEATURES = {"user": "user", "item": "item", "clicked": "item"}  # by feature, its table
+STEPS = 5
+
+Rows = dict[tuple[str, int], Tensor]
+
+
+class Network(nn.Module):
+    """A head over two single ids, a bag that shares a table, and a number."""
+
+    looks_up_once = True
+
+    def __init__(self, *, batch_norm: bool = False, **table: Any) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        settings = {"rule": hb.Sgd(lr=0.1)} | table
+        tables = [hb.Table(name, DIM, **settings) for name in ("user", "item")]
+        features = [Feature(name, of) for name, of in FEATURES.items()]
+        self.tables = hb.EmbeddingCollection(features, tables)
+        norm = [nn.BatchNorm1d(8)] if batch_norm else []
+        self.head = nn.Sequential(nn.Linear(10, 8), *norm, nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        return self.score(self.tables.flat(batch), batch)
+
+    def score(self, flat: Tensor, batch: hb.Batch) -> Tensor:
+        scores: Tensor = self.head(torch.cat([flat, batch.dense["x"][:, None]], 1)).squeeze(1)
+        return scores
+
+
+def batches(num_samples: int) -> list[hb.Batch]:
+    random = np.random.default_rng(num_samples)
+    every = []
+    for step in range(STEPS):
+        offsets = np.concatenate([[0], random.integers(0, 4, num_samples).cumsum()])
+        ids = {
+            "user": hb.Ids(random.integers(0, 30, num_samples)),
+            "item": hb.Ids(random.integers(0, 40, num_samples)),
+            "clicked": hb.Ids(random.integers(0, 40, offsets[-1]), offsets),
+        }
+        x = random.normal(size=num_samples).astype(np.float32)
+        labels = random.integers(0, 2, num_samples).astype(np.float32)
+        time = step * 1_000_000 + np.arange(num_samples)
+        every.append(hb.Batch(ids, {"x": x}, {"y": labels}, time=time))
+    return every
+
+
+def sgd(network: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(hb.dense_parameters(network), lr=0.1, momentum=0.9)
+
+
+def in_parts(network: nn.Module, parts: int) -> hb.RecModel:
+    model = hb.RecModel(network, "bce", sgd(network), {"auc"})
+    whole: Any = model.learner
+    model.learner = PartLearner(
+        whole.network, whole.criterion, whole.dense, whole.sparse, parts, precision=whole.precision
+    )
+    return model
+
+
+def learned(model: hb.RecModel, data: Iterable[Any], callbacks: Any = ()) -> hb.RecModel:
+    model.fit(data, callbacks=callbacks, progress=False)
+    return model
+
+
+# --- a loop that is too simple to be wrong --------------------------------------------------------
+
+
+class Loop:
+    """Rows in a dict, a batch part by part, and gradients joined one by one."""
+
+    def __init__(self, network: Network, parts: int) -> None:
+        self.network = copy.deepcopy(network)
+        self.tables = {table.name: table for table in self.network.tables.tables}  # never learn
+        self.dense = sgd(self.network)
+        self.parts = parts
+        self.rows: Rows = {}
+
+    def step(self, batch: hb.Batch) -> float:
+        n = len(batch)
+        before = [buffer.clone() for buffer in self.network.buffers()]
+        losses: list[Tensor | None] = []
+        dense: list[list[Tensor] | None] = []
+        rows: list[Rows] = []
+        buffers: list[list[Tensor]] = []
+        for part in range(self.parts):
+            first, last = n * part // self.parts, n * (part + 1) // self.parts
+            losses.append(None)
+            dense.append(None)
+            rows.append({})
+            if first == last:
+                continue
+            for buffer, value in zip(self.network.buffers(), before, strict=True):
+                buffer.copy_(value)
+            samples = batch[first:last].map_arrays(torch.tensor)
+            flat = self.pooled(samples).requires_grad_()
+            labels = samples.labels["y"]
+            loss = hb.losses.BCE()(self.network.score(flat, samples), labels)
+            loss = loss * ((last - first) / n)
+            self.dense.zero_grad()
+            loss.backward()
+            losses[-1] = loss.detach()
+            dense[-1] = [parameter.grad.clone() for parameter in self.network.head.parameters()]
+            rows[-1] = self.by_id(samples, flat.grad)
+            buffers.append([buffer.clone() for buffer in self.network.buffers()])
+        self.apply(dense, rows, buffers)
+        return float(tree(losses))
+
+    def apply(self, dense: Any, rows: list[Rows], buffers: list[list[Tensor]]) -> None:
+        for number, parameter in enumerate(self.network.head.parameters()):
+            parameter.grad = tree([grads and grads[number] for grads in dense])
+        self.dense.step()
+        for key in {key for of_part in rows for key in of_part}:
+            self.rows[key] -= 0.1 * tree([of_part.get(key) for of_part in rows])
+        for number, buffer in enumerate(self.network.buffers()):
+            values = [each[number] for each in buffers]
+            if buffer.is_floating_point() and buffer.numel():
+                buffer.copy_(tree(values) / len(values))
+            else:
+                buffer.copy_(values[0])
+
+    def positions(self, samples: hb.Batch) -> Iterable[tuple[tuple[str, int], int, slice]]:
+        """Yield the row of each position, its sample and its lanes."""
+        for number, (feature, table) in enumerate(FEATURES.items()):
+            ids = samples.ids[feature]
+            for position, sample in enumerate(np.repeat(np.arange(len(ids)), ids.lengths())):
+                lanes = slice(DIM * number, DIM * (number + 1))
+                yield (table, int(ids.values[position])), int(sample), lanes
+
+    def pooled(self, samples: hb.Batch) -> Tensor:
+        flat = torch.zeros(len(samples), 3 * DIM)
+        for key, sample, lanes in self.positions(samples):
+            if key not in self.rows:
+                initial = self.tables[key[0]].lookup(np.array([key[1]]))
+                self.rows[key] = torch.tensor(initial[0])
+            flat[sample, lanes] += self.rows[key]
+        return flat
+
+    def by_id(self, samples: hb.Batch, grad: Any) -> Rows:
+        sums: Rows = {}
+        for key, sample, lanes in self.positions(samples):
+            sums[key] = sums.get(key, torch.zeros(DIM)) + grad[sample, lanes]
+        return sums
+
+
+def tree(values: Any) -> Any:
+    while len(values) > 1:
+        values = [*values, None] if len(values) % 2 else values
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [b if a is None else a if b is None else a + b for a, b in pairs]
+    return values[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_samples", "batch_norm"),
+    [(1, 12, True), (2, 64, True), (4, 61, True), (8, 64, True), (8, 13, False), (8, 3, False)],
+)
+def test_a_step_in_parts_has_the_bits_of_a_plain_loop(
+    parts: int, num_samples: int, batch_norm: bool
+) -> None:
+    network = Network(batch_norm=batch_norm)
+    loop = Loop(network, parts)
+    losses: list[float] = []
+
+    class Losses:
+        def on_step_end(self, run: Any) -> None:
+            losses.append(float(run.loss))
+
+    model = learned(in_parts(network, parts), batches(num_samples), [Losses()])
+    assert losses == [loop.step(batch) for batch in batches(num_samples)]
+    for name, value in loop.network.head.state_dict().items():
+        assert torch.equal(value, network.head.state_dict()[name]), name
+    ids = {table.name: table for table in network.tables.tables}
+    assert sum(map(len, ids.values())) == len(loop.rows)
+    for (table, id), row in loop.rows.items():
+        assert torch.equal(torch.tensor(ids[table].lookup(np.array([id]))[0]), row)
+    assert model.counters["steps"] == STEPS
+
+
+def test_parts_are_joined_by_halves_and_absent_ones_are_left_out() -> None:
+    def add(a: str, b: str) -> str:
+        return f"({a}{b})"
+
+    assert joined(list("01234567"), add) == "(((01)(23))((45)(67)))"
+    assert joined(list("012345"), add) == "(((01)(23))(45))"
+    assert joined([None, "1", None, None, "4", "5", None, "7"], add) == "(1((45)7))"
+    assert joined([None, None], add) is None
+
+
+def test_one_part_has_the_bits_of_a_step(
+    dataset: Callable[..., Any], network: Callable[..., Any]
+) -> None:
+    first = network()
+    whole = hb.RecModel(first, "bce", sgd(first), {"auc"})
+    part = in_parts(network(), 1)
+    metrics = []
+    for model in (whole, part):
+        history = model.fit(dataset(300), progressive=True, progress=False)
+        metrics.append([(point.loss, point.window) for point in history.points])
+    assert everything(part) == everything(whole)
+    assert metrics[1] == metrics[0]
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [
+        {"admit": hb.MinCount(3), "evict": hb.Ttl(seconds=2)},
+        {"admit": hb.MinCount(2, once_a_batch=True, sketch_bytes=65_536), "evict": hb.Lru(1024)},
+        {"admit": hb.Probability(0.5), "evict": hb.Lfu(1024, half_life_seconds=3)},
+        {"rule": hb.Adam(lr=0.1, scope="all"), "dtype": "bfloat16"},
+    ],
+    ids=["count", "sketch", "probability", "Adam"],
+)
+def test_tables_count_admit_and_evict_as_in_one_part(policies: dict[str, Any]) -> None:
+    def contents(parts: int, depth: int = 0) -> Any:
+        network = Network(**policies)
+        data = hb.Ahead(batches(50), depth=depth) if depth else batches(50)
+        model = learned(in_parts(network, parts), data)
+        for table in network.tables.tables:
+            table.evict(4_000_000)
+        return everything(model), [known(table) for table in network.tables.tables]
+
+    def known(table: Table) -> Any:
+        ids = [batch["id"].to_pylist() for batch in table.export()]
+        candidates = [batch.to_pydict() for batch in table.candidates()]
+        sketch = [batch.to_pydict() for batch in table.sketch()]
+        return ids, candidates, sketch, table.scalars(), counts(table.stats)
+
+    assert contents(4)[1] == contents(1)[1]
+    assert contents(4, depth=2)[0] == contents(4)[0]
+
+
+def test_a_gradient_of_one_part_that_is_not_finite_changes_nothing(
+    dataset: Callable[..., Any], network: Callable[..., Any], world: Any
+) -> None:
+    model = in_parts(network(), 4)
+    every = list(dataset(256))
+    model.step(every[0])
+    before = world.snapshot(model)
+    bad = every[0].map_arrays(np.copy)  # ids that have rows: a map is no update
+    bad.dense["x"][40] = np.nan
+    with pytest.raises(NonFiniteGradient):
+        model.step(bad)
+    assert world.same(world.snapshot(model), before)
+    model.step(every[1])
+    assert not world.same(world.snapshot(model), before)
+
+
+def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
+    norms: list[tuple[float, float]] = []
+
+    def by_partition(learner: PartLearner) -> float:
+        module = learner.network.tables
+        sums = module.gradients.take(keeps=True)
+        assert sums is not None
+        squares = [0.0] * 256
+        rows = iter(sums.grads[0].tolist())
+        for number in range(2):
+            for id in sums.mapped.unique_ids(number):
+                partition = int(hash_ids(np.array([id]))[0] >> np.uint64(56))
+                for lane in next(rows):
+                    squares[partition] += lane * lane
+        total = 0.0
+        for square in squares:
+            total += square
+        for parameter in learner.network.head.parameters():
+            total += float(parameter.grad.double().norm()) ** 2
+        return total**0.5
+
+    class Norm:
+        def on_gradients(self, run: Any) -> None:
+            norms.append((float(run.learner.gradient_norm()), by_partition(run.learner)))
+
+    learned(in_parts(Network(), 4), batches(50), [Norm(), ClipGradients(1e-2), Norm()])
+    for number, (norm, expected) in enumerate(norms):
+        assert norm == pytest.approx(expected, rel=1e-7)
+        assert norm == pytest.approx(1e-2, rel=1e-3) or number % 2 == 0
+
+
+def test_what_cannot_run_in_parts_is_refused() -> None:
+    class Forgets(Network):
+        def forward(self, batch: hb.Batch) -> Tensor:
+            return self.head(torch.zeros(len(batch), 10)).squeeze(1)
+
+    class Counts(Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, batch: hb.Batch) -> Tensor:
+            self.seen += len(batch)
+            return super().forward(batch)
+
+    with pytest.raises(ConfigError, match="does not look up those of tables"):
+        in_parts(Forgets(), 2).step(batches(8)[0])
+    with pytest.raises(ConfigError, match="parts of a step must agree on integer buffers"):
+        in_parts(Counts(), 2).step(batches(9)[0])
+    with pytest.raises(ConfigError, match="each table in one EmbeddingCollection"):
+        in_parts(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
+    with pytest.raises(ConfigError, match="needs batches of a Dataset"):
+        in_parts(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
