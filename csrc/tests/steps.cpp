@@ -602,3 +602,66 @@ TEST_CASE("merged steps hold the sum of each id in the order that is asked for, 
           CHECK(num_ids >= ids.size());
         }
 }
+
+TEST_CASE("runs of samples of a mapped batch pool its rows, and sum the gradients of their own ids") {
+  constexpr int64_t kDim = 2;
+  for (const int64_t n : {int64_t{11}, int64_t{30'000}})  // the second has several ranges
+    for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax})
+      for (const int threads : {1, 4}) {
+        const Threads guard(threads);
+        Group group({config("a", kDim)});
+        Draw draw(static_cast<uint64_t>(n));
+        const std::vector<int64_t> single = draw_ids(draw, 1, static_cast<size_t>(n), 5000)[0];
+        std::vector<int64_t> offsets{0};
+        for (int64_t i = 0; i < n; i++) offsets.push_back(offsets.back() + static_cast<int64_t>(draw.below(3)));
+        const std::vector<int64_t> bag = draw_ids(draw, 1, static_cast<size_t>(offsets.back()), 5000)[0];
+        std::vector<float> weights(bag.size());
+        for (float& weight : weights) weight = draw.around();
+        const std::vector<FeatureIds> ids{
+            {single.data(), n, nullptr, nullptr, n},
+            {bag.data(), offsets.back(), offsets.data(), pooling == Pooling::kMax ? nullptr : weights.data(), n}};
+        const std::vector<Feature> features{{0, Pooling::kSum}, {0, pooling}};
+        std::vector<float> expected(static_cast<size_t>(n * 2 * kDim), NAN), out = expected, grad = expected;
+        for (float& x : grad) x = draw.around();
+        Step whole(group.tables, features);
+        whole.map(ids, nullptr, true);
+        const uint64_t calls = group.tables[0]->calls();
+        const std::vector<int64_t> ends{n / 3, n / 3, n};  // the second is empty
+        const auto runs = whole.divide(ends);
+        CHECK(group.tables[0]->calls() == calls);
+        Step(group.tables, features)
+            .lookup(ids, nullptr, false, false, {{expected.data(), 2 * kDim}, {expected.data() + kDim, 2 * kDim}});
+        int64_t first = 0;
+        for (size_t i = 0; i < runs.size(); first = ends[i++]) {
+          Step& run = *runs[i];
+          float* rows = out.data() + first * 2 * kDim;
+          run.pool({{rows, 2 * kDim}, {rows + kDim, 2 * kDim}});
+          // a step over these samples alone, whose ids have rows already
+          std::vector<int64_t> starts(offsets.begin() + first, offsets.begin() + ends[i] + 1);
+          const int64_t begin = starts[0], m = ends[i] - first;
+          for (int64_t& start : starts) start -= begin;
+          Step alone(group.tables, features);
+          const float* of_bag = pooling == Pooling::kMax ? nullptr : weights.data() + begin;
+          alone.map({{single.data() + first, m, nullptr, nullptr, m},
+                     {bag.data() + begin, starts.back(), starts.data(), of_bag, m}},
+                    nullptr, false);
+          const float* upstream = grad.data() + first * 2 * kDim;
+          const std::vector<GradientRows> grads{{upstream, 2 * kDim}, {upstream + kDim, 2 * kDim}};
+          std::map<int64_t, std::pair<float, float>> sums[2];
+          double squares[2][kPartitions] = {};
+          Step* both[] = {&run, &alone};
+          for (int k = 0; k < 2; k++) {
+            const std::vector<int64_t> unique = both[k]->unique_ids(0);
+            std::vector<float> sum(unique.size() * kDim);
+            REQUIRE(both[k]->sum_gradients(grads, {sum.data()}));
+            both[k]->add_squares(0, sum.data(), squares[k]);
+            for (size_t u = 0; u < unique.size(); u++)
+              REQUIRE(sums[k].emplace(unique[u], std::pair(sum[u * kDim], sum[u * kDim + 1])).second);
+          }
+          CHECK(sums[0] == sums[1]);
+          // in a partition the ids come in one order, for any number of ranges
+          CHECK(std::memcmp(squares[0], squares[1], sizeof squares[0]) == 0);
+        }
+        CHECK(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0);
+      }
+}

@@ -187,7 +187,7 @@ class _Each:
 
 
 def test_clipping_bounds_the_norm_of_dense_and_row_gradients_together(
-    dataset: Any, network: Any
+    dataset: Any, network: Any, world: Any
 ) -> None:
     norms: list[float] = []
 
@@ -200,6 +200,14 @@ def test_clipping_bounds_the_norm_of_dense_and_row_gradients_together(
     model.fit(dataset(256), callbacks=[Norm(), ClipGradients(1e-3), Norm()], progress=False)
     assert all(before > 1e-3 for before in norms[::2])
     assert norms[1::2] == pytest.approx([1e-3] * 4, rel=1e-3)
+
+    class TorchClip:
+        def on_gradients(self, run: Any) -> None:
+            torch.nn.utils.clip_grad_norm_(run.learner.parameters(), 1e-3)
+
+    other = hb.RecModel(network(), "bce", "adam")
+    other.fit(dataset(256), callbacks=[TorchClip()], progress=False)
+    assert world.same(world.snapshot(model), world.snapshot(other))
 
 
 def test_a_schedule_moves_both_optimizers(dataset: Any, network: Any) -> None:

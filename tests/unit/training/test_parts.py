@@ -20,7 +20,9 @@ from hotbed._core import hash_ids
 from hotbed.embedding.lookups import Feature
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.optim.precision import AmpPrecision
 from hotbed.training.callbacks import ClipGradients
+from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.parts import PartLearner, joined
 
 from .test_ahead import counts, everything
@@ -55,15 +57,15 @@ class Network(nn.Module):
         return scores
 
 
-def batches(num_samples: int) -> list[hb.Batch]:
+def batches(num_samples: int, num_ids: int = 40) -> list[hb.Batch]:
     random = np.random.default_rng(num_samples)
     every = []
     for step in range(STEPS):
         offsets = np.concatenate([[0], random.integers(0, 4, num_samples).cumsum()])
         ids = {
-            "user": hb.Ids(random.integers(0, 30, num_samples)),
-            "item": hb.Ids(random.integers(0, 40, num_samples)),
-            "clicked": hb.Ids(random.integers(0, 40, offsets[-1]), offsets),
+            "user": hb.Ids(random.integers(0, num_ids, num_samples)),
+            "item": hb.Ids(random.integers(0, num_ids, num_samples)),
+            "clicked": hb.Ids(random.integers(0, num_ids, offsets[-1]), offsets),
         }
         x = random.normal(size=num_samples).astype(np.float32)
         labels = random.integers(0, 2, num_samples).astype(np.float32)
@@ -76,11 +78,11 @@ def sgd(network: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(hb.dense_parameters(network), lr=0.1, momentum=0.9)
 
 
-def in_parts(network: nn.Module, parts: int) -> hb.RecModel:
+def in_parts(network: nn.Module, parts: int, precision: AmpPrecision | None = None) -> hb.RecModel:
     model = hb.RecModel(network, "bce", sgd(network), {"auc"})
     whole: Any = model.learner
     model.learner = PartLearner(
-        whole.network, whole.criterion, whole.dense, whole.sparse, parts, precision=whole.precision
+        network, whole.criterion, whole.dense, whole.sparse, parts, precision=precision
     )
     return model
 
@@ -214,12 +216,17 @@ def test_parts_are_joined_by_halves_and_absent_ones_are_left_out() -> None:
     assert joined([None, None], add) is None
 
 
+@pytest.mark.parametrize("precision", [None, AmpPrecision(torch.bfloat16, scaled=True)])
 def test_one_part_has_the_bits_of_a_step(
-    dataset: Callable[..., Any], network: Callable[..., Any]
+    precision: AmpPrecision | None, dataset: Callable[..., Any], network: Callable[..., Any]
 ) -> None:
+    part = in_parts(network(), 1, precision)
     first = network()
     whole = hb.RecModel(first, "bce", sgd(first), {"auc"})
-    part = in_parts(network(), 1)
+    learner: Any = whole.learner
+    whole.learner = StepLearner(
+        first, learner.criterion, learner.dense, learner.sparse, precision=precision
+    )
     metrics = []
     for model in (whole, part):
         history = model.fit(dataset(300), progressive=True, progress=False)
@@ -241,7 +248,8 @@ def test_one_part_has_the_bits_of_a_step(
 def test_tables_count_admit_and_evict_as_in_one_part(policies: dict[str, Any]) -> None:
     def contents(parts: int, depth: int = 0) -> Any:
         network = Network(**policies)
-        data = hb.Ahead(batches(50), depth=depth) if depth else batches(50)
+        data: Any = batches(500, 3000)
+        data = hb.Ahead(data, depth=depth) if depth else data
         model = learned(in_parts(network, parts), data)
         for table in network.tables.tables:
             table.evict(4_000_000)
@@ -253,8 +261,12 @@ def test_tables_count_admit_and_evict_as_in_one_part(policies: dict[str, Any]) -
         sketch = [batch.to_pydict() for batch in table.sketch()]
         return ids, candidates, sketch, table.scalars(), counts(table.stats)
 
-    assert contents(4)[1] == contents(1)[1]
-    assert contents(4, depth=2)[0] == contents(4)[0]
+    in_four, tables = contents(4)
+    assert tables == contents(1)[1]
+    assert contents(4, depth=2)[0] == in_four
+    scalars = [of_table[3] for of_table in tables]
+    assert all(each["refused"] for each in scalars) == ("admit" in policies)
+    assert all(each["evicted"] for each in scalars) == ("evict" in policies)
 
 
 def test_a_gradient_of_one_part_that_is_not_finite_changes_nothing(
@@ -287,9 +299,8 @@ def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
                 partition = int(hash_ids(np.array([id]))[0] >> np.uint64(56))
                 for lane in next(rows):
                     squares[partition] += lane * lane
-        total = 0.0
-        for square in squares:
-            total += square
+        assert sums.mapped.squares(sums).tolist() == squares
+        total = sum(squares)
         for parameter in learner.network.head.parameters():
             total += float(parameter.grad.double().norm()) ** 2
         return total**0.5
