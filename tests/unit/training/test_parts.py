@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed._core import hash_ids
 from hotbed.embedding.lookups import Feature
+from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision
@@ -26,6 +27,7 @@ from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.parts import PartLearner, joined
 
 from .test_ahead import counts, everything
+from .test_one_pass import SAME_IN_BOTH, events, made
 
 DIM = 3
 FEATURES = {"user": "user", "item": "item", "clicked": "item"}  # by feature, its table
@@ -207,13 +209,18 @@ def test_a_step_in_parts_has_the_bits_of_a_plain_loop(
 
 
 def test_parts_are_joined_by_halves_and_absent_ones_are_left_out() -> None:
-    def add(a: str, b: str) -> str:
-        return f"({a}{b})"
+    class Part(str):
+        def __add__(self, other: str) -> Part:
+            return Part(f"({self}{other})")
 
-    assert joined(list("01234567"), add) == "(((01)(23))((45)(67)))"
-    assert joined(list("012345"), add) == "(((01)(23))(45))"
-    assert joined([None, "1", None, None, "4", "5", None, "7"], add) == "(1((45)7))"
-    assert joined([None, None], add) is None
+    def joined_parts(names: str) -> Any:
+        parts: list[Any] = [None if name == "-" else Part(name) for name in names]
+        return joined(parts)
+
+    assert joined_parts("01234567") == "(((01)(23))((45)(67)))"
+    assert joined_parts("012345") == "(((01)(23))(45))"
+    assert joined_parts("-1--45-7") == "(1((45)7))"
+    assert joined_parts("--") is None
 
 
 @pytest.mark.parametrize("precision", [None, AmpPrecision(torch.bfloat16, scaled=True)])
@@ -233,6 +240,23 @@ def test_one_part_has_the_bits_of_a_step(
         metrics.append([(point.loss, point.window) for point in history.points])
     assert everything(part) == everything(whole)
     assert metrics[1] == metrics[0]
+
+
+@pytest.mark.parametrize("name", ["DeepFM", "DIEN", "BST", "MMoE"])
+def test_models_learn_in_parts_what_they_learn_in_one(name: str) -> None:
+    """They have sequences, bags, weights and two labels; there is no batch norm in them."""
+
+    def learned_in(parts: int) -> dict[str, Tensor]:
+        network = made(name, {"rule": hb.Sgd(lr=0.1)})
+        model = in_parts(network, parts)
+        model.fit(events(SAME_IN_BOTH[name][0]), progress=False, max_steps=4)
+        values = dict(dense_state(network))
+        for table, of_table in model.tables.items():
+            for number, batch in enumerate(of_table.export()):
+                values[f"{table} {number}"] = torch.tensor(batch["value"].flatten().to_numpy())
+        return values
+
+    torch.testing.assert_close(learned_in(8), learned_in(1), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

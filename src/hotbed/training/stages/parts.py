@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,6 @@ from hotbed.optim.sparse import SparseOptimizer
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import Example, prepare
 from hotbed.training.stages.learner import StepLearner
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class PartLearner(StepLearner):
             self._results.append(result)
         results = [result for result in self._results if result is not None]
         self._join_buffers([result.buffers for result in results])
-        loss = joined([result and result.loss for result in self._results], torch.add)
+        loss = joined([None if result is None else result.loss for result in self._results])
         assert loss is not None, "a part has run"
         self.outputs = loss
         if self.criterion is not None:
@@ -106,21 +104,21 @@ class PartLearner(StepLearner):
     def backward(self, loss: Tensor) -> None:
         """Join the gradients of the parts; they were computed in `forward`."""
         for number, parameter in enumerate(self._dense_parameters):
-            parameter.grad = joined(
-                [result and result.gradients[number] for result in self._results], torch.add
-            )
+            gradients = [
+                None if result is None else result.gradients[number] for result in self._results
+            ]
+            parameter.grad = joined(gradients)
         for number, module in enumerate(self._collections):
-            module.gradients.add_parts(
-                module.lookup, [result and result.sums[number] for result in self._results]
-            )
+            sums = [None if result is None else result.sums[number] for result in self._results]
+            module.gradients.add_parts(module.lookup, sums)
         self._results = []
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
 
-        It is the root of one sum in double precision, whose order follows from ids and not from
-        parts: module by module the squares of rows by partition, in a partition by table, of a
-        table in the order of the ids; then the square of the norm of each dense parameter.
+        It is the root of a sum in double precision. First come the squares of rows, module by
+        module: those of a partition are added by table, and in a table in the order of the joined
+        ids; then the partitions. The squares of the norms of dense parameters follow.
         """
         total = 0.0
         for module in self._collections:
@@ -210,24 +208,24 @@ class PartLearner(StepLearner):
                     f"{buffer.dtype} {list(buffer.shape)} that depends on the samples. Train in "
                     "one part."
                 )
-            total = joined(values, torch.add)
+            total = joined(values)
             assert total is not None, "a part has run"
             buffer.copy_(total / len(values))
 
 
-def joined(values: Sequence[Value | None], add: Callable[[Value, Value], Value]) -> Value | None:
+def joined(values: Sequence[Tensor | None]) -> Tensor | None:
     """Return the values of parts, added by halves: (0 + 1) + (2 + 3).
 
-    None is left out. The first half of an odd number is the greatest power of two below it.
+    None is left out. The size of the first half is the greatest power of two below that of all.
     """
     if len(values) == 1:
         return values[0]
     middle = 1 << (len(values) - 1).bit_length() - 1
-    first = joined(values[:middle], add)
-    second = joined(values[middle:], add)
+    first = joined(values[:middle])
+    second = joined(values[middle:])
     if first is None or second is None:
         return second if first is None else first
-    return add(first, second)
+    return first + second
 
 
 def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
