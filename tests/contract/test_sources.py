@@ -39,6 +39,7 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.generated import BLOCK_ROWS
 from hotbed.connectors.kafka.reader import KafkaReader
+from hotbed.connectors.kafka.topic import Timings
 from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data import Dataset, Id, Label, Schema
@@ -301,7 +302,7 @@ def test_a_position_of_another_source_reads_the_same_rows_or_is_refused(tmp_path
             if batch.num_rows:
                 positions.append((source, position, done))
                 break
-    positions.append((kafka, KafkaReader(kafka, Live(), None).position(), 0))
+    positions.append((kafka, KafkaReader(kafka, Live(), None, Timings()).position(), 0))
     for writer, position, done in positions:
         for reader, whole in zip(finite, all_rows, strict=True):
             try:
