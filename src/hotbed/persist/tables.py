@@ -291,14 +291,12 @@ def warm_start(
         if now is None:
             _check_times(tables[here], checkpoint, there)
     checkpoint.verify()
-    translations = {}
-    for here, there in matches.items():
-        translations[here] = _translation(
-            checkpoint, there, schema, here, is_computed=here in computed
-        )
-    for here, there in matches.items():
+    translations = [
+        _translation(checkpoint, there, schema, here, is_computed=here in computed)
+        for here, there in matches.items()
+    ]
+    for (here, there), translation in zip(matches.items(), translations, strict=True):
         rows: Iterable[pa.RecordBatch] = checkpoint.rows(there)
-        translation = translations[here]
         if translation is not None:
             rows = (_translated(batch, translation) for batch in rows)
         scalars = checkpoint.entry(there).scalars

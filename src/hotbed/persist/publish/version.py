@@ -203,10 +203,7 @@ def write_published(
             writer, schema, maps, starts_servers=graph is not None and delta_on is None
         )
     if graph is not None and delta_on is None:
-        writer.write(graph.file, graph.onnx)
-        if graph.ids is not None:
-            writer.write(graph.ids.file, graph.ids.onnx)
-        graph_entry = graph.entry()
+        graph_entry = _write_graph(writer, graph)
     return writer.commit(
         Manifest(
             package_version=manifest.package_version,
@@ -228,6 +225,13 @@ def write_published(
             tables=tables,
         )
     )
+
+
+def _write_graph(writer: CheckpointWriter, graph: OnnxGraph) -> GraphEntry:
+    writer.write(graph.file, graph.onnx)
+    if graph.ids is not None:
+        writer.write(graph.ids.file, graph.ids.onnx)
+    return graph.entry()
 
 
 def _write_tables(
