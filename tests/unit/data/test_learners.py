@@ -24,6 +24,7 @@ from hotbed.data.transforms import Bucketize, FillMissing, Map, Normalize, Trans
 from hotbed.errors import ConfigError, SchemaError
 
 NO_ROWS = Columns(pa.record_batch({"x": pa.array([], pa.int64())}))
+SMALLEST_NORMAL = np.finfo(np.float64).tiny
 numbers = st.none() | st.floats(-1e9, 1e9) | st.sampled_from([0.0, 1.0, 1e100, -2.5])
 
 
@@ -48,8 +49,9 @@ def test_mean_and_deviation_are_those_of_the_whole_column(
     with np.errstate(over="ignore"):
         right = np.array([np.mean(present), np.std(present)] if present else [0.0, 0.0])
     scale = max(map(abs, present), default=0.0)
-    assert mean == pytest.approx(right[0], rel=1e-12, abs=1e-12 * scale)
-    assert std == pytest.approx(right[1], rel=1e-9, abs=1e-12 * scale)
+    close = max(1e-12 * scale, SMALLEST_NORMAL)
+    assert mean == pytest.approx(right[0], rel=1e-12, abs=close)
+    assert std == pytest.approx(right[1], rel=1e-9, abs=close)
 
 
 @given(

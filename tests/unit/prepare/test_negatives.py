@@ -268,6 +268,16 @@ def test_the_raw_label_of_a_negative_is_encoded_as_zero(
     assert expanded.rows.column("item").to_pylist() == ["a", "b", "b"]
 
 
+def test_threads_open_catalogues_without_the_parser_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11 raises SystemError at times if several threads call `ast.parse` at once."""
+    item = {"key": [5], "time": [0], "train": [1], "valid": [0], "value item": ["b"]}
+    Catalogue.write(tmp_path, [pa.table(item)], 0)
+    monkeypatch.delattr("ast.parse")
+    assert Catalogue.open(tmp_path).places(np.array([5])).tolist() == [0]
+
+
 def test_hashes_of_copies_are_their_own() -> None:
     hashes = hash_places(0, np.arange(1000), 0, Purpose.DOWN_SAMPLE)
     copies = [hash_copies(hashes, np.full(1000, number)) for number in range(4)]

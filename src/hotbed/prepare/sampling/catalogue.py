@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from hotbed.data.columns import Columns, ids_of
@@ -143,22 +142,24 @@ class Catalogue:
                 "negatives: expected items to draw, got no row with an item. Check the source, "
                 "and the name of the column."
             )
-        np.save(folder / "hashes.npy", np.concatenate(hashes))
-        np.save(folder / "starts.npy", running_sum(np.concatenate(num_versions)))
+        # Raw numbers: NumPy parses the header of an .npy file with `ast`, which fails at times when
+        # several threads of Python 3.11 do so at once.
+        np.concatenate(hashes).tofile(folder / "hashes")
+        running_sum(np.concatenate(num_versions)).tofile(folder / "starts")
         for name in _COUNTS:
             weights = Weights.of(np.concatenate(counts[name]), power)
-            np.save(folder / f"{name}.npy", weights.ends)
+            weights.ends.tofile(folder / name)
 
     @staticmethod
     def open(folder: Path) -> Catalogue:
         """Return the catalogue that `write` wrote, mapped into memory."""
-        ends = [open_memmap(folder / f"{name}.npy", mode="r") for name in _COUNTS]
+        ends = [np.memmap(folder / name, np.int64, mode="r") for name in _COUNTS]
         file = pa.ipc.open_file(pa.memory_map(str(folder / "values.arrow")))
         return Catalogue(
-            open_memmap(folder / "hashes.npy", mode="r"),
+            np.memmap(folder / "hashes", np.uint64, mode="r"),
             Weights(ends[0]),
             Weights(ends[1]),
-            open_memmap(folder / "starts.npy", mode="r"),
+            np.memmap(folder / "starts", np.int64, mode="r"),
             np.memmap(folder / "times", np.int64, mode="r"),
             file.read_all(),
         )
