@@ -14,8 +14,9 @@ import pytest
 import hotbed as hb
 from hotbed.errors import ConfigError
 from hotbed.job.file import override, parse_value, read_mapping
-from hotbed.job.job import Fit, Job, Tables
-from hotbed.job.schema import json_schema
+from hotbed.job.job import Fit, Job
+from hotbed.job.json_schema import json_schema
+from hotbed.job.tables import Tables
 
 REPOSITORY = Path(__file__).parents[2]
 

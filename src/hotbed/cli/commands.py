@@ -23,7 +23,7 @@ from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
-from hotbed.job.schema import json_schema
+from hotbed.job.json_schema import json_schema
 from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.inspect import diff as difference_of
 from hotbed.persist.inspect import verify as verify_checkpoint

@@ -7,9 +7,10 @@ draft_preparation.py  draft a first preparation for a data file
 events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
+json_schema.py        the JSON Schema of job files, for completion and checks in editors
 roles.py              guess the roles of columns
 run.py                the work of the commands, one function each
-schema.py             the JSON Schema of job files, for completion and checks in editors
 sniff.py              look at delimited text as pandas, spreadsheets and databases write it
 states.py             the states of a job
+tables.py             Tables: the keys under `tables` of a job
 """

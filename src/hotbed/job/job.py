@@ -21,75 +21,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from hotbed import checks, config
 from hotbed.connectors import Slice, Source
 from hotbed.data.schema import Schema
-from hotbed.embedding.init import Init, Uniform
-from hotbed.embedding.policy import Admission, Eviction
-from hotbed.embedding.rule import Adagrad, Adam, Rule
-from hotbed.embedding.tier import Ram, Tier
+from hotbed.embedding.rule import Adam, Rule
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.file import override, read_mapping
+from hotbed.job.tables import Tables
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
 Spec = Mapping[str, Any] | str
 
 if TYPE_CHECKING:
     from hotbed.data.dataset import Dataset
-    from hotbed.embedding.table import Table
     from hotbed.training.model import RecModel
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Keywords of the embedding tables, as in `hb.make_tables`.
-
-    Args:
-        overrides: keywords of single tables by name, such as `{"user": {"dim": 8}}`.
-    """
-
-    dim: int = 16
-    rule: Rule = field(default_factory=lambda: Adagrad(lr=0.05))
-    admit: Admission | None = None
-    evict: Eviction | list[Eviction] | None = None
-    tier: Tier = field(default_factory=Ram)
-    init: Init = field(default_factory=lambda: Uniform(0.05))
-    default: float = 0.0
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    capacity: int | None = None
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        keywords = dict(config.parameters(Tables))
-        del keywords["overrides"]
-        tables: dict[str, dict[str, Any]] = {}
-        for table, keys in self.overrides.items():
-            tables[table] = {}
-            for key, value in keys.items():
-                path = f"overrides.{table}.{key}"
-                if key not in keywords:
-                    advice = config.did_you_mean(key, keywords)
-                    raise ConfigError(
-                        f"{path}: unknown key, got {key!r} with the value {value!r}. {advice}"
-                    )
-                tables[table][key] = config.build(value, keywords[key].annotation, path)
-        object.__setattr__(self, "overrides", tables)
-
-    def make(self, schema: Schema, seed: int) -> dict[str, Table]:
-        """Return a table for each table name of the schema."""
-        from hotbed.embedding.tables import make_tables
-
-        return make_tables(
-            schema,
-            self.dim,
-            rule=self.rule,
-            admit=self.admit,
-            evict=self.evict,
-            tier=self.tier,
-            init=self.init,
-            default=self.default,
-            seed=seed,
-            dtype=self.dtype,
-            capacity=self.capacity,
-            overrides=self.overrides,
-        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ disk. Names load on first use: those that need torch raise MissingExtra without 
     manifest.py    MANIFEST.json as a typed value
     network.py     the dense part of a state
     resume.py      resuming from a state
+    retention.py   which saved states are kept
+    row_files.py   files of rows: how they are written and read
     sink.py        files that are hashed while they are written, at the speed of the disk
     store.py       where checkpoints lie: a local folder, or any object store that fsspec knows
     tables.py      tables into and out of a checkpoint

@@ -29,7 +29,6 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
-from hotbed.persist.chain import retain
 from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
 from hotbed.persist.manifest import (
     DENSE_FILE,
@@ -51,6 +50,7 @@ from hotbed.persist.network import (
     unflatten,
 )
 from hotbed.persist.resume import Meaning, compare, meaning
+from hotbed.persist.retention import retain
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
 from hotbed.persist.tables import CapturedRows, CapturedTable, LiveRows, load_table, write_table
 

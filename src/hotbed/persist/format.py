@@ -31,7 +31,6 @@ from hotbed.errors import FormatError, PersistError
 from hotbed.files import Where, not_written, writing
 from hotbed.persist.check.manifest import check_descriptions, check_links, unsealed
 from hotbed.persist.check.rows import (
-    arrow_batches,
     checked_candidates,
     checked_rows,
     checked_sketch,
@@ -48,6 +47,7 @@ from hotbed.persist.manifest import (
     decode,
     unpacked,
 )
+from hotbed.persist.row_files import arrow_batches, write_batches
 from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import (
     ADVICE,
@@ -149,14 +149,8 @@ class CheckpointWriter:
         first = next(iterator, None)
         if first is None:
             return 0
-        rows = 0
-        with (
-            self._draft.create(name) as file,
-            pa.ipc.new_file(pa.PythonFile(file, mode="w"), first.schema) as sink,
-        ):
-            for batch in itertools.chain([first], iterator):
-                sink.write_batch(batch)
-                rows += batch.num_rows
+        with self._draft.create(name) as file:
+            rows = write_batches(file, itertools.chain([first], iterator))
         self.files[name] = file
         return rows
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,15 +15,9 @@ from hotbed.embedding.policy import Admission, evictions, kept_columns, sketch_l
 from hotbed.embedding.rule import Adagrad
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
-from hotbed.errors import FormatError
 from hotbed.persist.check.manifest import built_config, format_error
 from hotbed.persist.manifest import PartEntry, TableEntry
-from hotbed.persist.store import ADVICE
 
-_MAGIC = b"ARROW1\0\0"
-_HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
-_COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
-_NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
 _ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
 _SKETCH_TYPES = {
@@ -34,60 +27,6 @@ _SKETCH_TYPES = {
     "newest": pa.int64(),
 }
 _CANDIDATE_TYPES = {**_PLACE_TYPES, "count": pa.uint32(), "last_seen": pa.int64()}
-
-
-def arrow_batches(data: memoryview, place: str) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow IPC file, without copying.
-
-    Raises:
-        FormatError: it is not an Arrow file of uncompressed columns; compressed buffers could be a
-            thousand times larger in memory. The message names `place`.
-    """
-    try:
-        if bytes(data[: len(_MAGIC)]) != _MAGIC:
-            raise pa.ArrowInvalid("it does not begin as one")
-        with pa.ipc.open_file(pa.py_buffer(data)) as file:
-            schema = file.schema
-            names = schema.names  # raises here where a name is not UTF-8
-            num_batches = file.num_record_batches
-        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data[len(_MAGIC) :]))
-        if messages.read_next_message().type != "schema" or not names:
-            raise pa.ArrowInvalid("it does not begin with a schema of columns")
-        for _ in range(num_batches):
-            yield _checked_batch(messages.read_next_message(), schema)
-    except _NOT_ARROW as error:
-        message = f"{place}: not an Arrow IPC file of rows, got {error}. {ADVICE}"
-        raise FormatError(message) from error
-
-
-def _checked_batch(message: pa.ipc.Message, schema: pa.Schema) -> pa.RecordBatch:
-    if message.type != "record batch":
-        raise pa.ArrowInvalid(f"a message is a {message.type}")
-    if _is_compressed(memoryview(message.metadata)):
-        raise pa.ArrowInvalid("its buffers are compressed")
-    batch = pa.ipc.read_record_batch(message, schema)
-    batch.validate()
-    return batch
-
-
-def _is_compressed(metadata: memoryview) -> bool:
-    """Return whether a record batch's header names a compression; Arrow verified the flatbuffer."""
-    message = struct.unpack_from("<I", metadata, 0)[0]
-    header = _field(metadata, message, _HEADER)
-    if header is None:
-        return False
-    batch = header + struct.unpack_from("<I", metadata, header)[0]
-    return _field(metadata, batch, _COMPRESSION) is not None
-
-
-def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Return where a flatbuffer table has a field, None if it lacks it."""
-    offsets = table - struct.unpack_from("<i", data, table)[0]
-    slot = 4 + 2 * number
-    if slot >= struct.unpack_from("<H", data, offsets)[0]:
-        return None
-    offset = struct.unpack_from("<H", data, offsets + slot)[0]
-    return table + offset if offset else None
 
 
 def row_types(entry: TableEntry, contents: str, place: str) -> dict[str, pa.DataType]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from hotbed.config import described
 from hotbed.errors import FormatError
 from hotbed.files import SharedLock
-from hotbed.persist.chain import retain
 from hotbed.persist.format import (
     CheckpointWriter,
     Link,
@@ -20,6 +19,7 @@ from hotbed.persist.format import (
     refuse_states,
 )
 from hotbed.persist.publish.version import Publisher, opened, write_published
+from hotbed.persist.retention import retain
 from hotbed.persist.store import CheckpointStore, LocalStore, open_store
 
 log = logging.getLogger("hotbed.persist")

@@ -8,11 +8,13 @@
 They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
 callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
 
-    updates.py     callbacks that change how a step updates: learning rates and clipped gradients
-    validation.py  callbacks that act on the results of validation
+    clip_gradients.py  ClipGradients: gradients scaled down to a norm before the update
+    learning_rate.py   LearningRate: learning rates by a schedule
+    validation.py      Validate, and the callbacks that act on its results, as EarlyStopping does
 """
 
-from hotbed.training.callbacks.updates import ClipGradients, LearningRate
+from hotbed.training.callbacks.clip_gradients import ClipGradients
+from hotbed.training.callbacks.learning_rate import LearningRate
 from hotbed.training.callbacks.validation import BestWeights, EarlyStopping, ReducePlateau, Validate
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.evict import Evict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that change how a step updates: learning rates and clipped gradients."""
+"""LearningRate: learning rates by a schedule."""
 
 from __future__ import annotations
 
@@ -8,31 +8,9 @@ from typing import Any
 
 import torch
 
-from hotbed import checks
 from hotbed.config import described
 from hotbed.optim.schedule import Chain, Schedule
 from hotbed.training.run import Run
-
-
-@described
-class ClipGradients:
-    """Scale the gradients of a step so that their global norm is at most `max_norm`.
-
-    The norm is that of all gradients together, of dense parameters and of rows. It is asked from
-    the learner, which says in what order it is summed.
-    """
-
-    def __init__(self, max_norm: float) -> None:
-        checks.above("ClipGradients.max_norm", max_norm, 0, "Give 10.0, for example.")
-        self._max_norm = float(max_norm)
-
-    def barrier(self, step: int, now: int | None) -> bool:
-        return False
-
-    def on_gradients(self, run: Run) -> None:
-        learner = run.learner
-        norm = learner.gradient_norm()
-        torch.nn.utils.clip_grads_with_norm_(learner.parameters(), self._max_norm, norm)
 
 
 @described
