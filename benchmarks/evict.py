@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 import hotbed as hb
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 DAY = 86_400_000_000
 BATCH = 100_000

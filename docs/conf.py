@@ -49,7 +49,7 @@ PAGES = {
         "training.load",
         "job.job",
     ],
-    "Callbacks": ["training.callbacks", "training.decisions.evict"],
+    "Callbacks": ["training.callbacks", "training.decisions.eviction_schedule"],
     "Data": ["data.schema", "data.dataset", "data.batch", "data.encode"],
     "Sources": ["connectors"],
     "Transforms": ["data.transforms"],

@@ -514,7 +514,7 @@ def test_classes_have_few_public_methods() -> None:
 # becomes an argument of an internal function or class instead.
 PATCHED_CONSTANTS = {
     "hotbed.connectors.hugectr.norm.BLOCK_BYTES": "behind the public source Norm",
-    "hotbed.connectors.replay.READ_ROWS": "behind the public source Replay",
+    "hotbed.connectors.merge.READ_ROWS": "behind the public source Replay",
     "hotbed.connectors.text.delimited.ROW_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.delimited.SAMPLE_BYTES": "behind the public sources of delimited text",
     "hotbed.connectors.text.lines.BLOCK_BYTES": "behind the public sources of lines",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Table: batches and persistence. The life of rows under a rule and eviction is in table_rows.cpp.
+// Table: batches and persistence.
 #include "table.h"
 
 #include <algorithm>
@@ -343,16 +343,6 @@ void Table::write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) 
   if (fields.has_count) out.counts[at] = row.count();
   if (fields.has_updated) out.updated[at] = row.updated();
   if (fields.has_score) out.scores[at] = row.score();
-}
-
-bool Table::remove(int64_t id) {
-  const uint64_t hash = hash_id(id);
-  const int p = partition_of(hash);
-  const uint32_t slot = maps_[p].find(id, hash);
-  if (slot == kNoSlot) return false;
-  remove_row(p, id, slot, Reason::kRemoved);
-  num_withdrawn_.fetch_add(1);
-  return true;
 }
 
 void Table::load_rows(const ExportedRows& in) {

@@ -3,7 +3,6 @@
 // thread at a time; work that spans partitions is split by ranges of them. Callers hold `mutex()` around every call.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -13,8 +12,10 @@
 
 #include "admission.h"
 #include "distinct.h"
+#include "eviction.h"
 #include "id_map.h"
 #include "init.h"
+#include "map_log.h"
 #include "memory.h"
 #include "rows.h"
 #include "rule.h"
@@ -22,13 +23,6 @@
 #include "victims.h"
 
 namespace hotbed {
-
-struct Eviction {
-  int64_t ttl = -1;        // by the table's clock; -1 = off
-  uint64_t max_rows = 0;   // 0 = no cap
-  bool by_count = false;   // victims by (aged) count instead of last-seen time
-  double half_life = 0.0;  // microseconds; 0 = counts do not age
-};
 
 struct TableConfig {
   std::string name;
@@ -72,30 +66,6 @@ struct TableFull : std::exception {
   TableFull(std::string table, uint64_t needed, uint64_t capacity);
   const char* what() const noexcept override { return message.c_str(); }
   std::string message;
-};
-
-// Why a row went: it expired and was swept, it had to make room, it was removed by a call, or it had expired and its id
-// came again before a sweep, so that it starts anew.
-enum class Reason : uint8_t { kExpired, kOverCap, kRemoved, kRestarted };
-using EvictedRows = std::array<uint64_t, 4>;  // by reason
-
-// What the map of a batch changed in a table besides the rows that it inserted, so that it can be taken back.
-struct MapLog {
-  struct Gone {
-    int64_t id;
-    uint32_t slot;
-    Reason reason;
-  };
-  struct Waiting {
-    uint32_t u;
-    bool known;  // in an exact map
-    Candidate before;
-  };
-  std::vector<Gone> gone;        // expired rows and victims, in order
-  std::vector<Waiting> waiting;  // the ids that had no row
-  std::vector<int64_t> seen;     // of the ids that had one, before; filled where the layout has them
-  std::vector<uint32_t> counts;
-  std::vector<double> scores;
 };
 
 // Distinct ids of a batch, and what the table finds of them.
@@ -152,7 +122,7 @@ class Table {
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
 
-  // --- taking back the map of a batch that is not looked up: the newest one first, while its plan lives
+  // --- taking back the map of a batch that is not looked up (map_log.cpp): the newest one first, while its plan lives
   void begin_log(Uniques& uniques);  // before resolve
   void log(Uniques& uniques);        // before admit
   void end_log(Uniques& uniques) noexcept;
@@ -174,7 +144,7 @@ class Table {
   void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;
   void read_absent(int64_t id, float* out) const noexcept;
 
-  // --- update: one step of the rule over distinct slots (kNoSlot is passed over)
+  // --- update (table_update.cpp): one step of the rule over distinct slots (kNoSlot is passed over)
   uint64_t begin_update(double lr);
   void update(const uint32_t* slots, const float* grads, int64_t n);
   void update_idle(int first_partition, int last_partition);  // scope `all`: the rows that this step did not touch
@@ -183,7 +153,7 @@ class Table {
   void catch_up(int first_partition, int last_partition);
   double lr_at(uint64_t step) const noexcept { return rates_.at(step); }
 
-  // --- eviction
+  // --- eviction (eviction.cpp)
   void begin_evict(int64_t now);  // from here on expired ids are absent
   uint64_t sweep(int first_partition, int last_partition);
   bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }

@@ -166,7 +166,7 @@ def test_a_replay_goes_on_anywhere_and_its_labels_are_true(
             if rows
             else Memory({"at": [0], "kind": ["cart"], "key": [9], "n": [-1]})
         )
-    monkeypatch.setattr("hotbed.connectors.replay.READ_ROWS", run)
+    monkeypatch.setattr("hotbed.connectors.merge.READ_ROWS", run)
     late = LateLabels(("key",), "kind", "view", "buy", within_seconds=window)
     replay = Replay(sources, time="at", unit="s", late=late)
     whole = [(row, after) for batch, after in replay.read(None, 1) for row in batch.to_pylist()]

@@ -25,7 +25,7 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.embedding.modules import Feature
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import WallClock
 
 SWITCHES = ("expansion", "dynamic", "automatic", "aging")

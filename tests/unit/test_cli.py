@@ -720,9 +720,7 @@ def test_help_of_set_says_whose_values_they_are(verb: str, words: str) -> None:
 
 def test_schema_prints_the_json_schema() -> None:
     result = CliRunner().invoke(cli.app, ["schema"])
-    assert json.loads(result.output) == json.loads(
-        (ROOT / "docs" / "job.schema.json").read_text()
-    )
+    assert json.loads(result.output) == json.loads((ROOT / "docs" / "job.schema.json").read_text())
 
 
 def test_a_command_that_native_code_crashes_prints_what_each_thread_did() -> None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.merge import Events, PlaceAfter
 from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_text
 from hotbed.errors import ConfigError, SchemaError
@@ -72,31 +73,6 @@ class LateLabels:
                     f"late labels: the key {name!r} must hold single values, got {kind}. Name "
                     "another column."
                 )
-
-
-PlaceAfter = Callable[[int], dict[str, Any]]
-"""Takes a number of events; returns the position after them."""
-
-
-@dataclass
-class Events:
-    """Some events in their order.
-
-    Args:
-        table: the events.
-        keys: the time at which each event is due, rising, in microseconds.
-        times: the time at which each event happened, in microseconds.
-        before: state of the sources before the events.
-        after: state of the sources after the events.
-        place: returns the position after a number of these events.
-    """
-
-    table: pa.Table
-    keys: np.ndarray
-    times: np.ndarray
-    before: Sequence[Any]
-    after: Sequence[Any]
-    place: PlaceAfter = field(default=lambda row: {})
 
 
 class LabelJoin:

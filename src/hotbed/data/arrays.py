@@ -11,10 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotbed.data.arrow_types import is_number
 from hotbed.errors import SchemaError
-
-_LISTS = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id, pa.list_(pa.null(), 1).id}
-_BYTES = {pa.string().id, pa.large_string().id, pa.binary().id, pa.large_binary().id}
 
 
 def as_numpy(values: pa.Array) -> np.ndarray:
@@ -59,28 +57,6 @@ def list_array(items: pa.Array, lengths: Any, values: pa.Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, items, mask=missing)
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is a list, of variable or fixed length."""
-    return kind.id in _LISTS
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is text or binary, except the view types."""
-    return kind.id in _BYTES
-
-
-def is_whole(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type holds integers or booleans."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type holds numbers, booleans or nothing."""
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return True
-    return is_whole(kind) or kind == pa.null()
-
-
 def integers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Return integers as int64, or uint64 where the column has that type, and where they are null.
 
@@ -114,10 +90,3 @@ def require_text_form(where: str, kind: pa.DataType) -> None:
             f"{where}: expected text, integers, booleans or dates, got a column of {kind}, whose "
             "values have more than one form as text. Write the column as text."
         )
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is text."""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return True
-    return bool(pa.types.is_string_view(kind))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw Arrow columns: their types, ids, hashes, and transforms of them."""
+"""Raw Arrow columns: their ids, hashes, and transforms of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,33 +12,12 @@ import pyarrow.compute as pc
 
 from hotbed import config
 from hotbed.connectors.types import recast, usual
-from hotbed.data.arrays import (
-    as_numpy,
-    is_bytes,
-    is_list,
-    is_whole,
-    list_array,
-    list_lengths,
-    nulls_of,
-)
+from hotbed.data.arrays import as_numpy, list_array, list_lengths, nulls_of
+from hotbed.data.arrow_types import is_bytes, is_list, is_whole
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
-Type = Literal["text", "boolean", "integer", "number", "mixed"]
-"""The type of the values of a raw column; `mixed`: text and numbers."""
-_NUMBERS: Sequence[Type] = ("boolean", "integer", "number")  # each holds those before it
-Shape = Literal["value", "list", "mixed"]
-_TEXT = {
-    pa.string().id,
-    pa.large_string().id,
-    pa.string_view().id,
-    pa.binary().id,
-    pa.large_binary().id,
-    pa.binary_view().id,
-}
-
 _WIDE = {pa.large_string().id, pa.large_binary().id}
-
 
 RULES = 2
 """The rules by which columns are read: those of `Schema.rules` in a new schema.
@@ -119,7 +98,7 @@ def missing_as_null(values: pa.Array) -> pa.Array:
     else:
         return values
     num_missing = np.count_nonzero(is_missing)
-    if num_missing == 0 or (num_missing == values.null_count and kind.id not in _TEXT):
+    if num_missing == 0 or (num_missing == values.null_count and not is_bytes(kind)):
         return values
     if values.null_count:
         is_missing &= ~nulls_of(values)
@@ -305,48 +284,3 @@ def require_columns(names: list[str], present: list[str]) -> None:
             hints.append(f"{name!r}: Did you mean {near!r}?")
     advice = " ".join(hints) or "Add them to the data, or correct their names."
     raise SchemaError(f"columns {missing} are missing, got {present}. {advice}")
-
-
-def type_of(kind: pa.DataType) -> Type | None:
-    """Return the type of the values, or of the items of lists, in a raw column.
-
-    Returns None for an Arrow type that is neither text nor numbers.
-    """
-    while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
-        kind = kind.value_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if pa.types.is_integer(kind):
-        return "integer"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if kind.id in _TEXT:
-        return "text"
-    return None
-
-
-def shape_of(kind: pa.DataType) -> Shape | None:
-    """Return whether a row of an Arrow type is one value or a list; None for the null type."""
-    if pa.types.is_null(kind):
-        return None
-    if pa.types.is_nested(kind):
-        return "list"
-    return "value"
-
-
-def joined_shape(before: Shape | None, shape: Shape) -> Shape:
-    """Return the shape of a column that had the shape `before` and now has `shape`."""
-    if before is None or before == shape:
-        return shape
-    return "mixed"
-
-
-def joined(before: Type | None, kind: Type) -> Type:
-    """Return the type of a column that held values of type `before` and now of type `kind`."""
-    if before is None or before == kind:
-        return kind
-    if before in _NUMBERS and kind in _NUMBERS:
-        return max(before, kind, key=_NUMBERS.index)
-    return "mixed"

@@ -20,9 +20,10 @@ from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
 from hotbed.connectors.position import OPENED, PLACE, Position
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
+from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch
-from hotbed.data.columns import Shape, Type, require_columns, shape_of, type_of
+from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, unshuffled

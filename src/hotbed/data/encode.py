@@ -15,21 +15,10 @@ from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import PLACE
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
-from hotbed.data.arrays import is_list, list_lengths, offsets_of
+from hotbed.data.arrays import list_lengths, offsets_of
+from hotbed.data.arrow_types import Shape, Type, is_list, joined, joined_shape, shape_of, type_of
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.columns import (
-    Columns,
-    Shape,
-    Type,
-    ids_of,
-    joined,
-    joined_shape,
-    missing_as_null,
-    require_columns,
-    shape_of,
-    transformed,
-    type_of,
-)
+from hotbed.data.columns import Columns, ids_of, missing_as_null, require_columns, transformed
 from hotbed.data.numbers import BadRows, LabelValues, numeric
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source
-from hotbed.data.arrays import is_list
+from hotbed.data.arrow_types import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
 from hotbed.data.learners import Learner
 from hotbed.data.transforms import Transform

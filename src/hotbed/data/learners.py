@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.data.arrays import is_whole, nulls_of, numbers_of, series_of
+from hotbed.data.arrays import nulls_of, numbers_of, series_of
+from hotbed.data.arrow_types import is_whole
 from hotbed.data.context import Context
 from hotbed.errors import SchemaError
 

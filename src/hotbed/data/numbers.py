@@ -14,17 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import (
-    as_numpy,
-    integers_of,
-    is_bytes,
-    is_list,
-    is_number,
-    is_whole,
-    list_lengths,
-    nulls_of,
-    require_text_form,
-)
+from hotbed.data.arrays import as_numpy, integers_of, list_lengths, nulls_of, require_text_form
+from hotbed.data.arrow_types import is_bytes, is_list, is_number, is_whole
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import SchemaError
 

@@ -17,18 +17,8 @@ from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.prepared import check_maps, read_workflow
 from hotbed.connectors.source import Source, not_endless
-from hotbed.data.arrays import is_list
-from hotbed.data.columns import (
-    RULES,
-    Columns,
-    Shape,
-    Type,
-    ids_of,
-    joined,
-    joined_shape,
-    missing_as_null,
-    transformed,
-)
+from hotbed.data.arrow_types import Shape, Type, is_list, joined, joined_shape
+from hotbed.data.columns import RULES, Columns, ids_of, missing_as_null, transformed
 from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
 from hotbed.data.transforms import Expression, FillMissing, TimeOfDay, Transform

@@ -17,7 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.config import describe, kind_of
-from hotbed.data.columns import Type, ids_of
+from hotbed.data.arrow_types import Type
+from hotbed.data.columns import ids_of
 from hotbed.data.schema import Id, Schema
 from hotbed.data.transforms import Map, Shift, Transform
 from hotbed.data.transforms.base import not_fitted

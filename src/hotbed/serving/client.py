@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.memory import Memory
-from hotbed.data.arrays import is_bytes, is_list
+from hotbed.data.arrow_types import is_bytes, is_list
 from hotbed.errors import (
     ConfigError,
     DataError,

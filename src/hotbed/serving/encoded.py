@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.config import did_you_mean
+from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.batch import Ids
-from hotbed.data.columns import Shape, Type
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.serving.request import RequestEncoder, ScoreRequest

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop that drives everything else: RecModel, callbacks, metrics, the report.
 
-column_types.py  the types of raw columns that a model learned from
-described.py     the words for a model
-load.py          load a model from a checkpoint
-loop.py          the only loop in Hotbed
-model.py         RecModel: the high-level face of training, after `mindspore_rec.RecModel`
-online.py        follow a stream: what `RecModel.online_train` adds to the loop
-trained.py       the model that a run trains, as the loop and callbacks know it
-run.py           Run: where a training stands, and the callbacks that read and change it
-ahead/           the ids of coming batches are mapped to rows while earlier batches train
-auto/            ordinary torch models whose embeddings become tables: `hb.auto`
-callbacks/       the callbacks of `hb.callbacks`
-decisions/       what is decided between steps
-stages/          the stages of a step, in the order in which the loop calls them
-watching/        what a run shows while it learns
+described.py      the words for a model
+learned_types.py  the types of raw columns that a model learned from
+load.py           load a model from a checkpoint
+loop.py           the only loop in Hotbed
+model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
+online.py         follow a stream: what `RecModel.online_train` adds to the loop
+trained.py        the model that a run trains, as the loop and callbacks know it
+run.py            Run: where a training stands, and the callbacks that read and change it
+ahead/            the ids of coming batches are mapped to rows while earlier batches train
+auto/             ordinary torch models whose embeddings become tables: `hb.auto`
+callbacks/        the callbacks of `hb.callbacks`
+decisions/        what is decided between steps
+stages/           the stages of a step, in the order in which the loop calls them
+watching/         what a run shows while it learns
 """

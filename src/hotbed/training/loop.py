@@ -32,7 +32,7 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
-from hotbed.training.column_types import check_encoder
+from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.stages.example import Example, prepare
 from hotbed.training.stages.learner import Update

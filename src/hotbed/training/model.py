@@ -39,8 +39,8 @@ from hotbed.persist.tables import warm_start
 from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.callbacks.validation import Validate
-from hotbed.training.column_types import typed
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
+from hotbed.training.learned_types import typed
 from hotbed.training.loop import (
     check_batches,
     check_ends,

@@ -21,7 +21,7 @@ from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 

@@ -21,7 +21,7 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.errors import ConfigError, PersistError
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 

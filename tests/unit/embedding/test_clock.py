@@ -13,7 +13,7 @@ import torch
 import hotbed as hb
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, PersistError
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.torch_core
 

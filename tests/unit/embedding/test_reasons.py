@@ -11,7 +11,7 @@ import pytest
 import hotbed as hb
 from hotbed.embedding.table import REASONS
 from hotbed.persist.digest import content_digest
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.core
 

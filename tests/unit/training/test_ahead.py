@@ -27,7 +27,7 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.stages.learner import StepLearner
 

@@ -21,7 +21,7 @@ import hotbed as hb
 from hotbed.connectors import Journal
 from hotbed.embedding.modules import table_modules
 from hotbed.training.auto import converted
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import Run
 
 STEPS = 24

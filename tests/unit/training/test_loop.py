@@ -21,7 +21,7 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.persist.checkpoint import State, restore, save
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import Checkpoint, Evict
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 from hotbed.training.run import Run
 
 SOURCE = str(Path(hb.__file__).parent)

@@ -17,7 +17,7 @@ from hotbed.errors import ConfigError
 from hotbed.persist import checkpoint
 from hotbed.persist.store import open_store
 from hotbed.training.decisions.checkpoint import Checkpoint
-from hotbed.training.decisions.evict import Evict
+from hotbed.training.decisions.eviction_schedule import Evict
 from hotbed.training.run import Run, passed
 
 _DEFAULTS: Mapping[str, Any] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.data.batch import Batch
-from hotbed.embedding.lookups.host import shaped_ids
+from hotbed.embedding.lookups.host_ids import shaped_ids
 from hotbed.errors import DataError
 from hotbed.training.stages.example import seconds_as_times
 

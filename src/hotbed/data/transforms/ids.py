@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
-from hotbed.data.arrays import as_numpy, is_bytes, nulls_of
+from hotbed.data.arrays import as_numpy, nulls_of
+from hotbed.data.arrow_types import is_bytes
 from hotbed.data.context import Context
 from hotbed.data.fitted import FittedMap
 from hotbed.data.learners import Learner, ValueCounts

@@ -11,7 +11,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.data.arrays import is_text, list_array, require_text_form
+from hotbed.data.arrays import list_array, require_text_form
+from hotbed.data.arrow_types import is_text
 from hotbed.data.context import Context
 from hotbed.data.transforms.base import Transform
 from hotbed.errors import SchemaError

@@ -3,12 +3,12 @@
 
 Nothing here knows of autograd.
 
-host.py    ids and gradients, checked and moved to the host
-layout.py  FeatureLayout: which features are looked up in which tables, how results lie
-local.py   LocalLookup: the four verbs over tables of this process
-lookup.py  Lookup: who performs the four verbs of a batch
-mapped.py  MappedIds: the distinct ids of a batch, and their gradients summed by id
-plan.py    Plans: ids that were mapped before the network looks them up
+host_ids.py  ids and gradients, checked and moved to the host
+layout.py    FeatureLayout: which features are looked up in which tables, how results lie
+local.py     LocalLookup: the four verbs over tables of this process
+lookup.py    Lookup: who performs the four verbs of a batch
+mapped.py    MappedIds: the distinct ids of a batch, and their gradients summed by id
+plan.py      Plans: ids that were mapped before the network looks them up
 """
 
 from .layout import Buckets, Feature, FeatureLayout, Group

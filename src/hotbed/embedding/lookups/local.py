@@ -18,7 +18,7 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import MapQueue, Step, Table
 from hotbed.errors import ConfigError
 
-from .host import HostIds, dense_rows
+from .host_ids import HostIds, dense_rows
 from .layout import FeatureLayout, Group
 from .lookup import Lookup, Pooled
 from .mapped import MappedIds, Sums

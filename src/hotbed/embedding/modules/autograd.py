@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.lookups import Plan, Pooled
-from hotbed.embedding.lookups.host import int64
+from hotbed.embedding.lookups.host_ids import int64
 
 from .compiled import pool_compiled
 from .flow import Flow, FlowModule, look_up

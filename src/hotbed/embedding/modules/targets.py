@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.lookups import Buckets, Group, Lookup, MappedIds, Plan, Pooled, Sums
-from hotbed.embedding.lookups.host import dense_rows
+from hotbed.embedding.lookups.host_ids import dense_rows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from hotbed.connectors.times import to_microseconds
 from hotbed.data import numbers
-from hotbed.data.arrays import as_numpy, is_bytes, nulls_of, numbers_of
+from hotbed.data.arrays import as_numpy, nulls_of, numbers_of
+from hotbed.data.arrow_types import is_bytes
 from hotbed.data.columns import Columns
 from hotbed.data.fit import Task, flat
 from hotbed.data.fitted import FittedMap

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from hotbed.data.arrays import as_numpy, is_bytes, nulls_of, series_of
+from hotbed.data.arrays import as_numpy, nulls_of, series_of
+from hotbed.data.arrow_types import is_bytes
 from hotbed.data.columns import ids_of
 from hotbed.errors import SchemaError
 from hotbed.prepare.shuffle import BatchReader

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.data.arrays import is_list
+from hotbed.data.arrow_types import is_list
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, transformed
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight

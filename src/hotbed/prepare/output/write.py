@@ -16,9 +16,10 @@ from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.plan import BadRow, Skips
 from hotbed.connectors.position import PLACE
 from hotbed.data import numbers
+from hotbed.data.arrow_types import Shape, Type, joined, joined_shape, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters
 from hotbed.data.batch import Batch
-from hotbed.data.columns import Columns, Shape, Type, joined, joined_shape, shape_of, type_of
+from hotbed.data.columns import Columns
 from hotbed.data.encode import Encoder
 from hotbed.data.schema import Schema
 from hotbed.errors import DecodeError

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from hotbed.data.arrays import as_numpy, is_list, numbers_of
+from hotbed.data.arrays import as_numpy, numbers_of
+from hotbed.data.arrow_types import is_list
 from hotbed.data.columns import ids_of
 from hotbed.embedding.hashing import Uint64Array
 

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.data.arrays import as_numpy, is_bytes
+from hotbed.data.arrays import as_numpy
+from hotbed.data.arrow_types import is_bytes
 from hotbed.data.columns import hash_strings
 from hotbed.embedding.hashing import Uint64Array, mix64
 

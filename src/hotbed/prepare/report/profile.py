@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from hotbed.data.arrays import as_numpy, is_list, numbers_of
+from hotbed.data.arrays import as_numpy, numbers_of
+from hotbed.data.arrow_types import is_list
 from hotbed.data.batch import Batch
 from hotbed.data.columns import Columns
 from hotbed.data.learners import Moments, Quantiles

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.data.arrow_types import Shape
 from hotbed.data.batch import Batch
-from hotbed.data.columns import Shape
 from hotbed.data.schema import Column, Dense, Id, Schema
 from hotbed.errors import ConfigError, RowShapeError
 

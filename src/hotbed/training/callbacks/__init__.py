@@ -17,7 +17,7 @@ from hotbed.training.callbacks.clip_gradients import ClipGradients
 from hotbed.training.callbacks.learning_rate import LearningRate
 from hotbed.training.callbacks.validation import BestWeights, EarlyStopping, ReducePlateau, Validate
 from hotbed.training.decisions.checkpoint import Checkpoint
-from hotbed.training.decisions.evict import Evict
+from hotbed.training.decisions.eviction_schedule import Evict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
 from hotbed.training.watching.prometheus import Prometheus

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is decided between steps, and written to the journal so that a resume repeats it.
 
-evict.py       when stale rows leave the tables
-cores.py       how reading, mapping and the dense network share the cores
-checkpoint.py  when a state is saved, and what a resume needs
+eviction_schedule.py  when stale rows leave the tables
+cores.py              how reading, mapping and the dense network share the cores
+checkpoint.py         when a state is saved, and what a resume needs
 """

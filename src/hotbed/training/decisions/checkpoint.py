@@ -25,9 +25,9 @@ from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
-from hotbed.training.column_types import learn_types
 from hotbed.training.decisions import cores
-from hotbed.training.decisions.evict import TOPIC, sweeping
+from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
+from hotbed.training.learned_types import learn_types
 from hotbed.training.run import Counts, Run, WallClock, passed
 from hotbed.training.stages.learner import SelfUpdating
 from hotbed.training.stages.network import adapter_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hotbed.training.decisions.evict import sweeping
+from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
 from hotbed.training.watching.columns import Tables, is_reason
 

@@ -13,7 +13,7 @@ from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.training.decisions.evict import EvictionSchedule
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 __all__ = ["EvictHook"]
 

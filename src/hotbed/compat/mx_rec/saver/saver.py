@@ -20,7 +20,7 @@ from hotbed.persist.checkpoint import Saver as Writer
 from hotbed.persist.checkpoint import capture, track_changes
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.persist.store import JOURNAL, LocalStore, open_store
-from hotbed.training.decisions.evict import TOPIC
+from hotbed.training.decisions.eviction_schedule import TOPIC
 
 __all__ = ["Saver", "latest_checkpoint"]
 

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: rows that go, because they expired, had to make room or were removed.
+#include "eviction.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "table.h"
+
+namespace hotbed {
+namespace {
+
+// An order-preserving image of a double among the integers.
+int64_t ordered(double x) noexcept {
+  const int64_t bits = std::bit_cast<int64_t>(x);
+  return bits < 0 ? INT64_MIN - bits : bits;
+}
+
+}  // namespace
+
+bool Table::expired(const Row& row) const noexcept {
+  if (watermark_ == INT64_MIN) return false;
+  const int64_t seen = row.seen();
+  return seen <= watermark_ &&
+         static_cast<uint64_t>(watermark_) - static_cast<uint64_t>(seen) >= static_cast<uint64_t>(config_.eviction.ttl);
+}
+
+void Table::begin_evict(int64_t now) {
+  if (now <= watermark_) return;
+  watermark_ = now;
+  if (config_.eviction.ttl >= 0 || config_.admission.expire_after >= 0)
+    for (auto& partition : partitions_) partition.stale = true;
+}
+
+uint64_t Table::sweep(int first, int last) {
+  uint64_t removed = 0;
+  std::vector<std::pair<int64_t, uint32_t>> dead;
+  for (int p = first; p < last; p++) {
+    Partition& partition = partitions_[p];
+    if (partition.candidates && config_.admission.expire_after >= 0 && watermark_ != INT64_MIN)
+      partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
+    partition.stale = false;
+    if (config_.eviction.ttl < 0) continue;
+    dead.clear();
+    maps_[p].for_each([&](int64_t id, uint32_t slot) {
+      if (expired(rows_[slot])) dead.emplace_back(id, slot);
+    });
+    std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
+    for (const auto& [id, slot] : dead) remove_row(p, id, slot, Reason::kExpired);
+    removed += dead.size();
+    num_withdrawn_.fetch_add(dead.size());
+    if (!dead.empty()) maps_[p].shrink();
+  }
+  return removed;
+}
+
+void Table::remove_row(int p, int64_t id, uint32_t slot, Reason reason) {
+  Partition& partition = partitions_[p];
+  maps_[p].erase(id, hash_id(id));
+  mark_gone(p, id, slot);
+  if (partition.log) partition.log->gone.push_back({id, slot, reason});
+  if (partition.log || plans_[0].load() > 0 || plans_[1].load() > 0) {
+    partition.fresh.push_back(slot);
+    quarantined_.store(true);
+  } else {
+    partition.free.push_back(slot);
+  }
+  partition.evicted[static_cast<size_t>(reason)]++;
+}
+
+int64_t Table::victim_key(const Row& row) const noexcept {
+  if (!config_.eviction.by_count) return row.seen();
+  return layout().has_score ? ordered(row.score()) : static_cast<int64_t>(row.count());
+}
+
+bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
+  IdMap& map = maps_[p];
+  Partition& partition = partitions_[p];
+  const auto pinned = [&](uint32_t slot) { return std::binary_search(in_batch.begin(), in_batch.end(), slot); };
+  const auto scan = [&](auto&& add) {
+    map.for_each([&](int64_t id, uint32_t slot) {
+      if (pinned(slot)) partition.victims.skipped();
+      else add(Victim{victim_key(rows_[slot]), id, slot});
+    });
+  };
+  const auto current = [&](const Victim& victim, int64_t* key) {
+    if (map.find(victim.id, hash_id(victim.id)) != victim.slot) return Victims::State::kGone;
+    *key = victim_key(rows_[victim.slot]);
+    return pinned(victim.slot) ? Victims::State::kProtected : Victims::State::kAlive;
+  };
+  Victim victim;
+  if (!partition.victims.pop(scan, current, &victim)) return false;
+  // With plans in flight the slot rests; reserve() has provided a fresh one for this insertion. Those plans still read
+  // and update the row: their batches came before this one, so that mapping ahead changes no bit.
+  remove_row(p, victim.id, victim.slot, Reason::kOverCap);
+  return true;
+}
+
+bool Table::remove(int64_t id) {
+  const uint64_t hash = hash_id(id);
+  const int p = partition_of(hash);
+  const uint32_t slot = maps_[p].find(id, hash);
+  if (slot == kNoSlot) return false;
+  remove_row(p, id, slot, Reason::kRemoved);
+  num_withdrawn_.fetch_add(1);
+  return true;
+}
+
+}  // namespace hotbed

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: taking back the map of a batch.
+#include "map_log.h"
+
+#include <algorithm>
+
+#include "table.h"
+
+namespace hotbed {
+
+void Table::begin_log(Uniques& uniques) {
+  uniques.log = std::make_unique<MapLog>();
+  for (int p = uniques.first_partition; p < uniques.last_partition; p++)
+    partitions_[static_cast<size_t>(p)].log = uniques.log.get();
+}
+
+void Table::log(Uniques& uniques) {
+  const RowLayout& fields = layout();
+  MapLog& log = *uniques.log;
+  log.seen.assign(fields.has_seen ? uniques.slots.size() : 0, 0);
+  log.counts.assign(fields.has_count ? uniques.slots.size() : 0, 0);
+  log.scores.assign(fields.has_score ? uniques.slots.size() : 0, 0.0);
+  if (fields.has_seen || fields.has_count || fields.has_score)
+    for (size_t u = 0; u < uniques.slots.size(); u++) {
+      if (uniques.slots[u] == kNoSlot) continue;
+      const Row row = rows_[uniques.slots[u]];
+      if (fields.has_seen) log.seen[u] = row.seen();
+      if (fields.has_count) log.counts[u] = row.count();
+      if (fields.has_score) log.scores[u] = row.score();
+    }
+  if (admits_all() || !learns()) return;
+  for (const uint32_t u : uniques.missing) {
+    MapLog::Waiting waiting{u, false, {}};
+    const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
+    waiting.known = candidates.find(uniques.ids[u], uniques.hashes[u], &waiting.before);
+    log.waiting.push_back(waiting);
+  }
+}
+
+void Table::end_log(Uniques& uniques) noexcept {
+  for (int p = uniques.first_partition; p < uniques.last_partition; p++)
+    partitions_[static_cast<size_t>(p)].log = nullptr;
+}
+
+void Table::take_back(Uniques& uniques) {
+  const RowLayout& fields = layout();
+  const MapLog& log = *uniques.log;
+  std::vector<uint8_t> inserted(uniques.slots.size(), 0);
+  for (const uint32_t u : uniques.missing) {
+    const int p = partition_of(uniques.hashes[u]);
+    Partition& partition = partitions_[static_cast<size_t>(p)];
+    inserted[u] = 1;
+    partition.admitted--;
+    if (maps_[p].find(uniques.ids[u], uniques.hashes[u]) != uniques.slots[u]) continue;
+    maps_[p].erase(uniques.ids[u], uniques.hashes[u]);
+    mark_gone(p, uniques.ids[u], uniques.slots[u]);
+    partition.fresh.push_back(uniques.slots[u]);
+    quarantined_.store(true);
+  }
+  for (size_t i = log.gone.size(); i-- > 0;) {
+    const auto [id, slot, reason] = log.gone[i];
+    const uint64_t hash = hash_id(id);
+    const int p = partition_of(hash);
+    Partition& partition = partitions_[static_cast<size_t>(p)];
+    partition.evicted[static_cast<size_t>(reason)]--;
+    for (std::vector<uint32_t>* resting : {&partition.fresh, &partition.waiting}) {
+      const auto at = std::find(resting->begin(), resting->end(), slot);
+      if (at == resting->end()) continue;
+      resting->erase(at);
+      maps_[p].insert(id, hash, slot);
+      mark_born(p, id, slot);
+      break;
+    }
+  }
+  if (fields.has_seen || fields.has_count || fields.has_score)
+    for (size_t u = 0; u < uniques.slots.size(); u++) {
+      if (uniques.slots[u] == kNoSlot || inserted[u]) continue;
+      changing(uniques.slots[u]);
+      const Row row = rows_[uniques.slots[u]];
+      if (fields.has_seen) row.set_seen(log.seen[u]);
+      if (fields.has_count) row.set_count(log.counts[u]);
+      if (fields.has_score) row.set_score(log.scores[u]);
+    }
+  for (const MapLog::Waiting& waiting : log.waiting) {
+    const uint64_t hash = uniques.hashes[waiting.u];
+    Partition& partition = partitions_[static_cast<size_t>(partition_of(hash))];
+    if (!inserted[waiting.u]) partition.refused--;
+    if (waiting.known) partition.candidates->load(waiting.before);
+    else partition.candidates->forget(uniques.ids[waiting.u], hash);
+  }
+  for (int p = uniques.first_partition; p < uniques.last_partition; p++)
+    partitions_[static_cast<size_t>(p)].victims.clear();
+}
+
+}  // namespace hotbed

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Table: the steps of its rule, and replays of missed ones.
+#include <algorithm>
+
+#include "table.h"
+
+namespace hotbed {
+namespace {
+
+constexpr size_t kCachedSteps = size_t{1} << 16;
+constexpr int64_t kRun = 256;  // rows handed to a kernel at a time
+
+}  // namespace
+
+const RuleStep& Table::step_at(uint64_t step, RuleStep* scratch) const noexcept {
+  if (step <= steps_.size()) return steps_[step - 1];
+  *scratch = rule_step(config_.rule, rates_.at(step), step);
+  return *scratch;
+}
+
+uint64_t Table::begin_update(double lr) {
+  step_++;
+  rates_.record(step_, lr);
+  if (config_.rule.scope != Scope::kTouched && steps_.size() + 1 == step_ && step_ <= kCachedSteps)
+    steps_.push_back(rule_step(config_.rule, lr, step_));
+  return step_;
+}
+
+void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates) {
+  step_ = step, watermark_ = watermark, calls_ = calls;
+  rates_.assign(std::move(rates));
+  steps_.clear();
+  if (config_.rule.scope != Scope::kTouched)
+    for (uint64_t t = 1; t <= std::min<uint64_t>(step, kCachedSteps); t++)
+      steps_.push_back(rule_step(config_.rule, rates_.at(t), t));
+}
+
+// Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane)
+// only.
+void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n) {
+  std::vector<float> wide(static_cast<size_t>(config_.dim));
+  float* values = wide.data();
+  for (int64_t i = 0; i < n; i++) {
+    const Row row = rows_[slots[i]];
+    row.read(values);
+    float* state = row.state();
+    kernels().update(rule, &values, &state, grads ? grads + i * config_.dim : nullptr, 1, config_.dim);
+    const uint64_t noise = mix64(mix64(key_ ^ mix64(static_cast<uint64_t>(row.id()) + kGolden)) + step * kGolden);
+    row.write(values, &noise);
+  }
+}
+
+void Table::update(const uint32_t* slots, const float* grads, int64_t n) {
+  RuleStep scratch;
+  const RuleStep step = step_at(step_, &scratch);
+  const bool marks = layout().has_updated;
+  float *values[kRun], *state[kRun];
+  for (int64_t begin = 0; begin < n;) {
+    if (slots[begin] == kNoSlot) {
+      begin++;
+      continue;
+    }
+    int64_t length = 0;
+    for (; length < kRun && begin + length < n && slots[begin + length] != kNoSlot; length++) {
+      changing(slots[begin + length]);
+      const Row row = rows_[slots[begin + length]];
+      values[length] = row.values(), state[length] = row.state();
+      if (marks) {
+        replay(slots[begin + length], step_ - 1);
+        row.set_updated(static_cast<uint32_t>(step_));
+      }
+    }
+    if (layout().dtype == Dtype::kFloat32)
+      kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
+    else update_half(step, step_, slots + begin, grads + begin * config_.dim, length);
+    begin += length;
+  }
+}
+
+void Table::replay(uint32_t slot, uint64_t to) {
+  const Row row = rows_[slot];
+  const uint64_t from = row.updated();
+  if (from >= to) return;
+  changing(slot);
+  RuleStep scratch;
+  if (layout().dtype == Dtype::kFloat32) {
+    float *values = row.values(), *state = row.state();
+    for (uint64_t t = from + 1; t <= to; t++)
+      kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
+  } else {
+    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &slot, nullptr, 1);
+  }
+  row.set_updated(static_cast<uint32_t>(to));
+}
+
+void Table::update_idle(int first, int last) {
+  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, step_); });
+}
+
+void Table::catch_up(int first, int last) {
+  if (config_.rule.scope != Scope::kTouched) update_idle(first, last);
+}
+
+}  // namespace hotbed
