@@ -26,7 +26,7 @@ from hotbed.connectors import (
     Replay,
     Skips,
     Source,
-    replay,
+    merge,
 )
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DecodeError, SchemaError
@@ -68,7 +68,7 @@ def test_events_of_several_sources_come_by_time_and_ties_by_source() -> None:
 def test_ties_come_by_source_also_where_a_source_shows_them_bit_by_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay, "READ_ROWS", 3)
+    monkeypatch.setattr(merge, "READ_ROWS", 3)
     first = Memory({"at": [1] * 10 + [2], "n": [*range(10), 99]})
     second = Memory({"at": [1] * 9, "n": list(range(100, 109))})
     assert [row["n"] for row, _ in read(Replay([first, second], time="at"))] == [
@@ -89,7 +89,7 @@ def test_a_source_that_is_not_in_order_keeps_its_own_order() -> None:
 @pytest.fixture(params=[23, 65_536])
 def run_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a replay has of a source at a time: no result may depend on it."""
-    monkeypatch.setattr(replay, "READ_ROWS", request.param)
+    monkeypatch.setattr(merge, "READ_ROWS", request.param)
 
 
 @pytest.mark.parametrize("late", [None, LATE])
@@ -177,7 +177,7 @@ def by_hand(rows: list[dict[str, str]], window: int) -> list[tuple[str, str, str
 def test_real_shop_events_get_the_labels_that_a_slow_join_gives(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "READ_ROWS", 3000)
+    monkeypatch.setattr(merge, "READ_ROWS", 3000)
     file = shared_data / "rees46" / "2019-Oct.head.csv"
     late = LateLabels(
         ("user_id", "product_id"), "event_type", "view", "purchase", within_seconds=300

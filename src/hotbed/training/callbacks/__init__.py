@@ -8,14 +8,20 @@
 They run in the order given; validation runs first. Metrics of validation are named `valid.auc`. A
 callback that watches `auc` looks for `valid.auc` first, then for `auc` (progressive training).
 
+    best_weights.py    BestWeights: save the best state, and restore it when training ends
     clip_gradients.py  ClipGradients: gradients scaled down to a norm before the update
+    early_stopping.py  EarlyStopping: end training when a metric makes no progress
     learning_rate.py   LearningRate: learning rates by a schedule
-    validation.py      Validate, and the callbacks that act on its results, as EarlyStopping does
+    reduce_plateau.py  ReducePlateau: lower learning rates when a metric makes no progress
+    validation.py      Validate, and the base of callbacks that judge its results
 """
 
+from hotbed.training.callbacks.best_weights import BestWeights
 from hotbed.training.callbacks.clip_gradients import ClipGradients
+from hotbed.training.callbacks.early_stopping import EarlyStopping
 from hotbed.training.callbacks.learning_rate import LearningRate
-from hotbed.training.callbacks.validation import BestWeights, EarlyStopping, ReducePlateau, Validate
+from hotbed.training.callbacks.reduce_plateau import ReducePlateau
+from hotbed.training.callbacks.validation import Validate
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import Evict
 from hotbed.training.watching.history import History

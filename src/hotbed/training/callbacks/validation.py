@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks that act on the results of validation."""
+"""Validate, and the base of callbacks that judge its results."""
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from hotbed import checks
 from hotbed.config import described, did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.metrics import smaller_is_better
-from hotbed.persist import checkpoint
-from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.run import Run, passed
 from hotbed.training.watching.history import ReliabilityWatch
 
-log = logging.getLogger("hotbed")
 VALID = "valid."
 Mode = Literal["auto", "max", "min"]
 
@@ -164,134 +158,3 @@ class Judge(ABC):
         if self._mode == "auto":
             return smaller_is_better(name)
         return self._mode == "min"
-
-
-@described
-class EarlyStopping(Judge):
-    """End training after `patience` judgements in a row without progress."""
-
-    def __init__(
-        self,
-        metric: str | None = None,
-        patience: int = 2,
-        *,
-        mode: Mode = "auto",
-        min_delta: float = 0.0,
-    ) -> None:
-        super().__init__(metric, mode, min_delta)
-        checks.at_least("EarlyStopping.patience", patience, 1, "Give a positive integer.")
-        self._patience = patience
-
-    def on_epoch_begin(self, run: Run) -> None:
-        self._stop(run)  # a run may be resumed after it had ended
-
-    def judge(self, run: Run, better: bool) -> None:
-        self._bad = 0 if better else self._bad + 1
-        self._stop(run)
-
-    def _stop(self, run: Run) -> None:
-        if self._bad >= (self._patience or 1):
-            metric = self._metric or "metric"
-            run.stop(f"no better {metric} than {self.best:.6g} in {self._bad} validations")
-
-
-@described
-class ReducePlateau(Judge):
-    """Multiply the learning rates by `factor` when a metric makes no progress.
-
-    It acts after `patience` judgements in a row without progress, on the rates of dense parameters
-    and of tables, and sets none below `min_lr`. It does not end training: add `EarlyStopping`.
-    """
-
-    def __init__(
-        self,
-        metric: str | None = None,
-        patience: int = 1,
-        *,
-        factor: float = 0.1,
-        min_lr: float = 1e-8,
-        mode: Mode = "auto",
-        min_delta: float = 0.0,
-    ) -> None:
-        super().__init__(metric, mode, min_delta)
-        checks.finite_number("ReducePlateau.factor", factor, above=0, below=1)
-        checks.at_least("ReducePlateau.patience", patience, 1, "Give a positive integer.")
-        self._patience = patience
-        self._factor = factor
-        self._min_lr = min_lr
-
-    def judge(self, run: Run, better: bool) -> None:
-        self._bad = 0 if better else self._bad + 1
-        if self._bad < (self._patience or 1):
-            return
-        self._bad = 0
-        for group in groups_of(run):
-            rate = float(group["lr"])
-            group["lr"] = max(rate * self._factor, min(self._min_lr, rate))
-        log.info(
-            "step %d: no better %s, learning rates x %g", run.step, self._name(run), self._factor
-        )
-
-
-@described
-class BestWeights(Judge):
-    """Save the best state (network, tables, optimizer) and restore it when training ends.
-
-    The state is saved to `path`. Without a path it is saved to the folder `best` in the folder of
-    the run's `Checkpoint`; without one, to a temporary folder that is removed afterwards.
-    """
-
-    def __init__(
-        self,
-        metric: str | None = None,
-        path: str | Path | None = None,
-        *,
-        mode: Mode = "auto",
-        min_delta: float = 0.0,
-    ) -> None:
-        super().__init__(metric, mode, min_delta)
-        self._path = path
-        self._temporary: TemporaryDirectory[str] | None = None
-        self._step = -1  # of the best state; -1 = none yet
-
-    def on_fit_begin(self, run: Run) -> None:
-        super().on_fit_begin(run)
-        self._step = -1
-
-    def judge(self, run: Run, better: bool) -> None:
-        if better:
-            checkpoint.save(self._folder(run), run.model.state())  # no version of the model's own
-            self._step = run.step
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"step": self._step}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        super().load_state(state)
-        self._step = state.get("step", -1)  # absent from states of earlier builds
-
-    def on_fit_end(self, run: Run) -> None:
-        try:
-            if self._step not in (-1, run.step):
-                run.model.restore(self._folder(run))
-        finally:
-            if self._temporary is not None:
-                self._temporary.cleanup()
-                self._temporary = None
-
-    def _folder(self, run: Run) -> str:
-        if self._path is not None:
-            return str(self._path)
-        for saves in run.callbacks.of(Checkpoint):
-            return f"{str(saves.path).rstrip('/')}/best"
-        if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix="hotbed-best-", ignore_cleanup_errors=True)
-        return self._temporary.name
-
-
-def groups_of(run: Run) -> list[dict[str, Any]]:
-    """Return the param groups of both optimizers."""
-    optimizers = [
-        optimizer for optimizer in (run.learner.dense, run.learner.sparse) if optimizer is not None
-    ]
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
