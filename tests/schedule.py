@@ -20,7 +20,7 @@ import pytest
 RECORD = Path(__file__).with_name("durations.json")
 EXCESS = 1.15
 START = "start of the workers"
-"""The entry of the record for what is no test: imports and the collection, of all workers."""
+"""The entry of the record for time outside tests: imports and the collection, of all workers."""
 
 Costs = dict[str, list[float]]
 """Wall and CPU seconds by file, children included."""

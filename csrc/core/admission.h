@@ -20,7 +20,7 @@ struct Admission {
   double probability = 1.0;
   uint64_t admission_bytes = uint64_t{1} << 26;  // of all partitions
   int64_t expire_after = -1;                     // by the table's clock; -1 = off
-  // What states of earlier versions may ask for.
+  // For states of earlier versions:
   uint64_t sketch_bytes = 0;    // 0 = off; else plain counters of 32 bits from the first id on
   uint64_t max_candidates = 0;  // 0 = off; else an exact map of so many ids, whose counts are halved where it is full
 };

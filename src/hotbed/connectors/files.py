@@ -197,7 +197,7 @@ class FileSource(Source):
 
         Args:
             section: the lines.
-            grows: whether the file may go on.
+            grows: whether the file may still grow.
         """
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class TableSettings(Protocol):
-    """What the native core is told of a table."""
+    """The settings of a table that the native core needs."""
 
     name: str
     seed: int

@@ -179,8 +179,8 @@ def translation_of(
         is_computed: whether a model computes the ids of the table from any of the features.
 
     Raises:
-        PersistError: they make other ids, and the values cannot be told from the ids: by a hash,
-            bucket or combination that differs. The message names the feature and the transform. Or
+        PersistError: they make other ids, from which the values cannot be recovered: a hash,
+            bucket or combination differs. The message names the feature and the transform. Or
             only the schema there is known.
     """
     if there is None:
@@ -254,7 +254,7 @@ def _renumbering(old: Id, new: Id, source: str) -> Renumbering | None:
     """Return how ids of a feature change; None if they do not.
 
     Raises:
-        PersistError: they cannot be told from each other.
+        PersistError: the new ids cannot be computed from the old ones.
     """
     shared = 0
     for before, after in zip(old.transforms, new.transforms, strict=False):

@@ -107,7 +107,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
 
 
 class _Watch:
-    """A client that is told of changes.
+    """A client that watches the readiness.
 
     Attributes:
         woken: set when the client has to look at the readiness, or when its watch is over.

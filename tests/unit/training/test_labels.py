@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels that a loss cannot take are row errors before anything is learned; what is no error stays."""
+"""Labels that a loss cannot take are row errors before anything is learned; others are unchanged."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 """A topic of Kafka as an endless source.
 
 kafka.py     Kafka: the source, with the order of its rows in the journal
-reader.py    one reading of a topic: blocks of messages, and their rows
-topic.py     a topic at its broker: partitions, waiting for brokers, the check of a position
-settings.py  what reading a topic asks of the settings of Kafka
-identity.py  what tells a topic from one that was made anew under its name
-client.py    the client library in a process of its own
-process.py   the program of that process
+reader.py    KafkaReader: reads blocks of messages and decodes them into rows
+topic.py     a topic at its broker: its partitions, retries, and the check of a position
+settings.py  KafkaSettings: the settings that the reader and the topic need
+identity.py  the identity of a topic, which changes if it is deleted and created again
+client.py    KafkaClient: runs the client library in a process of its own
+process.py   the program that this process runs
 """

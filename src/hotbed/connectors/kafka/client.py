@@ -184,7 +184,7 @@ class KafkaClient:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", process.__file__, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # who reads that of the trainer waits for no client
+                stdout=subprocess.DEVNULL,  # a reader of the trainer's output does not wait for this
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )

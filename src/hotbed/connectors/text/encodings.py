@@ -87,7 +87,7 @@ def codec_of(file: str) -> str | None:
 
 
 class TextStream(io.RawIOBase):
-    """A stream of text without its byte order mark; what is no text is refused.
+    """A stream of text without its byte order mark; other kinds of files are refused.
 
     Args:
         stream: the decompressed bytes.

@@ -27,7 +27,14 @@ class RowFormat(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that is no row: which one from 1, which row it would be from 0, and what it holds."""
+    """A line that cannot be read as a row.
+
+    Attributes:
+        line: its number, from 1.
+        row: the number that its row would have, from 0.
+        head: its first bytes.
+        fault: why it cannot be read.
+    """
 
     line: int
     row: int
@@ -36,11 +43,11 @@ class BadLine(NamedTuple):
 
 
 class WholeRows(io.RawIOBase):
-    """A stream of delimited text whose lines that are no rows are replaced.
+    """A stream of delimited text in which bad lines are replaced.
 
-    Such a line has more bytes than a row may have, or a quote opens in it that is never closed. A
-    quoted field may hold line ends if a delimiter or a line end follows its closing quote, and if
-    its row is not longer than the limit.
+    A bad line is longer than a row may be, or opens a quote that is never closed. A quoted field
+    may hold line ends if a delimiter or a line end follows its closing quote, and if its row is not
+    longer than the limit.
 
     A read returns whole rows, so it may return fewer bytes than asked.
 
@@ -48,8 +55,8 @@ class WholeRows(io.RawIOBase):
         stream: the text.
         row_format: how rows are written.
         replace: called with each bad line; returns the text to use instead, or raises.
-        is_whole: whether the text ends where the stream does. If False, a last row that may go on
-            is not returned.
+        is_whole: whether the text ends where the stream does. If False, a last row that may be
+            incomplete is not returned.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from hotbed.data.columns import ids_of
 from hotbed.embedding.hashing import Uint64Array
 
 MOST_AUC = 0.8
-"""Above this AUC, a column alone is told."""
+"""A column that alone has an AUC above this is reported."""
 
 LEAST_ROWS = 1000
 LEAST_OF_A_CLASS = 20

@@ -202,7 +202,7 @@ class Tensor:
             )
         values: list[Any] = data
         if not values or not isinstance(values[0], list):
-            return values  # a list further on is no value of any datatype
+            return values  # a later list is refused, as no datatype has it
         for length in self.nesting or self.shape[1:] or (1,):
             if not all(isinstance(inner, list) and len(inner) == length for inner in values):
                 raise self._misnested()

@@ -111,8 +111,8 @@ class History:
             several labels.
         evictions: rows that were evicted until the end, by table and by reason; see
             `hotbed.training.watching.columns.is_counter` for why no state of a history holds them.
-        learned: samples that the model had learned before this training, and at its end; the end
-            of one training is the begin of another one if the same model goes on. None before it.
+        learned: samples that the model had learned before this training, and at its end. If the
+            same model is trained further, the next training begins with this end. None before it.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:

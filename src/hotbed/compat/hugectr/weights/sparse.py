@@ -136,7 +136,7 @@ def load_served(path: str | Path, table: Table, format: SparseFile) -> None:
     """Read the rows of a table that is served.
 
     Raises:
-        PersistError, FormatError: as of `load_sparse`, or there are no rows.
+        PersistError, FormatError: as `load_sparse`, and also if the file has no rows.
     """
     if not load_sparse(path, table, format):
         raise FormatError(
