@@ -184,7 +184,8 @@ class KafkaClient:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", process.__file__, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # a reader of the trainer's output does not wait for this
+                # a reader of the trainer's output then does not wait for the client
+                stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
