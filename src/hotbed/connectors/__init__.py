@@ -12,6 +12,7 @@ journal.py        the journal of an endless source's decisions
 late_labels.py    labels from later events
 live.py           the state that an endless source shares with its reader
 memory.py         rows in memory
+merge.py          Merge: the events of several sources in the order of their times
 messages.py       messages of a broker: decoders that turn them into rows
 parquet.py        Parquet files
 paths.py          paths and globs: which files they name, each once
