@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import io
+import tempfile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hotbed as hb
 from hotbed.connectors.text.rows import BadLine, RowFormat, WholeRows
 
 pytestmark = pytest.mark.core
@@ -76,3 +78,19 @@ def test_rows_lines_and_bad_lines_are_those_of_a_plain_reader(parts: list[str], 
     for number, (line, fault, _) in enumerate(expected):
         if fault is None:
             assert stream.line_of(number) == line
+
+
+@given(
+    st.lists(st.sampled_from(["1,2\n", "\n", "\r\n", '"a\n\nb",""\r\n'])),
+    st.sampled_from(["", "3,4"]),
+    st.booleans(),
+)
+def test_count_of_rows_is_the_number_that_is_read(
+    lines: list[str], last: str, header: bool
+) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+        file.write(("a,b\n" + "".join(lines) + last).encode())
+        file.flush()
+        source = hb.sources.Csv(file.name, header=header)
+        rows = sum(batch.num_rows for batch, _ in source.read())
+        assert source.count_rows() == rows
