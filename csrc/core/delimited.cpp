@@ -102,18 +102,22 @@ class RowScanner {
   std::size_t end_of_line(std::size_t at) const { return std::min(text_.find('\n', at), text_.size()); }
 
   /// The next quote before `end` that begins a field.
-  std::size_t opening_quote(std::size_t at, std::size_t end) const {
+  std::size_t opening_quote(std::size_t at, std::size_t end) {
     if (format_.quote < 0) return kNone;
     // behind a quoted field
     if (at + 1 < end && text_[at] == format_.delimiter && text_[at + 1] == format_.quote) return at + 1;
-    while (at < end) {
-      at = text_.substr(0, end).find(static_cast<char>(format_.quote), at);
-      if (at == kNone || at == begin_) return at;
+    for (at = next_quote(at); at < end; at = next_quote(at + 1)) {
+      if (at == begin_) return at;
       const char before = text_[at - 1];
       if (before == format_.delimiter || before == '\n' || before == '\r') return at;
-      ++at;
     }
     return kNone;
+  }
+
+  /// The first quote from `at` on. As `at` only rises, text without quotes is searched once, not line by line.
+  std::size_t next_quote(std::size_t at) {
+    if (!quote_ || *quote_ < at) quote_ = text_.find(static_cast<char>(format_.quote), at);
+    return *quote_;
   }
 
   /// The next quote that is not doubled.
@@ -136,6 +140,7 @@ class RowScanner {
   const RowFormat& format_;
   bool is_last_;
   std::size_t begin_;
+  std::optional<std::size_t> quote_;  // the last one that was looked for
   RowScan scan_;
 };
 
