@@ -124,6 +124,10 @@ class Kafka(Source):
     def endless(self) -> bool:
         return True
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def parts(self, count: int) -> list[Source]:
         """Return `count` sources that divide the partitions of the topic.
 
