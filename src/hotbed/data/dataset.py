@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,13 @@ from hotbed.data.bad_rows import dead_letters, located
 from hotbed.data.batch import Batch, changed
 from hotbed.data.columns import Shape, Type, require_columns, shape_of, type_of
 from hotbed.data.encode import Encoder
-from hotbed.data.grains import (
-    GRAIN_KEYS,
-    Cut,
-    Lane,
-    Tally,
-    check_grains,
-    check_layout,
-    cut_epoch,
-    ends_of,
-    ranges_of,
-)
+from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
 from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
+from hotbed.data.places import check_grains, check_layout, check_position
 from hotbed.data.schema import Schema, check_schema
-from hotbed.data.stream import StreamCuts, check_stream_arguments
-from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
+from hotbed.errors import DataError, DecodeError, SchemaError
 
 FIRST_ROWS = 100_000
 """Rows of a stream after which a warning says that a label was always 0, or always 1."""
@@ -297,32 +289,7 @@ class Dataset:
         start = Position.from_json(position)
         if not start.state:
             start = self._at(0, self._start)
-        layout = set(self._at(0, self._start).state)
-        if layout ^ start.state.keys() == {"rows"}:
-            writer = "an endless source"
-            if self.endless:
-                writer = "a source that ends"
-            raise ConfigError(
-                f"dataset: the position was written by {writer} "
-                f"({Position.from_json(start['source'] or {}).writer}), got "
-                f"{type(self.source).__name__} to resume from it. Give the source that the "
-                "position was written for, or begin without it."
-            )
-        check_grains(start, self.grains)
-        layouts = [layout]
-        if not self.endless:
-            layouts.append(GRAIN_KEYS)
-        if start.state.keys() not in layouts:
-            raise ConfigError(
-                f"dataset: expected the position of a dataset, got {start.state}. Pass a batch's "
-                "position."
-            )
-        if start["order"] != self._order:
-            raise ConfigError(
-                "dataset: cannot resume a position of another order, got "
-                f"{start['order'] or 'no shuffle'}, this dataset has "
-                f"{self._order or 'no shuffle'}. Give it the same shuffle, seed and cache."
-            )
+        check_position(start, self._at(0, self._start), self.source)
         self._resume = start
         self._position = start
         self._next_epoch = int(start["epoch"])
@@ -445,7 +412,10 @@ class Dataset:
         if self.endless:
             stream = StreamCuts(self.batch_size, self.flush_seconds, self.live)
             begin = _position_of(start["source"])
-            cuts = stream.across_blocks(self._encoded(self.source, begin, Tally(1)), start)
+            if self.grains > 1 and self.source.divisible:
+                cuts = stream.by_blocks(self._blocks(begin), start)
+            else:
+                cuts = stream.across_blocks(self._encoded(self.source, begin, Tally(1)), start)
         else:
             first = int(start.state.get("batch", 0))
             lanes = self._lanes(epoch, start, divided=divided)
@@ -587,13 +557,36 @@ class Dataset:
                     yield rows, before, after
                 before = after
         except (DecodeError, SchemaError):
-            if self.endless and before is not None:
-                self._note_failure(int(before["block"]))
+            self._note_failure(before)
             raise
         if tally.ended(num_rows, whole=position is None):
             self._num_rows = tally.num_rows
             if not self.endless:
                 self._check_matched()
+
+    def _blocks(self, position: Position | None) -> Iterator[Block | None]:
+        """Yield the encoded blocks of a topic after `position`, by grain, and None at ticks."""
+        before = position
+        self.encoder.forget_labels()
+        plan = replace(self._plan(), grains=self.grains)
+        items = self.source.read(position, READ_ROWS, plan)
+        try:
+            for raw, after in items:
+                if raw is not OPENED:
+                    yield None
+                    continue
+                before = after
+                grains: list[Batch] = []
+                for rows, end in islice(items, self.grains):
+                    grain = Batch(num_samples=0)
+                    if rows.num_rows:
+                        grain = self._encode(self.source, rows, end)
+                    grains.append(grain)
+                self._warn_constant()
+                yield Block(grains, before, end)
+        except (DecodeError, SchemaError):
+            self._note_failure(before)
+            raise
 
     def _plan(self) -> ReadPlan:
         skips = None
@@ -648,8 +641,15 @@ class Dataset:
         except DecodeError as error:
             raise located(error, source, raw, after) from error
 
-    def _note_failure(self, block: int) -> None:
-        """Record in the journal that a block has bad rows, so that its file may be corrected."""
+    def _note_failure(self, before: Position | None) -> None:
+        """Record in the journal that a block has bad rows, so that its file may be corrected.
+
+        Args:
+            before: a position in the block.
+        """
+        if not self.endless or before is None:
+            return
+        block = int(before["block"])
         decision = self.live.journal.get("block", block)
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})

@@ -9,14 +9,10 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hotbed.connectors.position import Position
 from hotbed.connectors.source import Source
 from hotbed.data.batch import Batch
 from hotbed.data.order import Buffer
-from hotbed.errors import ConfigError, DecodeError
-
-GRAIN_KEYS = {"epoch", "batch", "grains", "order"}
-"""Members of a position in an epoch by grains."""
+from hotbed.errors import DecodeError
 
 
 @dataclass(frozen=True)
@@ -149,39 +145,3 @@ class Tally:
 def ends_of(runs: Sequence[Sequence[Batch]]) -> tuple[int, ...]:
     """Return the number of the sample before which the run of each grain ends."""
     return tuple(accumulate(sum(part.num_samples for part in run) for run in runs))
-
-
-def check_grains(position: Position, grains: int) -> None:
-    """Raise ConfigError if a position was written with another number of grains."""
-    order = position.state.get("order")
-    written = 1
-    if isinstance(order, dict):
-        written = order.get("grains", 1)
-    if written != grains:
-        raise ConfigError(
-            f"dataset: the position was written with grains={written}, got {grains}. Give the "
-            "model the number that the state was written with, or call Dataset.divide with it "
-            "before resume, or begin without the position."
-        )
-
-
-def check_layout(start: Position, *, divided: bool) -> None:
-    """Raise ConfigError if a position of an epoch by grains is to resume a stream, or vice versa.
-
-    Args:
-        start: the position.
-        divided: whether rows are read by grains.
-    """
-    by_grains = "grains" in start.state
-    is_start = not by_grains and start["source"] is None and not start["skip"]
-    if by_grains == divided or (is_start and not start["emitted"]):
-        return
-    writer = "in the order of the source, as online_train does,"
-    reader = "by grains, as fit does"
-    if by_grains:
-        writer = "by grains, as fit does,"
-        reader = "in the order of the source, as online_train does"
-    raise ConfigError(
-        f"dataset: the position was written while rows were read {writer} got a reader {reader}. "
-        "Resume with the call that wrote it, or begin without the position."
-    )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hotbed import checks
@@ -15,6 +15,15 @@ from hotbed.data.grains import Cut
 from hotbed.data.order import Encoded, place_at
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of a block of a topic by grain, and the positions of the source around it."""
+
+    grains: Sequence[Batch]
+    before: Position
+    after: Position
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,23 @@ class StreamCuts:
         if parts:
             yield Cut([parts], {**place, "rows": rows + pending})
 
+    def by_blocks(self, blocks: Iterator[Block | None], start: Position) -> Iterator[Cut | None]:
+        """Yield the batches of each block, of which each has rows of all grains; None at ticks."""
+        emitted = int(start["emitted"])  # batches of the first block
+        rows = int(start["rows"])
+        for block in blocks:
+            if block is None:
+                yield None
+                continue
+            cuts = _runs_of(block.grains, self.batch_size)
+            for number in range(emitted, len(cuts)):
+                rows += sum(part.num_samples for run in cuts[number] for part in run)
+                place = {**place_at(block.before, 0), "emitted": number + 1}
+                if number + 1 == len(cuts):
+                    place = place_at(block.after, 0)
+                yield Cut(cuts[number], {**place, "rows": rows})
+            emitted = 0
+
     def _next_cut(self, rows: int) -> int:
         """Return the row at which the batch after the first `rows` ends, unless a flush ends it."""
         end = rows + self.batch_size
@@ -99,6 +125,28 @@ class StreamCuts:
         if self.live.journal.last("block") >= after["block"]:
             return False
         return self.live.clock() - idle_since >= self.flush_seconds
+
+
+def _runs_of(grains: Sequence[Batch], batch_size: int) -> list[list[list[Batch]]]:
+    """Return the runs of each batch of a block; batches without rows are left out.
+
+    Batch j of J takes the rows j n / J to (j + 1) n / J of a grain of n rows. The bounds are
+    rounded differently in each grain, so that batches of all grains differ little in their rows.
+    """
+    num_rows = sum(grain.num_samples for grain in grains)
+    num_batches = -(-num_rows // batch_size)
+    batches: list[list[list[Batch]]] = []
+    for number in range(num_batches):
+        runs: list[list[Batch]] = []
+        for place, grain in enumerate(grains):
+            shift = place * num_batches // len(grains)
+            begin, end = (
+                (count * grain.num_samples + shift) // num_batches for count in (number, number + 1)
+            )
+            runs.append([grain[begin:end]] if begin < end else [])
+        if any(runs):
+            batches.append(runs)
+    return batches
 
 
 def _is_past(before: Position | None, start: Position) -> bool:
