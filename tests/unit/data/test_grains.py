@@ -13,8 +13,21 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.connectors import Concat, Csv, Generated, Memory, Parquet, Replay, Source
+from hotbed.connectors import (
+    Concat,
+    Csv,
+    Generated,
+    Live,
+    Memory,
+    Parquet,
+    Position,
+    Replay,
+    Source,
+)
 from hotbed.data import Batch, Dataset, Id, Label, Schema
+from hotbed.data.grains import Cut
+from hotbed.data.order import place_at
+from hotbed.data.stream import Block, StreamCuts
 from hotbed.errors import ConfigError, DecodeError
 
 pytestmark = pytest.mark.core
@@ -125,3 +138,35 @@ def test_sources_without_ranges_are_read_in_their_order(tmp_path: Path) -> None:
             assert position is not None
             assert other is not None
             assert position.state == {**other.state, "order": {"grains": 4}}
+
+
+@pytest.mark.parametrize(
+    "sizes, batch_size, expected",
+    [
+        ([1] * 8, 2, [2, 2, 2, 2]),
+        ([3, 0, 0, 1], 2, [2, 2]),
+        ([0, 0, 1, 1], 1, [2]),  # one of the two batches has no rows
+        ([40, 8, 0, 2], 10, [10, 10, 10, 10, 10]),
+        ([0, 0, 0, 0], 10, []),
+    ],
+)
+def test_batches_of_a_block_share_the_rows_of_each_grain(
+    sizes: list[int], batch_size: int, expected: list[int]
+) -> None:
+    grains = [Batch(labels={"label": np.arange(size)}, num_samples=size) for size in sizes]
+    before, after = Position({"block": 1}), Position({"block": 2})
+    start = Position({**place_at(None, 0), "rows": 0})
+    stream = StreamCuts(batch_size, None, Live())
+
+    def cuts(start: Position) -> list[Cut]:
+        blocks = iter([None, Block(grains, before, after)])
+        return [cut for cut in stream.by_blocks(blocks, start) if cut is not None]
+
+    whole = cuts(start)
+    assert [sum(part.num_samples for run in cut.runs for part in run) for cut in whole] == expected
+    for grain, size in enumerate(sizes):
+        parts = [part.labels["label"] for cut in whole for part in cut.runs[grain]]
+        assert np.concatenate([np.arange(0), *parts]).tolist() == list(range(size))
+    for number, cut in enumerate(whole[:-1], 1):
+        assert [c.place for c in cuts(Position(cut.place))] == [c.place for c in whole[number:]]
+    assert all(cut.place["source"] == after.state for cut in whole[-1:])
