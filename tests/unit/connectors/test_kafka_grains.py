@@ -116,7 +116,7 @@ def test_partitions_that_come_later_do_not_change_blocks_that_were_decided() -> 
             rows = range(partition, 200, 2)
             broker.produce("clicks", [message(row) for row in rows], partition, times=1000)
         live = Live()
-        source = Kafka(broker.servers, "clicks", block_rows=100)
+        source = Kafka(broker.servers, "clicks", block_rows=100, linger_seconds=2)
         first = within(divided(source, 4, live=live).stream(), 4)
         assert all(all(runs(batch)) for batch in first)  # two partitions, dealt to four grains
         broker.restart({"clicks": 4})
@@ -137,7 +137,7 @@ def test_bad_messages_are_dead_letters_grain_by_grain(broker: Broker, tmp_path: 
         values = [kinds.get((row + partition) % 11, message(row)) for row in range(60)]
         broker.produce("poison", values, partition, times=partition + 1)
         places += [(partition, row, (row + partition) % 11) for row in range(60)]
-    source = Kafka(broker.servers, "poison", block_rows=240).join(
+    source = Kafka(broker.servers, "poison", block_rows=240, linger_seconds=2).join(
         Memory({"row": [0, 1], "more": [1, 2]}), on="row"
     )
     contents = []
