@@ -300,8 +300,12 @@ class Batch:
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
         """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
         batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
-        kept = {"position": self.position, "encoder": self.encoder, "grain_ends": self.grain_ends}
-        return changed(batch, kept)
+        members = {
+            "position": self.position,
+            "encoder": self.encoder,
+            "grain_ends": self.grain_ends,
+        }
+        return changed(batch, members)
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""
