@@ -241,6 +241,17 @@ class Dataset:
         self.grains = grains
         self._position = self._at(self._next_epoch, self._start)
 
+    def undivided(self) -> Dataset:
+        """Return a dataset of the same rows in the order of the source, or of its shuffle.
+
+        Iterating over the returned dataset does not move this one.
+        """
+        if self.grains == 1:
+            return self
+        other = copy.copy(self)
+        other.divide(1)
+        return other
+
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
         """Set the requirements of the next epochs on labels; `RecModel` does so before it reads.
 
