@@ -12,7 +12,7 @@ many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `rem
 forgets nothing, so that an unbroken run can be made to decide the same), `admission_bytes`
 (memory for ids that wait; with events of `crowd`, a sketch), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
-its metrics an epoch), `grains` (runs of a batch), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
+its metrics an epoch), `grains` (of the model), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
 a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`), or
 with `engine` the same of the engine. Tests make events with `events`.
 """
@@ -130,9 +130,9 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
     network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
-    model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"})
+    grains = config.get("grains", 1)
+    model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains)
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
-    data.divide(config.get("grains", 1))
     if config.get("remember"):
         Journal.forget = lambda self, before: None
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
@@ -294,12 +294,14 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.optim.sparse import SparseOptimizer
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
+    from hotbed.training.stages.grains import GrainLearner
     from hotbed.training.stages.learner import StepLearner
 
     return {
         "looking": (FileIdentity, "of"),
         "reading": (Encoder, "__call__"),
         "mapping": (StepLearner, "forward"),
+        "grain": (GrainLearner, "_run_one"),
         "ahead": (LocalLookup, "map"),
         "lookup": (LocalLookup, "pool"),
         "rows": (updates, "update_targets"),

@@ -56,7 +56,8 @@ class GrainLearner(StepLearner):
       loss of the batch where a loss is a mean over samples. Losses that are sums are added.
     * gradients of rows: each grain sums them by id.
     * float buffers, such as the statistics of a batch norm: each grain starts from those of the
-      step; the new ones are the mean over the grains that ran. Other buffers must agree.
+      step; the new ones are the mean over the grains that changed them. A batch norm of `hb.models`
+      leaves them as they are for a grain of one sample. Integer buffers must agree.
     * random numbers: a step draws one number from torch's generator; it seeds the generator of each
       grain. So the generator is at the step, whichever grains ran.
 
@@ -99,7 +100,7 @@ class GrainLearner(StepLearner):
         with _seeds() as seed:
             self._results = self._run(self._planned(example), seed)
         results = [result for result in self._results if result is not None]
-        self._join_buffers([result.buffers for result in results])
+        self._join_buffers(self._results)
         loss = joined([None if result is None else result.loss for result in self._results])
         assert loss is not None, "a grain has run"
         self.outputs = loss
@@ -203,21 +204,27 @@ class GrainLearner(StepLearner):
                     "out."
                 )
 
-    def _join_buffers(self, grains: Sequence[list[Tensor]]) -> None:
-        for number, buffer in enumerate(self._buffers):
-            values = [buffers[number] for buffers in grains]
-            if all(torch.equal(values[0], value) for value in values[1:]):
-                buffer.copy_(values[0])
+    def _join_buffers(self, grains: Sequence[GrainResult | None]) -> None:
+        for number, (buffer, before) in enumerate(zip(self._buffers, self._kept, strict=True)):
+            values = [None if grain is None else grain.buffers[number] for grain in grains]
+            values = [
+                None if value is None or torch.equal(value, before) else value for value in values
+            ]
+            changed = [value for value in values if value is not None]
+            if not changed:
                 continue
-            if not buffer.is_floating_point():
+            if buffer.is_floating_point():
+                total = joined(values)
+                assert total is not None
+                buffer.copy_(total / len(changed))
+                continue
+            if not all(torch.equal(changed[0], value) for value in changed):
                 raise ConfigError(
                     "grains: the grains of a step must agree on integer buffers, got a buffer "
                     f"{buffer.dtype} {list(buffer.shape)} that depends on the samples. Leave "
                     "grains out."
                 )
-            total = joined(values)
-            assert total is not None, "a grain has run"
-            buffer.copy_(total / len(values))
+            buffer.copy_(changed[0])
 
 
 def joined(values: Sequence[Tensor | None]) -> Tensor | None:
