@@ -192,6 +192,7 @@ def _work(job: Preparation, engine: Engine, folder: Path, report: Report) -> Wor
         partitions_of(source),
         folder / "work",
         num_buckets(job, engine.num_workers),
+        job.memory_bytes,
         report,
     )
 

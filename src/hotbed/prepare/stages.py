@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,7 @@ from hotbed.data import numbers
 from hotbed.data.columns import Columns
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Schema
+from hotbed.memory import return_free_memory
 from hotbed.prepare.engine import Engine
 from hotbed.prepare.inputs import Inputs
 from hotbed.prepare.keyed.derive import Derivation, Histories, rows_with_key
@@ -73,6 +74,7 @@ class Work:
         partitions: of the source.
         folder: a working folder, which no other process uses.
         num_buckets: of shuffles; results do not depend on it.
+        memory: bytes that all tasks together may take.
         report: called when a task of a stage has ended.
         counts: what stages count, by name; it goes into the workflow.
     """
@@ -82,6 +84,7 @@ class Work:
     partitions: Sequence[Partition]
     folder: Path
     num_buckets: int
+    memory: int
     report: Report
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -97,7 +100,9 @@ class Work:
         self.report(Stage(stage, 0, total))
         try:
             yield from self.engine.map(
-                task, items, lambda done: self.report(Stage(stage, done, total))
+                _Returning(task, self.memory),
+                items,
+                lambda done: self.report(Stage(stage, done, total)),
             )
         except Exception:
             self.inputs.check()  # a file that changes may be the cause
@@ -114,6 +119,22 @@ class Work:
     def side(self, stage: str) -> Side:
         """Return a new side for what the tasks of buckets compute."""
         return Side(self.folder / f"{_file_name(stage)}.side", self.num_buckets)
+
+
+@dataclass(frozen=True)
+class _Returning(Generic[Item, Result]):
+    """A task after which free memory goes back to the system.
+
+    Memory that was kept after one bucket would be missing for the next.
+    """
+
+    task: Callable[[Item], Result]
+    memory: int
+
+    def __call__(self, item: Item) -> Result:
+        result = self.task(item)
+        return_free_memory(above=self.memory // 2)
+        return result
 
 
 Select = Callable[[Chunk], tuple[NDArray[np.int64], pa.RecordBatch]]

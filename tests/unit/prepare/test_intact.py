@@ -21,7 +21,8 @@ from hotbed.cli import commands as cli
 from hotbed.connectors.prepared import sealed
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import MARK_FILE
-from hotbed.prepare import ByFold, Local, Preparation, Workflow, prepare
+from hotbed.prepare import ByFold, Preparation, Workflow, prepare
+from hotbed.prepare.stages import Work
 
 pytestmark = pytest.mark.core
 
@@ -57,16 +58,16 @@ def job_of(folder: Path, **keys: Any) -> Preparation:
 
 @pytest.fixture
 def disturb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes something happen before the local engine runs a kind of task."""
-    plain_map = Local.map
+    """Makes something happen before a stage runs a kind of task."""
+    plain_map = Work.map
 
     def set_up(happen: Callable[[], object], kind: str = "Writing") -> None:
-        def disturbed_map(self: Local, task: Any, items: Sequence[Any], *rest: Any) -> Any:
+        def disturbed_map(self: Work, stage: str, task: Any, items: Sequence[Any]) -> Any:
             if type(task).__name__ == kind:
                 happen()
-            return plain_map(self, task, items, *rest)
+            return plain_map(self, stage, task, items)
 
-        monkeypatch.setattr(Local, "map", disturbed_map)
+        monkeypatch.setattr(Work, "map", disturbed_map)
 
     return set_up
 

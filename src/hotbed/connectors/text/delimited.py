@@ -42,6 +42,9 @@ ROW_BYTES = BLOCK_BYTES // 2
 block.
 """
 
+NAMES_BYTES = 1 << 16
+"""Bytes of a file in which names are looked for first."""
+
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Errors of a file that cannot be read."""
 
@@ -135,6 +138,12 @@ class Csv(FileSource):
             except UNREADABLE as located:
                 raise reading.located(located, schema.names) from located
             raise _decode_error(error, section.file) from error
+
+    def count_rows(self) -> int:
+        # as text: all other types would be checked
+        first = self.schema().names[0]
+        plan = ReadPlan((first,), {first: pa.string()})
+        return sum(batch.num_rows for batch, _ in self.read(plan=plan))
 
     def holds_lines(self, file: str) -> bool:
         return Section(file).compression is None and not self._is_wide
@@ -244,9 +253,7 @@ class Csv(FileSource):
     def names_of(self, file: str) -> list[str]:
         """Return the names of the columns of a file, from its header."""
         options = self._options(threads=False, leave_out=lambda row: "skip")
-        table = pacsv.read_csv(pa.BufferReader(self._head(file)), **options)
-        names: list[str] = table.schema.names
-        return names
+        return _names_in(self._head(file), options)
 
     def _head(self, file: str) -> bytes:
         """Return the first rows of a file, without lines that are not rows.
@@ -265,7 +272,7 @@ class Csv(FileSource):
         is_whole = len(text) < SAMPLE_BYTES
         rows = WholeRows(io.BytesIO(text), self._row_format, leave_out, is_whole=is_whole)
         head = b"".join(iter(lambda: rows.read(SAMPLE_BYTES), b""))
-        if self._is_utf8:  # the handler of pyarrow takes text only
+        if self._is_utf8 and not head.isascii():  # the handler of pyarrow takes text only
             head = head.decode(errors="replace").encode()
         return head
 
@@ -276,7 +283,7 @@ class Csv(FileSource):
         options = self._options(threads=False, leave_out=lambda row: "skip")  # reading reports it
         try:
             head = self._head(file)
-            names = pacsv.read_csv(pa.BufferReader(head), **options).schema.names
+            names = _names_in(head, options)
             convert = pacsv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 null_values=list(self.null_values),
@@ -524,6 +531,17 @@ class _DelimitedReading:
             bad.append(BadRow(int(number), json.dumps(letter, ensure_ascii=False), line))
         message = f"{place}, column {name!r}: {value!r} is not {kind}"
         self.plan.leave_out("value", message, bad)
+
+
+def _names_in(head: bytes, options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the columns of the first rows of a file."""
+    few_rows = head[: head.rfind(b"\n", 0, NAMES_BYTES) + 1]
+    try:
+        table = pacsv.read_csv(pa.BufferReader(few_rows), **options)
+    except pa.ArrowInvalid:  # a row is longer, or was cut
+        table = pacsv.read_csv(pa.BufferReader(head), **options)
+    names: list[str] = table.schema.names
+    return names
 
 
 def _shown(value: bytes | str | None) -> str | None:

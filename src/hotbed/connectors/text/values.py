@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,17 +19,15 @@ def infer_type(column: pa.ChunkedArray) -> pa.DataType:
 
     It is null if all values are missing.
     """
-    values = column.drop_null()
+    values = column
+    if column.null_count:
+        values = column.drop_null()
     if len(values) == 0:
         return pa.null()
-    is_integer = pc.match_substring_regex(values, _INTEGER)
-    if pc.all(is_integer).as_py():
-        for kind in (pa.int64(), pa.uint64()):
-            try:
-                values.cast(kind)
-                return kind
-            except pa.ArrowInvalid:
-                continue
+    for kind in (pa.int64(), pa.uint64()):
+        if _all_plain(values, kind) is not None:
+            return kind
+    if pc.all(pc.match_substring_regex(values, _INTEGER)).as_py():  # too large
         return pa.string()
     has_leading_zero = pc.match_substring_regex(values, r"^-?0[0-9]")
     if pc.any(has_leading_zero).as_py():
@@ -50,18 +50,26 @@ def as_text(values: pa.Array) -> pa.Array:
 
 def plain_integers(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return whole numbers, null where a text is not a plain integer of type `kind`."""
+    numbers = _all_plain(text, kind)
+    if numbers is not None:
+        return numbers
+    is_plain = pc.match_substring_regex(text, _INTEGER)
+    return cast_text(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
+
+
+def _all_plain(text: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> Any:
+    """Return texts as whole numbers of type `kind`; None if one of them is not a plain integer."""
     odd = pc.starts_with(text, "-0")
     has_zero = pc.starts_with(text, "0")
     if pc.any(has_zero).as_py():
         has_more = pc.greater(pc.binary_length(text), 1)
         odd = pc.or_(odd, pc.and_(has_zero, has_more))
-    if not pc.any(odd).as_py():
-        try:
-            return text.cast(kind)
-        except pa.ArrowInvalid:
-            pass
-    is_plain = pc.match_substring_regex(text, _INTEGER)
-    return cast_text(pc.if_else(is_plain, text, pa.scalar(None, pa.string())), kind)
+    if pc.any(odd).as_py():
+        return None
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return None
 
 
 def cast_text(values: pa.Array, kind: pa.DataType) -> pa.Array:
