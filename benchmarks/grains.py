@@ -4,16 +4,18 @@
 A step is one of `RecModel.fit`: ids are mapped, rows are pooled, and the forward and backward
 pass, the join of the grains and the update of rows and layers follow. All numbers of grains learn
 the same batches. Prints a Markdown table: the medians of a step, and their ratio to that of one
-grain with its spread over the rounds.
+grain with its spread over the rounds. With `--memory G` it prints instead what G grains add to the peak
+memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,17 @@ def measured(case: Case, a: argparse.Namespace) -> dict[int, list[float]]:
     return times
 
 
+def added_memory(case: Case, a: argparse.Namespace) -> float:
+    """Return by how many MB steps of the whole batch raise the peak memory of this process."""
+    batches = batches_of(case, a.ids, a.alpha)
+    model = model_of(case, a.memory)
+    pieces = [batch[at : at + 1024] for batch in batches for at in range(0, case.batch, 1024)]
+    model.fit(pieces, progress=False)  # all rows are there
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model.fit(batches, progress=False)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--ids", type=int, default=100_000, help="distinct ids a table")
@@ -94,10 +107,15 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=5, help="of all numbers of grains, in turn")
     p.add_argument("--scale", type=float, default=1.0, help="factor of the steps of a round")
     p.add_argument("--only", default="", help="part of a network's name")
+    p.add_argument("--memory", type=int, help="measure the memory of DCNv2 with so many grains")
+    p.add_argument("--batch", type=int, default=32_768, help="with --memory")
     a = p.parse_args()
     logging.disable(logging.INFO)
     torch.set_num_threads(a.threads)
     hb.set_num_threads(a.threads)
+    if a.memory:
+        print(f"{added_memory(replace(CASES[0], batch=a.batch), a):.0f} MB")
+        return
     print("| network | batch | grains | CPU ms a step | beside one grain |")
     print("|---|---|---|---|---|")
     for case in CASES:
