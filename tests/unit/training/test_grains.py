@@ -314,6 +314,23 @@ def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
         assert norm == pytest.approx(1e-2, rel=1e-3) or number % 2 == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda network: network.to("meta"), "got 2 grains and a network on meta"),
+        (lambda network: network.compile(), "got 2 grains and one that torch.compile compiled"),
+    ],
+    ids=["moved", "compiled"],
+)
+def test_a_network_that_became_another_is_refused_by_name(change: Any, message: str) -> None:
+    model = by_grains(Network(), 2)
+    change(model.network)
+    with pytest.raises(ConfigError, match=message):
+        model.step(batches(8)[0])
+    with pytest.raises(ConfigError, match=message):
+        by_grains(change(Network()) or model.network, 2)
+
+
 def test_what_cannot_run_by_grains_is_refused() -> None:
     class Forgets(Network):
         def forward(self, batch: hb.Batch) -> Tensor:

@@ -94,6 +94,10 @@ class GrainLearner(StepLearner):
         self._collections = _collections_of(network)
         self._results: list[GrainResult | None] = []
 
+    def begin(self) -> None:
+        _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
+        super().begin()
+
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
         self._results = []
@@ -260,12 +264,24 @@ def _check_network(network: nn.Module, grains: int) -> None:
             f"grains: networks are computed by grains on the CPU, got {grains} grains and a "
             f"network on {device}. Leave grains out, or move the network to the CPU."
         )
+    if any(_is_compiled(module) for module in network.modules()):
+        raise ConfigError(
+            f"grains: a step by grains runs the network as it is written, got {grains} grains and "
+            "one that torch.compile compiled. Leave grains out, or give the network before it is "
+            "compiled."
+        )
     if adapter_of(network) is not None:
         raise ConfigError(
             f"grains: a model of hb.auto computes its ids in its forward pass, and a step by "
             f"grains maps them before it, got {grains} grains and {type(network).__name__}. Leave "
             "grains out, or write the network with hb.EmbeddingCollection."
         )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile made a module, or compiled it in place."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or hasattr(module, "_orig_mod")
 
 
 def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
