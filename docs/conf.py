@@ -138,6 +138,7 @@ NAVIGATION = {
         "sequences",
         "graphs",
         "training",
+        "grains",
         "auto",
         "watching",
         "extending",

@@ -43,14 +43,14 @@ nb::list statistics(MapTask& task) {
   return out;
 }
 
-nb::list divide(Step& step, const std::vector<int64_t>& ends) {
-  std::vector<std::unique_ptr<Step>> runs;
+nb::list divide(Step& step) {
+  std::vector<std::unique_ptr<Step>> grains;
   {
     nb::gil_scoped_release release;
-    runs = step.divide(ends);
+    grains = step.divide();
   }
   nb::list out;
-  for (std::unique_ptr<Step>& run : runs) out.append(nb::cast(std::move(run)));
+  for (std::unique_ptr<Step>& grain : grains) out.append(nb::cast(std::move(grain)));
   return out;
 }
 
@@ -129,18 +129,17 @@ void init_step(nb::module_& m) {
       .def(
           "__init__",
           [](Step* self, const std::vector<std::shared_ptr<Table>>& tables,
-             const std::vector<std::tuple<int, std::string_view>>& features) {
+             const std::vector<std::tuple<int, std::string_view>>& features, const std::vector<int64_t>& grain_ends) {
             std::vector<Feature> parsed;
             for (const auto& [table, pooling] : features)
               parsed.push_back({table, value_of(kPoolings, "pooling", pooling)});
-            new (self) Step(tables, std::move(parsed));
+            new (self) Step(tables, std::move(parsed), grain_ends);
           },
-          nb::arg("tables"), nb::arg("features"))
+          nb::arg("tables"), nb::arg("features"), nb::arg("grain_ends") = std::vector<int64_t>())
       .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
-      .def("divide", &divide, nb::arg("ends"),
-           nb::sig("def divide(self, ends: collections.abc.Sequence[int]) -> list[Step]"))
+      .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
       .def("pool", &pool, nb::arg("out"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
            nb::arg("keeps"))

@@ -62,15 +62,40 @@ uint32_t number_distinct(const int64_t* values, int64_t n, Heads<Number>& heads,
   return count;
 }
 
+// The samples [first, last) of a feature; `offsets` holds where their ids begin, and must outlive them.
+FeatureIds samples_of(const FeatureIds& whole, int64_t first, int64_t last, std::vector<int64_t>& offsets) {
+  const int64_t begin = whole.offsets ? whole.offsets[first] : first;
+  const int64_t end = whole.offsets ? whole.offsets[last] : last;
+  if (whole.offsets) {
+    offsets.assign(whole.offsets + first, whole.offsets + last + 1);
+    for (int64_t& offset : offsets) offset -= begin;
+  }
+  return {whole.values + begin, end - begin, whole.offsets ? offsets.data() : nullptr,
+          whole.weights ? whole.weights + begin : nullptr, last - first};
+}
+
 }  // namespace
 
-void Distinct::assign(const std::vector<FeatureIds>& ids, const std::vector<int>& features) {
+void Distinct::assign(const std::vector<FeatureIds>& ids, const std::vector<int>& features,
+                      const std::vector<int64_t>& grain_ends) {
   features_.clear(), first_.clear();
+  offsets_.assign(grain_ends.size() * features.size(), {});
+  if (grain_ends.empty())
+    for (const int f : features) features_.push_back(ids[static_cast<size_t>(f)]);
+  for (size_t g = 0; g < grain_ends.size(); g++)
+    for (const int f : features) {
+      const FeatureIds& whole = ids[static_cast<size_t>(f)];
+      const int64_t first = g ? grain_ends[g - 1] : 0;
+      if (first > grain_ends[g] || grain_ends.back() != whole.num_samples)
+        throw std::invalid_argument("lookup: the ends of grains must rise to the number of samples, " +
+                                    std::to_string(whole.num_samples) + ", got " + std::to_string(grain_ends.back()) +
+                                    " at the end. Check the batch.");
+      features_.push_back(samples_of(whole, first, grain_ends[g], offsets_[features_.size()]));
+    }
   int64_t num_positions = 0;
-  for (const int f : features) {
-    features_.push_back(ids[static_cast<size_t>(f)]);
+  for (const FeatureIds& feature : features_) {
     first_.push_back(num_positions);
-    num_positions += features_.back().num_values;
+    num_positions += feature.num_values;
   }
   first_.push_back(num_positions);
   if (num_positions >= 0xffffffffll)
@@ -84,7 +109,7 @@ void Distinct::keep() {
   weights_.resize(features_.size());
   for (size_t k = 0; k < features_.size(); k++) {
     FeatureIds& ids = features_[k];
-    if (ids.offsets) {
+    if (ids.offsets && offsets_[k].empty()) {
       offsets_[k].assign(ids.offsets, ids.offsets + ids.num_samples + 1);
       ids.offsets = offsets_[k].data();
     }
@@ -96,30 +121,16 @@ void Distinct::keep() {
   }
 }
 
-Distinct Distinct::slice(int64_t first, int64_t last) const {
+Distinct Distinct::grain(size_t number, size_t num_grains) const {
+  const size_t num_features = features_.size() / num_grains, first = number * num_features;
   Distinct out;
-  out.offsets_.resize(features_.size());
-  out.weights_.resize(features_.size());
-  out.first_.push_back(0);
-  for (size_t k = 0; k < features_.size(); k++) {
-    const FeatureIds& whole = features_[k];
-    const int64_t begin = whole.offsets ? whole.offsets[first] : first;
-    const int64_t end = whole.offsets ? whole.offsets[last] : last;
-    FeatureIds ids{nullptr, end - begin, nullptr, nullptr, last - first};
-    if (whole.offsets) {
-      std::vector<int64_t>& offsets = out.offsets_[k];
-      offsets.assign(whole.offsets + first, whole.offsets + last + 1);
-      for (int64_t& offset : offsets) offset -= begin;
-      ids.offsets = offsets.data();
-    }
-    if (whole.weights) {
-      out.weights_[k].assign(whole.weights + begin, whole.weights + end);
-      ids.weights = out.weights_[k].data();
-    }
-    out.features_.push_back(ids);
-    out.first_.push_back(out.first_.back() + ids.num_values);
-    out.inverse_.insert(out.inverse_.end(), inverse(k) + begin, inverse(k) + end);
+  for (size_t k = first; k < first + num_features; k++) {
+    out.features_.push_back(features_[k]);
+    out.first_.push_back(first_[k] - first_[first]);
   }
+  out.first_.push_back(first_[first + num_features] - first_[first]);
+  out.inverse_.assign(inverse_.begin() + first_[first], inverse_.begin() + first_[first + num_features]);
+  out.keep();
   return out;
 }
 

@@ -39,13 +39,16 @@ struct UniqueIds {
 
 class Distinct {
  public:
-  // Takes those of `ids` that `features` names. Throws std::length_error above 2^32 - 2 ids.
-  void assign(const std::vector<FeatureIds>& ids, const std::vector<int>& features);
+  // Takes those of `ids` that `features` names. With `grain_ends`, the samples before which the grains of a batch end,
+  // each feature is taken once a grain: positions are in the order grain, feature, sample. Throws std::length_error
+  // above 2^32 - 2 ids, std::invalid_argument for ends that are not those of the samples.
+  void assign(const std::vector<FeatureIds>& ids, const std::vector<int>& features,
+              const std::vector<int64_t>& grain_ends = {});
   // Offsets and weights are copied, ids are dropped: the caller's arrays may end.
   void keep();
 
-  // The positions of the samples [first, last) of kept ids, with the numbers that their ids have here.
-  Distinct slice(int64_t first, int64_t last) const;
+  // The positions of a grain of kept ids, with the numbers that their ids have here.
+  Distinct grain(size_t number, size_t num_grains) const;
   // Gives the ids other numbers: that of number u is numbers[u].
   void renumber(const std::vector<uint32_t>& numbers) noexcept;
 
@@ -79,7 +82,7 @@ class Distinct {
   void find_in_range(UniqueIds& range);
   void add_bases(const std::array<uint32_t, kPartitions>& base_of);
 
-  std::vector<FeatureIds> features_;
+  std::vector<FeatureIds> features_;  // grain by grain
   std::vector<int64_t> first_;  // position at which each feature starts, and the end
   Column<uint32_t> inverse_;
   std::vector<std::vector<int64_t>> offsets_;

@@ -24,7 +24,11 @@ void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(
   });
 }
 
-Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features) : features_(std::move(features)) {
+Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features, std::vector<int64_t> grain_ends)
+    : features_(std::move(features)), grain_ends_(std::move(grain_ends)) {
+  if (!grain_ends_.empty() && !std::has_single_bit(grain_ends_.size()))
+    throw std::invalid_argument("step: the number of grains must be a power of two, got " +
+                                std::to_string(grain_ends_.size()) + ". Give such a number.");
   parts_.resize(tables.size());
   for (size_t t = 0; t < tables.size(); t++) parts_[t].table = std::move(tables[t]);
   for (size_t f = 0; f < features_.size(); f++)
@@ -66,7 +70,7 @@ class Step::Locked {
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
   for (Part& part : parts_) {
-    part.distinct.assign(ids, part.features);
+    part.distinct.assign(ids, part.features, grain_ends_);
     cut(part.ranges, part.distinct.num_positions());
   }
 }
@@ -94,10 +98,14 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
   const bool once = table.config().admission.once_a_batch;
   range.counts.assign(table.wants_counts() ? range.ids.size() : 0, 0);
   range.times.assign(times && table.wants_times() ? range.ids.size() : 0, INT64_MIN);
-  range.scores.assign(table.wants_scores() ? range.ids.size() : 0, -INFINITY);
+  const size_t num_ids = range.ids.size(), num_grains = std::max<size_t>(grain_ends_.size(), 1);
+  range.scores.assign(table.wants_scores() ? num_ids * num_grains : 0, -INFINITY);  // grain by grain
   for (size_t k = 0; k < part.distinct.num_features(); k++) {
     const FeatureIds& feature = part.distinct.feature(k);
     const uint32_t* inverse = part.distinct.inverse(k);
+    const size_t grain = k / part.features.size();
+    const int64_t* moments = times && grain ? times + grain_ends_[grain - 1] : times;
+    double* scores = range.scores.data() + (range.scores.empty() ? 0 : grain * num_ids);
     int64_t sample = 0;
     for (int64_t i = 0; i < feature.num_values; i++) {
       if (feature.offsets)
@@ -106,11 +114,18 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
       if (!whole && !range.covers(hash_id(feature.values[i]))) continue;
       const uint32_t u = inverse[i];
       if (!range.counts.empty()) range.counts[u] = once ? 1 : range.counts[u] + 1;
-      if (!range.times.empty()) range.times[u] = std::max(range.times[u], times[sample]);
+      if (!range.times.empty()) range.times[u] = std::max(range.times[u], moments[sample]);
       if (!range.scores.empty())
-        range.scores[u] = log2_sum(range.scores[u], static_cast<double>(times ? times[sample] : 0) / half_life);
+        scores[u] = log2_sum(scores[u], static_cast<double>(moments ? moments[sample] : 0) / half_life);
     }
   }
+  if (range.scores.empty()) return;
+  double* scores = range.scores.data();
+  for (size_t half = 1; half < num_grains; half *= 2)  // a grain without an id is left out
+    for (size_t g = 0; g < num_grains; g += 2 * half)
+      for (size_t u = 0; u < num_ids; u++)
+        scores[g * num_ids + u] = log2_sum(scores[g * num_ids + u], scores[(g + half) * num_ids + u]);
+  range.scores.resize(num_ids);
 }
 
 // Points every unique id at its fp32 row.
@@ -264,31 +279,40 @@ void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool tr
   keep();
 }
 
-std::vector<std::unique_ptr<Step>> Step::divide(const std::vector<int64_t>& ends) {
+std::vector<std::unique_ptr<Step>> Step::divide() {
   if (!retained_) throw std::logic_error("step: to divide needs mapped ids, got none. Call map first.");
+  if (grain_ends_.empty()) throw std::logic_error("step: to divide needs grains, got none. Give their ends.");
   pooled_ = true;
-  std::vector<std::unique_ptr<Step>> runs;
-  for (size_t i = 0; i < ends.size(); i++) {
-    runs.push_back(std::make_unique<Step>(tables(), features_));
+  std::vector<std::unique_ptr<Step>> grains;
+  size_t last = 0;
+  for (size_t g = 0; g < grain_ends_.size(); g++) {
+    grains.push_back(std::make_unique<Step>(tables(), features_));
     for (size_t t = 0; t < parts_.size(); t++) {
-      runs[i]->parts_[t].generation = parts_[t].generation;
+      grains[g]->parts_[t].generation = parts_[t].generation;
       parts_[t].table->retain(parts_[t].generation);
     }
-    runs[i]->retained_ = true;
+    grains[g]->retained_ = true;
+    if (grain_ends_[g] > (g ? grain_ends_[g - 1] : 0)) last = g;
   }
-  runs.back()->task_ = task_;
-  ThreadPool::instance().run(static_cast<int>(ends.size() * parts_.size()), [&](int task) {
-    const size_t i = static_cast<size_t>(task) / parts_.size(), t = static_cast<size_t>(task) % parts_.size();
-    take_samples(parts_[t], runs[i]->parts_[t], i ? ends[i - 1] : 0, ends[i]);
+  grains[last]->task_ = task_;
+  ThreadPool::instance().run(static_cast<int>(grains.size() * parts_.size()), [&](int task) {
+    const size_t g = static_cast<size_t>(task) / parts_.size(), t = static_cast<size_t>(task) % parts_.size();
+    Part& part = grains[g]->parts_[t];
+    part.distinct = parts_[t].distinct.grain(g, grains.size());
+    take_ids(parts_[t], part);
   });
-  return runs;
+  return grains;
 }
 
-void Step::take_samples(const Part& whole, Part& part, int64_t first, int64_t last) {
+// The positions of a batch of grains are not those of its features.
+void Step::check_undivided() const {
+  if (!grain_ends_.empty()) throw std::logic_error("step: a batch of grains is pooled grain by grain. Call divide.");
+}
+
+void Step::take_ids(const Part& whole, Part& part) {
   constexpr uint32_t kAbsent = 0xffffffffu;
   part.withdrawn = whole.withdrawn;
   part.step = whole.step;
-  part.distinct = whole.distinct.slice(first, last);
   part.ranges.resize(whole.ranges.size());
   for (size_t r = 0; r < whole.ranges.size(); r++) {
     part.ranges[r].first_partition = whole.ranges[r].first_partition;
@@ -332,6 +356,7 @@ void Step::take_back() {
 
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
+  check_undivided();
   pooled_ = true;
   pool_parts(out);
   if (task_) task_->release();
@@ -352,6 +377,7 @@ void Step::pool_parts(const std::vector<OutputRows>& out) {
 
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
                   const std::vector<OutputRows>& out) {
+  check_undivided();
   const Locked locked(*this);
   map_parts(ids, times, training, [&](Part& part) { pool_part(part, out); });
   if (keeps) keep();

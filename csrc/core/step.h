@@ -30,7 +30,10 @@ class MapTask;
 
 class Step {
  public:
-  Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features);
+  // `grain_ends`: the samples before which the grains of the batch end; empty = it is not divided. A batch of grains is
+  // mapped in the order grain, feature, sample, position, and then divided. Its scores are added a grain at a time, and
+  // these by halves. Throws std::invalid_argument where the number of grains is not a power of two.
+  Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features, std::vector<int64_t> grain_ends = {});
   ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
@@ -43,10 +46,10 @@ class Step {
   void take_back();
   // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
   void mapped_by(std::shared_ptr<MapTask> task) { task_ = std::move(task); }
-  // Cuts the mapped ids into runs of consecutive samples, which end before these samples: each a step of its own, with
-  // the distinct ids of its samples in the order feature, sample, position, mapped as they are here. The runs are
-  // pooled in the place of this step; with the last of them a queue may map on.
-  std::vector<std::unique_ptr<Step>> divide(const std::vector<int64_t>& ends);
+  // Returns each grain as a step of its own, with the distinct ids of its samples in the order feature, sample,
+  // position, mapped as they are here. The grains are pooled in the place of this step; with the last that has samples
+  // a queue may map on.
+  std::vector<std::unique_ptr<Step>> divide();
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
   void pool(const std::vector<OutputRows>& out);
   // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
@@ -87,7 +90,7 @@ class Step {
   struct Part {  // one table's share of the batch
     std::shared_ptr<Table> table;
     std::vector<int> features;
-    Distinct distinct;
+    Distinct distinct;  // the features once a grain
     std::vector<Uniques> ranges;
     Column<const float*> rows;  // unique id -> fp32 row
     Column<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
@@ -103,7 +106,8 @@ class Step {
   template <class F>
   void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
-  static void take_samples(const Part& whole, Part& part, int64_t first, int64_t last);
+  void check_undivided() const;
+  static void take_ids(const Part& whole, Part& part);
   static void cut(std::vector<Uniques>& ranges, int64_t num_ids);
   static std::unique_ptr<Step> merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                             std::vector<std::vector<float>>* merged_sums);
@@ -120,6 +124,7 @@ class Step {
   void update_plan(Part& part) const;
 
   std::vector<Feature> features_;
+  std::vector<int64_t> grain_ends_;
   std::vector<Part> parts_;
   bool retained_ = false;
   bool logs_ = false;    // the map may be taken back

@@ -603,7 +603,7 @@ TEST_CASE("merged steps hold the sum of each id in the order that is asked for, 
         }
 }
 
-TEST_CASE("runs of samples of a mapped batch pool its rows, and sum the gradients of their own ids") {
+TEST_CASE("the grains of a mapped batch pool its rows, and sum the gradients of their own ids") {
   constexpr int64_t kDim = 2;
   for (const int64_t n : {int64_t{11}, int64_t{30'000}})  // the second has several ranges
     for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kMax})
@@ -623,11 +623,11 @@ TEST_CASE("runs of samples of a mapped batch pool its rows, and sum the gradient
         const std::vector<Feature> features{{0, Pooling::kSum}, {0, pooling}};
         std::vector<float> expected(static_cast<size_t>(n * 2 * kDim), NAN), out = expected, grad = expected;
         for (float& x : grad) x = draw.around();
-        Step whole(group.tables, features);
+        const std::vector<int64_t> ends{n / 3, n / 3, n, n};  // the second and the last are empty
+        Step whole(group.tables, features, ends);
         whole.map(ids, nullptr, true);
         const uint64_t calls = group.tables[0]->calls();
-        const std::vector<int64_t> ends{n / 3, n / 3, n};  // the second is empty
-        const auto runs = whole.divide(ends);
+        const auto runs = whole.divide();
         CHECK(group.tables[0]->calls() == calls);
         Step(group.tables, features)
             .lookup(ids, nullptr, false, false, {{expected.data(), 2 * kDim}, {expected.data() + kDim, 2 * kDim}});

@@ -16,7 +16,15 @@ from typing import Any
 
 from hotbed.errors import ConfigError
 
-__all__ = ["above", "at_least", "between", "finite_number", "one_of", "whole_number"]
+__all__ = [
+    "above",
+    "at_least",
+    "between",
+    "finite_number",
+    "one_of",
+    "power_of_two",
+    "whole_number",
+]
 
 
 def __dir__() -> list[str]:
@@ -65,6 +73,13 @@ def whole_number(
     else:
         bounds = f"from {least} to {most}"
     raise _error(where, f"must be an integer {bounds}", value, advice)
+
+
+def power_of_two(where: str, value: object, advice: str) -> None:
+    """Raise ConfigError if `value` is not 1, 2, 4, 8 and so on."""
+    whole_number(where, value, 1, advice=advice)
+    if isinstance(value, numbers.Integral) and int(value).bit_count() > 1:
+        raise _error(where, "must be a power of two", value, advice)
 
 
 def finite_number(

@@ -247,15 +247,16 @@ def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
     assert answers[0]["digest"] == answers[1]["digest"]
 
 
+@pytest.mark.parametrize("grains", [{}, {"grains": 4}], ids=["whole", "grains"])
 def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(
-    lives: Any, tmp_path: Path
+    grains: dict[str, int], lives: Any, tmp_path: Path
 ) -> None:
     from hotbed.testing import Broker
 
     with Broker() as broker:
         broker.create("events", 3)
         source = {"servers": broker.servers, "topic": "events", "block_rows": 150}
-        config = {"source": source, "rows": 1200, **driver.CLOCK}
+        config = {"source": source, "rows": 1200, **driver.CLOCK, **grains}
         arriving = threading.Thread(
             target=driver.produce, args=(broker, "events", driver.events(SEED, 1200).to_pylist(), 7)
         )
@@ -314,3 +315,22 @@ def test_killed_fit_resumes_inside_an_epoch_to_the_bits_of_one_that_was_not(
     answer = lives(tmp_path, **FIT)
     assert answer["resumed"] > 0
     assert {**answer, "resumed": 0} == {**unbroken_fit, "resumed": 0}
+
+
+def test_killed_fit_by_grains_resumes_inside_an_epoch_to_the_same_bits(
+    lives: Any, tmp_path: Path
+) -> None:
+    """Four ranges of rows with a shuffle buffer each, killed inside a buffer and inside a save."""
+    config: dict[str, Any] = {"epochs": 2, "dataset": {"shuffle": 500}, "grains": 4}
+    config["checkpoint"] = {"every_steps": 5}
+    answers = []
+    for name, kills in (("whole", ()), ("killed", (("mapping", 27, True), ("replace", 2, False)))):
+        driver.write_events(tmp_path / name / "events", SEED, rows=1000)
+        for at, number, after in kills:
+            kill = {"at": at, "number": number, "after": after}
+            assert lives(tmp_path / name, kill=kill, **config)["killed"] == 9
+        answers.append(lives(tmp_path / name, **config))
+    whole, killed = answers
+    assert whole["steps"] == 2 * 32
+    assert 0 < killed["resumed"] < 32
+    assert {**killed, "resumed": 0} == {**whole, "resumed": 0}

@@ -106,16 +106,51 @@ def test_a_followed_directory(seed: int, lives: Any, tmp_path: Path) -> None:
     assert driver.decided_alike(lives, root, whole, config)["digest"] == answer["digest"]
 
 
+FIT = {"epochs": 3, "dataset": {"shuffle": 500}, "grains": 4}
+
+
+@pytest.fixture(scope="module")
+def unbroken_fit(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A fit by four grains that nobody kills."""
+    root = tmp_path_factory.mktemp("unbroken_fit")
+    driver.write_events(root / "events", SEED, rows=1000)
+    answer: dict[str, Any] = lives(root, **FIT)
+    return answer
+
+
+@pytest.mark.parametrize("seed", range(300, 320))
+def test_a_fit_by_grains(
+    seed: int, unbroken_fit: dict[str, Any], lives: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED, rows=1000)
+    config = {**FIT, "checkpoint": {"every_steps": 1 + seed % 9, "full_every": 1 + seed % 4}}
+    answer = killed(lives, tmp_path, seed, config)
+    assert {**answer, "resumed": 0} == {**unbroken_fit, "resumed": 0}
+
+
+@pytest.mark.parametrize("seed", range(400, 420))
+def test_a_topic_by_grains(seed: int, lives: Any, broker: Any, tmp_path: Path) -> None:
+    kill_and_repeat(seed, lives, broker, tmp_path, {"grains": 4})
+
+
 @pytest.mark.parametrize("seed", range(200, 212))
 def test_a_topic_of_three_skewed_partitions(
     seed: int, lives: Any, broker: Any, tmp_path: Path
 ) -> None:
+    kill_and_repeat(seed, lives, broker, tmp_path, {})
+
+
+def kill_and_repeat(
+    seed: int, lives: Any, broker: Any, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Kill a run over a topic, and compare it with an unbroken one with the same decisions."""
     topic = f"events-{seed}"
     broker.create(topic, 3)
     config = {
         "source": {"servers": broker.servers, "topic": topic, "block_rows": 150},
         "rows": driver.ROWS,
         **driver.CLOCK,
+        **settings,
     }
     arriving = threading.Thread(
         target=driver.produce, args=(broker, topic, driver.events(SEED).to_pylist(), seed)

@@ -70,6 +70,10 @@ class Concat(Source):
         if position["source"] is not None:
             self.sources[part].commit(Position.from_json(position["source"]))
 
+    @property
+    def divisible(self) -> bool:
+        return not self.endless and all(source.divisible for source in self.sources)
+
     def num_rows(self) -> int | None:
         total = 0
         for source in self.sources:

@@ -201,6 +201,13 @@ class FileSource(Source):
         """
         raise NotImplementedError
 
+    @property
+    def divisible(self) -> bool:
+        try:
+            return self.num_rows() is not None
+        except DecodeError:  # of a file that has its number of rows, and is damaged
+            return True
+
     def share(self, begin: Fraction, end: Fraction) -> Source:
         return _FileShare(self, begin, end)
 

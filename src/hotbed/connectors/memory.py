@@ -49,6 +49,10 @@ class Memory(Source):
     def inferred(self) -> pa.Schema:
         return types_of(self.table)
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def num_rows(self) -> int:
         return int(self.table.num_rows)
 

@@ -72,6 +72,9 @@ class ReadPlan:
             Of a damaged file it is one row: the first one that is lost, with the reason.
         rest: what is left out behind a row that cannot be read, for messages; "" = its file.
         opening: called with the path of each file before it is read.
+        grains: with more than one, a topic deals the messages of each block to so many grains, and
+            yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
+            after them the last one is behind the block, the others are before it.
     """
 
     columns: tuple[str, ...] | None = None
@@ -82,6 +85,7 @@ class ReadPlan:
     aside: Callable[[Sequence[BadRow]], None] | None = None
     rest: str = ""
     opening: Callable[[str], None] | None = None
+    grains: int = 1
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

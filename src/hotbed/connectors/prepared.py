@@ -56,6 +56,10 @@ class Prepared(Source):
     def schema(self) -> pa.Schema:
         return self._files.schema()
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def num_rows(self) -> int:
         num_rows: int = self._facts["rows"]
         return num_rows

@@ -81,6 +81,15 @@ class Source(ABC):
         """Whether `read` never ends."""
         return False
 
+    @property
+    def divisible(self) -> bool:
+        """Whether the grains of a batch take their rows from places of their own in the source.
+
+        These are ranges of rows whose number is known, or partitions of a topic. The rows of other
+        sources are read in their order, and each batch is cut into grains.
+        """
+        return False
+
     def commit(self, position: Position) -> None:  # noqa: B027 - most sources have nothing to do
         """Note that a checkpoint with this position is safe on disk.
 
@@ -192,6 +201,10 @@ class Slice(Source):
     @property
     def inferred(self) -> pa.Schema:
         return self.source.inferred
+
+    @property
+    def divisible(self) -> bool:
+        return self.source.divisible
 
     def num_rows(self) -> int | None:
         whole = self.source.num_rows()
@@ -411,6 +424,10 @@ class Join(Source):
                 )
             columns.append(column)
         return pa.schema(columns)
+
+    @property
+    def divisible(self) -> bool:
+        return self.source.divisible
 
     def num_rows(self) -> int | None:
         return self.source.num_rows()

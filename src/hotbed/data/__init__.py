@@ -11,10 +11,13 @@ dataset.py      Dataset: batches of a source, optionally shuffled, prefetched
 encode.py       Encoder: raw Arrow columns -> Batch, by the same code in training and in serving
 fit.py          fitting: transforms learn from the training range, in passes over its rows
 fitted.py       fitted maps: files of what transforms learned for each key
+grains.py       grains: the runs of samples of each batch, and which rows belong to which grain
 learners.py     learners: what transforms learn from a column, part by part
 numbers.py      columns of numbers as NumPy arrays: dense values, labels, weights and times
 order.py        the order of an epoch: encoded chunks in their order, or buffers of them permuted
+places.py       positions of a dataset, and whether reading may resume from them
 schema.py       Schema: the columns of a problem and their roles
+stream.py       how the rows of an endless source become batches
 transforms/     transforms of one column, the same code in training and in serving
 """
 

@@ -250,8 +250,10 @@ class Batch:
     name (empty when encoded for prediction). `weight`: float32 [n] or None. `time`: int64 [n],
     microseconds UTC, or None. `position`: where the Dataset is after this batch. `plans`: the ids
     as they were mapped ahead by the training loop, or None. `encoder`: the Dataset's Encoder, which
-    knows the schema and the types of the raw columns, or None. The arrays are NumPy arrays, or
-    tensors after `map_arrays`.
+    knows the schema and the types of the raw columns, or None. `grain_ends`: of each grain, the
+    number of the sample before which its run ends, if the source has divided the batch; empty
+    otherwise. Runs may be empty or uneven. Slices and `take` drop the ends. The arrays are NumPy
+    arrays, or tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -265,6 +267,7 @@ class Batch:
     num_samples: int = -1
     plans: Any = None
     encoder: Any = None
+    grain_ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
@@ -297,7 +300,12 @@ class Batch:
     def map_arrays(self, fn: Callable[[Any], Any]) -> Batch:
         """Return a Batch of `fn(array)` for each array; `fn` keeps the first axis."""
         batch = self._changed(lambda ids: ids.map_arrays(fn), fn, self.num_samples)
-        return batch.at(self.position, self.encoder)
+        members = {
+            "position": self.position,
+            "encoder": self.encoder,
+            "grain_ends": self.grain_ends,
+        }
+        return changed(batch, members)
 
     def take(self, rows: np.ndarray) -> Batch:
         """Return the samples of the numbers `rows`, in that order (NumPy only)."""

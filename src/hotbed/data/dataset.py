@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,16 @@ from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
 from hotbed.data.bad_rows import dead_letters, located
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
+from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
 from hotbed.data.numbers import label_outside_unit, outside_unit
-from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, unshuffled
+from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
+from hotbed.data.places import check_grains, check_layout, check_position
 from hotbed.data.schema import Schema, check_schema
-from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
+from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
+from hotbed.errors import DataError, DecodeError, SchemaError
 
 FIRST_ROWS = 100_000
 """Rows of a stream after which a warning says that a label was always 0, or always 1."""
@@ -79,7 +83,7 @@ class Dataset:
         for name, switch in (("drop_last", drop_last), ("cache", cache)):
             checks.one_of(f"dataset.{name}", switch, (True, False))
         checks.one_of("dataset.on_error", on_error, ("raise", "skip"))
-        _check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
+        check_stream_arguments(source, schema, shuffle, cache, flush_seconds, max_ahead_seconds)
         self.source = source
         self.schema = schema
         self.batch_size = int(batch_size)
@@ -91,6 +95,7 @@ class Dataset:
         self.cache = cache
         self.flush_seconds = flush_seconds
         self.max_ahead_seconds = max_ahead_seconds
+        self.grains = 1
         self.skips = Skips()
         self.live = Live()
         self.encoder = Encoder(schema, on_error, self._put_aside if source.endless else None)
@@ -102,10 +107,9 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
-        self._order = _order_of(source, shuffle, seed, cache)
-        self._position = self._at(0, place_at(None, 0))
+        self._position = self._at(0, self._start)
         self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
-        self._cached: Batch | None = None
+        self._cached: list[Batch] = []  # of each lane; none before the first epoch
         self._num_rows: int | None = None
 
     def __repr__(self) -> str:
@@ -216,8 +220,37 @@ class Dataset:
             rules: as `Schema.rules`. A state that was saved with earlier rules keeps them.
         """
         if rules != self.encoder.rules:
-            self._cached = None
+            self._cached = []
         self.encoder.rules = rules
+
+    def divide(self, grains: int) -> None:
+        """Read the next epochs by `grains` runs of samples; `RecModel` calls this before it reads.
+
+        Each batch then has samples of each grain, one grain after another, and `Batch.grain_ends`
+        says where they end. docs/connectors.md says which rows of a source belong to which grain;
+        of some sources each batch has the rows as before, and empty `grain_ends`.
+
+        Raises:
+            ConfigError: the dataset was resumed at a position of another number of grains.
+        """
+        checks.whole_number("dataset.grains", grains, 1)
+        if grains == self.grains:
+            return
+        if self._resume is not None:
+            check_grains(self._resume, grains)
+        self.grains = grains
+        self._position = self._at(self._next_epoch, self._start)
+
+    def undivided(self) -> Dataset:
+        """Return a dataset of the same rows in the order of the source, or of its shuffle.
+
+        Iterating over the returned dataset does not move this one.
+        """
+        if self.grains == 1:
+            return self
+        other = copy.copy(self)
+        other.divide(1)
+        return other
 
     def restrict_labels(self, in_unit: Iterable[str] = (), *, must_match: bool = True) -> None:
         """Set the requirements of the next epochs on labels; `RecModel` does so before it reads.
@@ -231,7 +264,7 @@ class Dataset:
         """
         names = frozenset(in_unit)
         if not names <= self._in_unit:
-            self._cached = None  # its rows were not checked
+            self._cached = []  # its rows were not checked
         self._in_unit = names
         self._must_match = must_match
         self.encoder.unit_labels = names
@@ -239,17 +272,19 @@ class Dataset:
             self.encoder.unit_labels = frozenset()
 
     def _begin(self, number: int) -> Generator[Batch | None, None, None]:
-        if not self.endless and self._cached is None:  # before another thread begins to read
+        if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
         start = self._resume
         self._resume = None
-        if start is not None and start["epoch"] != number:
-            start = None
+        if start is None or start["epoch"] != number:
+            start = self._at(number, self._start)
         if self.endless:
             self._next_epoch = number
         else:
             self._next_epoch = number + 1
-        return self._run(number, start)
+        divided = self.grains > 1 and not self._streams and self.source.divisible
+        check_layout(start, divided=divided)
+        return self._run(number, start, divided=divided)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
         """Resume the next iteration after `position`.
@@ -265,28 +300,8 @@ class Dataset:
         """
         start = Position.from_json(position)
         if not start.state:
-            start = self._at(0, place_at(None, 0))
-        if start.state.keys() ^ self._position.state.keys() == {"rows"}:
-            writer = "an endless source"
-            if self.endless:
-                writer = "a source that ends"
-            raise ConfigError(
-                f"dataset: the position was written by {writer} "
-                f"({Position.from_json(start['source'] or {}).writer}), got "
-                f"{type(self.source).__name__} to resume from it. Give the source that the "
-                "position was written for, or begin without it."
-            )
-        if start.state.keys() != self._position.state.keys():
-            raise ConfigError(
-                f"dataset: expected the position of a dataset, got {start.state}. Pass a batch's "
-                "position."
-            )
-        if start["order"] != self._order:
-            raise ConfigError(
-                "dataset: cannot resume a position of another order, got "
-                f"{start['order'] or 'no shuffle'}, this dataset has "
-                f"{self._order or 'no shuffle'}. Give it the same shuffle, seed and cache."
-            )
+            start = self._at(0, self._start)
+        check_position(start, self._at(0, self._start), self.source)
         self._resume = start
         self._position = start
         self._next_epoch = int(start["epoch"])
@@ -315,6 +330,7 @@ class Dataset:
             self.flush_seconds,
             self.max_ahead_seconds,
         )
+        other.divide(self.grains)
         other._maps = (*self._maps, fn)
         other.live = self.live
         other._labels = self._labels
@@ -329,12 +345,10 @@ class Dataset:
         other = copy.copy(self)
         other._labels = False
         other._num_rows = None
-        if self._cached is None:
-            return other
         if self.on_error == "skip":  # rows that were skipped for their labels are not in the cache
-            other._cached = None
+            other._cached = []
         else:
-            other._cached = replace(self._cached, labels={}, weight=None)
+            other._cached = [replace(rows, labels={}, weight=None) for rows in self._cached]
         return other
 
     @property
@@ -366,12 +380,11 @@ class Dataset:
     def __bool__(self) -> bool:
         return True
 
-    def _run(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
-        self._position = start or self._at(epoch, place_at(None, 0))
-        if self.endless:
-            batches = self._live_batches(self._position)
-        else:
-            batches = self._batches(epoch, start)
+    def _run(
+        self, epoch: int, start: Position, *, divided: bool
+    ) -> Generator[Batch | None, None, None]:
+        self._position = start
+        batches = self._batches(epoch, start, divided=divided)
         items: Any = batches
         if self.prefetch:
             items = self._reading = ReadAhead(batches, self.prefetch)
@@ -382,124 +395,80 @@ class Dataset:
                     self._position = batch.position
                 yield batch
 
-    def _at(self, epoch: int, place: dict[str, Any], rows: int = 0) -> Position:
-        state = {"epoch": epoch, **place}
-        if self.endless:
-            state["rows"] = rows
-        state["order"] = self._order
-        return Position(state)
+    def _at(self, epoch: int, place: Mapping[str, Any]) -> Position:
+        return Position({"epoch": epoch, **place, "order": self._order})
 
-    def _live_batches(self, start: Position) -> Generator[Batch | None, None, None]:
-        """Yield batches across the blocks of an endless source, None at its ticks.
-
-        A cut in the journal, or a new one after idle time, ends a batch early.
-        """
-        parts: list[Batch] = []
-        skip = int(start["skip"])
-        rows = int(start["rows"])  # in batches that were handed out
-        pending = 0  # rows in `parts`
-        idle_since = None
-        position = start
-        if start["source"] is None:
-            begin = None
-        else:
-            begin = Position(start["source"])
-        for chunk, before, after in self._encoded(begin):
-            if skip and self._is_past(before, start):
-                skip = 0  # the rest of the block, with the rows to skip, was abandoned
-            row = min(skip, chunk.num_samples)
-            skip = max(0, skip - chunk.num_samples)
-            while row < chunk.num_samples:
-                room = self._next_cut(rows) - rows - pending
-                part = chunk[row : row + room]
-                parts.append(part)
-                row = row + part.num_samples
-                pending = pending + part.num_samples
-                place = place_at(before, row)
-                if row == chunk.num_samples:
-                    place = place_at(after, 0)
-                position = self._at(0, place, rows + pending)
-                if part.num_samples == room:
-                    yield self._finish(parts, position)
-                    parts = []
-                    rows = rows + pending
-                    pending = 0
-            if chunk.num_samples:
-                idle_since = None
-                continue
-            now = self.live.clock()
-            if idle_since is None:
-                idle_since = now
-            else:
-                idle_since = min(idle_since, now)
-            if pending and self._flushes(after, idle_since):
-                self.live.journal.append("cut", rows + pending, {})
-                yield self._finish(parts, position)
-                parts = []
-                rows = rows + pending
-                pending = 0
-            else:
-                yield None
-        if parts:
-            yield self._finish(parts, position)
-
-    def _next_cut(self, rows: int) -> int:
-        """Return the row at which the batch after the first `rows` ends, unless a flush ends it."""
-        end = rows + self.batch_size
-        for cut, _ in self.live.journal.after("cut", rows):
-            return min(cut, end)
-        return end
-
-    @staticmethod
-    def _is_past(before: Position | None, start: Position) -> bool:
-        """Return whether `before` lies in another block than the one where reading began."""
-        if before is None or start["source"] is None:
-            return False
-        return bool(before["block"] != start["source"]["block"])
-
-    def _flushes(self, after: Position, idle_since: float) -> bool:
-        """Return whether the pending rows become a batch now.
-
-        They do not while blocks in the journal are still to be read: the run that recorded these
-        blocks received them in time.
-        """
-        if self.flush_seconds is None:
-            return False
-        if self.live.journal.last("block") >= after["block"]:
-            return False
-        return self.live.clock() - idle_since >= self.flush_seconds
-
-    def _batches(self, epoch: int, start: Position | None) -> Generator[Batch | None, None, None]:
-        """Yield the batches of an epoch; a batch may span buffers."""
-        parts: list[Batch] = []
-        missing = self.batch_size
+    @property
+    def _start(self) -> dict[str, Any]:
+        """The place before the first row."""
         place = place_at(None, 0)
-        if start is not None:
-            place = {key: start[key] for key in place}
-        emitted = int(place["emitted"])
-        for buffer in self._buffers(epoch, place):
-            row = emitted
-            emitted = 0
-            while row < buffer.rows.num_samples:
-                num_rows = min(missing, buffer.rows.num_samples - row)
-                parts.append(buffer.rows[row : row + num_rows])
-                row = row + num_rows
-                missing = missing - num_rows
-                place = buffer.place(row)
-                if missing == 0:
-                    yield self._finish(parts, self._at(epoch, place))
-                    parts = []
-                    missing = self.batch_size
-        if parts and not self.drop_last:
-            yield self._finish(parts, self._at(epoch, place))
+        if self.endless:
+            place["rows"] = 0
+        return place
 
-    def _finish(self, parts: list[Batch], position: Position) -> Batch:
-        batch = Batch.concat(parts)
+    @property
+    def _order(self) -> dict[str, Any]:
+        """What orders the rows; resuming with another order would repeat and lose rows."""
+        order: dict[str, Any] = {}
+        if self.shuffle > self.endless:  # a stream keeps its order with shuffle=1
+            order = {"shuffle": self.shuffle, "seed": self.seed, "cache": self.cache}
+        if self.grains > 1:
+            order["grains"] = self.grains
+        return order
+
+    def _batches(
+        self, epoch: int, start: Position, *, divided: bool
+    ) -> Generator[Batch | None, None, None]:
+        """Yield the batches of an epoch, and None at the ticks of an endless source."""
+        cuts: Iterator[Cut | None]
+        if self.endless:
+            stream = StreamCuts(self.batch_size, self.flush_seconds, self.live)
+            begin = _position_of(start["source"])
+            if self.grains > 1 and self.source.divisible:
+                cuts = stream.by_blocks(self._blocks(begin), start)
+            else:
+                cuts = stream.across_blocks(self._encoded(self.source, begin, Tally(1)), start)
+        else:
+            first = int(start.state.get("batch", 0))
+            lanes = self._lanes(epoch, start, divided=divided)
+            cuts = cut_epoch(lanes, self.batch_size, first, drop_last=self.drop_last)
+        for cut in cuts:
+            if cut is None:
+                yield None
+            else:
+                yield self._finish(cut, self._at(epoch, cut.place))
+
+    def _lanes(self, epoch: int, start: Position, *, divided: bool) -> list[Lane]:
+        """Return the rows of each grain after `start`, or one lane of all rows."""
+        sources = [self.source]
+        if divided:
+            sources = ranges_of(self.source, self.grains)
+        if "grains" in start.state:
+            places = start["grains"]
+        else:
+            places = [{key: start[key] for key in self._start}] * len(sources)
+        tally = Tally(len(sources))
+        lanes: list[Lane] = []
+        for number, place in enumerate(places):
+            buffers = self._buffers(sources, number, epoch, place, tally)
+            lanes.append(Lane(buffers, place))
+        return lanes
+
+    def _finish(self, cut: Cut, position: Position) -> Batch:
+        """Return the batch of a cut; functions of `map` are called grain by grain."""
+        runs = cut.runs
+        if self._maps:
+            runs = [[self._mapped(Batch.concat(run))] if run else [] for run in runs]
+        batch = Batch.concat([part for run in runs for part in run])
+        batch = batch.at(position, self.encoder)
+        if len(runs) > 1:
+            batch = changed(batch, {"grain_ends": ends_of(runs)})
+        return batch
+
+    def _mapped(self, batch: Batch) -> Batch:
         for fn in self._maps:
             batch = fn(batch)
-        if self._maps:
-            batch = self._with_unit_labels(batch)
-        return batch.at(position, self.encoder)
+        return self._with_unit_labels(batch)
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
         """Return a mapped batch without the rows whose labels are not in [0, 1].
@@ -521,32 +490,40 @@ class Dataset:
             batch = batch.take(np.flatnonzero(~wrong))
         return batch
 
-    def _buffers(self, epoch: int, place: dict[str, Any]) -> Iterator[Buffer]:
+    def _buffers(
+        self,
+        sources: Sequence[Source],
+        number: int,
+        epoch: int,
+        place: Mapping[str, Any],
+        tally: Tally,
+    ) -> Iterator[Buffer]:
+        """Yield the rows of a lane, number `number` of those with these `sources`."""
+        grain = None
+        if len(sources) > 1:
+            grain = number
         skip = int(place["skip"])
         if self.cache:
-            return self._cached_buffers(epoch, skip)
-        if place["source"] is None:
-            begin = None
-        else:
-            begin = Position.from_json(place["source"])
-        chunks = self._encoded(begin)
+            return self._cached_buffers(sources, number, epoch, skip, tally)
+        chunks = self._encoded(sources[number], _position_of(place["source"]), tally)
         if self.shuffle > 1:
-            shuffle = ShuffledBuffers(self.shuffle, self.seed, epoch)
+            size = -(-self.shuffle // len(sources))
+            shuffle = ShuffledBuffers(size, self.seed, epoch, grain)
             return shuffle.buffers(chunks, int(place["buffer"]), skip)
         return unshuffled(chunks, skip)
 
-    def _cached_buffers(self, epoch: int, skip: int) -> Iterator[Buffer]:
-        if self._cached is None:
-            chunks = [chunk[0] for chunk in self._encoded(None)]
-            if chunks:
-                self._cached = Batch.concat(chunks)
-            else:
-                self._cached = Batch(num_samples=0)
-        rows = self._cached
+    def _cached_buffers(
+        self, sources: Sequence[Source], number: int, epoch: int, skip: int, tally: Tally
+    ) -> Iterator[Buffer]:
+        if len(self._cached) != len(sources):
+            self._cached = [self._all_rows(source, tally) for source in sources]
+        rows = self._cached[number]
         order = None
         if self.shuffle:
-            random = np.random.default_rng((self.seed, epoch))
-            order = random.permutation(rows.num_samples)
+            grain = None
+            if len(sources) > 1:
+                grain = number
+            order = random_of((self.seed, epoch), grain).permutation(rows.num_samples)
         for begin in range(skip, rows.num_samples, READ_ROWS):
             end = min(begin + READ_ROWS, rows.num_samples)
             if order is None:
@@ -555,8 +532,75 @@ class Dataset:
                 part = rows.take(order[begin:end])
             yield Buffer(part, place_at(None, begin), place_at(None, end))
 
-    def _encoded(self, position: Position | None) -> Iterator[Encoded]:
-        """Yield the encoded chunks of the source after `position`, and ticks."""
+    def _all_rows(self, source: Source, tally: Tally) -> Batch:
+        chunks = [rows for rows, _, _ in self._encoded(source, None, tally)]
+        if chunks:
+            return Batch.concat(chunks)
+        return Batch(num_samples=0)
+
+    def _encoded(
+        self, source: Source, position: Position | None, tally: Tally
+    ) -> Iterator[Encoded]:
+        """Yield the encoded chunks of a source after `position`, and ticks."""
+        num_rows = 0
+        before = position
+        chunk_rows = max(self.batch_size, READ_ROWS) // tally.lanes
+        if not tally.has_begun:
+            tally.has_begun = True
+            self.encoder.forget_labels()
+        try:
+            for raw, after in source.read(position, chunk_rows, self._plan()):
+                if raw is OPENED:
+                    before = after
+                    continue
+                if not isinstance(after, Position):
+                    raise DataError(
+                        f"{type(source).__name__}.read: the position after a batch is not a "
+                        f"Position, got {type(after).__name__}. "
+                        "Yield (batch, hb.sources.Position({…}))."
+                    )
+                if not raw.num_rows:  # a tick
+                    yield Batch(num_samples=0), before, after
+                    continue
+                rows = self._encode(source, raw, after)
+                if rows.num_samples:
+                    num_rows += rows.num_samples
+                    self._warn_constant()
+                    yield rows, before, after
+                before = after
+        except (DecodeError, SchemaError):
+            self._note_failure(before)
+            raise
+        if tally.ended(num_rows, whole=position is None):
+            self._num_rows = tally.num_rows
+            if not self.endless:
+                self._check_matched()
+
+    def _blocks(self, position: Position | None) -> Iterator[Block | None]:
+        """Yield the encoded blocks of a topic after `position`, by grain, and None at ticks."""
+        before = position
+        self.encoder.forget_labels()
+        plan = replace(self._plan(), grains=self.grains)
+        items = self.source.read(position, READ_ROWS, plan)
+        try:
+            for raw, after in items:
+                if raw is not OPENED:
+                    yield None
+                    continue
+                before = after
+                grains: list[Batch] = []
+                for rows, end in islice(items, self.grains):
+                    grain = Batch(num_samples=0)
+                    if rows.num_rows:
+                        grain = self._encode(self.source, rows, end)
+                    grains.append(grain)
+                self._warn_constant()
+                yield Block(grains, before, end)
+        except (DecodeError, SchemaError):
+            self._note_failure(before)
+            raise
+
+    def _plan(self) -> ReadPlan:
         skips = None
         if self.on_error == "skip":
             skips = self.skips
@@ -566,39 +610,7 @@ class Dataset:
         columns = self.schema.raw_columns(self._labels)
         if self.schema.time is not None and not self._labels:
             columns.append(self.schema.time.source)  # read if it is there
-        plan = ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
-        num_rows = 0
-        before = position
-        chunk_rows = max(self.batch_size, READ_ROWS)
-        self.encoder.forget_labels()
-        try:
-            for raw, after in self.source.read(position, chunk_rows, plan):
-                if raw is OPENED:
-                    before = after
-                    continue
-                if not isinstance(after, Position):
-                    raise DataError(
-                        f"{type(self.source).__name__}.read: the position after a batch is not a "
-                        f"Position, got {type(after).__name__}. "
-                        "Yield (batch, hb.sources.Position({…}))."
-                    )
-                if not raw.num_rows:  # a tick
-                    yield Batch(num_samples=0), before, after
-                    continue
-                rows = self._encode(raw, after)
-                if rows.num_samples:
-                    num_rows += rows.num_samples
-                    self._warn_constant()
-                    yield rows, before, after
-                before = after
-        except (DecodeError, SchemaError):
-            if self.endless and before is not None:
-                self._note_failure(int(before["block"]))
-            raise
-        if position is None:
-            self._num_rows = num_rows
-            if not self.endless:
-                self._check_matched()
+        return ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
 
     def _require_columns(self, names: list[str]) -> None:
         """Raise SchemaError if the columns `names` do not include all that the schema needs.
@@ -631,7 +643,7 @@ class Dataset:
                 values.warned = True
                 warnings.warn(values.message(), UserWarning, stacklevel=2)
 
-    def _encode(self, raw: pa.RecordBatch, after: Position) -> Batch:
+    def _encode(self, source: Source, raw: pa.RecordBatch, after: Position) -> Batch:
         latest = None
         if self.max_ahead_seconds is not None:
             latest = int(after["now"] + self.max_ahead_seconds * 1e6)
@@ -639,10 +651,17 @@ class Dataset:
         try:
             return self.encoder(raw, labels=self._labels, latest=latest)
         except DecodeError as error:
-            raise located(error, self.source, raw, after) from error
+            raise located(error, source, raw, after) from error
 
-    def _note_failure(self, block: int) -> None:
-        """Record in the journal that a block has bad rows, so that its file may be corrected."""
+    def _note_failure(self, before: Position | None) -> None:
+        """Record in the journal that a block has bad rows, so that its file may be corrected.
+
+        Args:
+            before: a position in the block.
+        """
+        if not self.endless or before is None:
+            return
+        block = int(before["block"])
         decision = self.live.journal.get("block", block)
         if decision is not None and self.live.journal.last("block") == block:
             self.live.journal.revise("block", block, {**decision, "failed": True})
@@ -657,41 +676,8 @@ def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch
         yield from (batch for batch in items if batch is not None)
 
 
-def _order_of(source: Source, shuffle: int, seed: int, cache: bool) -> dict[str, Any]:
-    """Return what orders the rows; resuming with another order would repeat and lose rows."""
-    if shuffle <= source.endless:  # a stream keeps its order with shuffle=1
-        return {}
-    return {"shuffle": shuffle, "seed": seed, "cache": cache}
-
-
-def _check_stream_arguments(
-    source: Source,
-    schema: Schema,
-    shuffle: int,
-    cache: bool,
-    flush_seconds: float | None,
-    max_ahead_seconds: float | None,
-) -> None:
-    """Raise ConfigError for arguments of a Dataset that its source or schema cannot serve."""
-    for name, seconds in (
-        ("flush_seconds", flush_seconds),
-        ("max_ahead_seconds", max_ahead_seconds),
-    ):
-        if seconds is not None and not source.endless:
-            raise ConfigError(
-                f"dataset.{name}: the source has an end, got {seconds!r}. Leave it out."
-            )
-        checks.at_least(f"dataset.{name}", seconds, 0)
-    if source.endless and (shuffle > 1 or cache):
-        name = "shuffle"
-        if cache:
-            name = "cache"
-        raise ConfigError(
-            f"dataset.{name}: the source is endless, its order is the order of events, got "
-            f"{cache or shuffle!r}. Leave it out."
-        )
-    if max_ahead_seconds is not None and schema.time is None:
-        raise ConfigError(
-            f"dataset.max_ahead_seconds: events need a time, got {max_ahead_seconds!r} and a "
-            "schema without Time. Name the Time column."
-        )
+def _position_of(state: Mapping[str, Any] | None) -> Position | None:
+    """Return the position of a source with this state; None = its start."""
+    if state is None:
+        return None
+    return Position.from_json(state)

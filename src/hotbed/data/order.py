@@ -68,12 +68,14 @@ class ShuffledBuffers:
     """Cuts chunks into buffers of `size` rows, each permuted by (seed, epoch, its number).
 
     The first buffer is shorter by a random part, so that buffers of different epochs do not hold
-    the same rows.
+    the same rows. `grain`: the number of the grain whose rows these are, which permutes them, too;
+    None = they are those of a whole source.
     """
 
     size: int
     seed: int
     epoch: int
+    grain: int | None = None
 
     def buffers(self, chunks: Iterator[Encoded], index: int, skip: int) -> Iterator[Buffer]:
         """Yield the buffers from number `index` on, without the first `skip` rows of `chunks`."""
@@ -117,13 +119,19 @@ class ShuffledBuffers:
             after = place_at(chunk_end, 0, index + 1)
         else:
             after = place_at(chunk_begin, skip, index + 1)
-        random = np.random.default_rng((self.seed, self.epoch, index))
-        order = random.permutation(size)
+        order = random_of((self.seed, self.epoch, index), self.grain).permutation(size)
         return Buffer(Batch.concat(parts).take(order), before, after, permuted=True), skip
 
     def _rows(self, index: int) -> int:
         if index:
             return self.size
-        random = np.random.default_rng((self.seed, self.epoch))
+        random = random_of((self.seed, self.epoch), self.grain)
         least = self.size // 2 + 1
         return int(random.integers(least, self.size + 1))
+
+
+def random_of(key: tuple[int, ...], grain: int | None) -> np.random.Generator:
+    """Return the generator of a key, and of a grain; `grain` as in `ShuffledBuffers`."""
+    if grain is not None:
+        key = (*key, 1 + grain)  # a zero at the end of a key changes nothing
+    return np.random.default_rng(key)

@@ -44,8 +44,8 @@ class Fit:
         stream_batch_size: rows of a batch of `stream`; None = `batch_size`.
         shuffle: rows in the shuffle buffer of `train`; 0 = keep the order of the source.
         on_error: `"skip"` leaves out bad rows, which are counted.
-        torch_threads: threads of the dense network; None = torch's choice. Small networks are
-            fastest with 1.
+        torch_threads: threads of the dense network; None = torch's choice, with `grains` 1. Small
+            networks are fastest with 1.
         amp_level: as in `RecModel`.
         boost_level: as in `RecModel`.
         flush_seconds: of an endless `stream`, as in `Dataset`.
@@ -126,6 +126,7 @@ class Job:
         stream_callbacks: kinds of `hb.callbacks`, for `stream`.
         checkpoint: keywords of the stream's `Checkpoint`; its folder is `checkpoint` in `output`.
         fit: how to go through the data.
+        grains: runs of samples that each batch is computed in, as in `RecModel`.
         output: folder or URL of the model and the report.
         seed: of initial rows, dense parameters, shuffles and dropout.
 
@@ -150,6 +151,7 @@ class Job:
     stream_callbacks: Sequence[Spec] = ()
     checkpoint: Mapping[str, Any] = field(default_factory=lambda: {"every_seconds": 60.0})
     fit: Fit = field(default_factory=Fit)
+    grains: int = 1
     output: str = "runs/job"
     seed: int = 0
 
@@ -164,6 +166,7 @@ class Job:
                 raise ConfigError(
                     f"{name}: it never ends, got {source}. Give an endless source as `stream`."
                 )
+        checks.power_of_two("grains", self.grains, "Grains are joined by halves: give such as 8.")
         self._share_sources()
 
     def _check_kinds(self) -> None:
@@ -279,8 +282,11 @@ class Job:
         from hotbed.models.losses import Loss, MultiTask
         from hotbed.training.model import RecModel, set_seed
 
-        if self.fit.torch_threads is not None:
-            importlib.import_module("torch").set_num_threads(self.fit.torch_threads)
+        torch_threads = self.fit.torch_threads
+        if torch_threads is None and self.grains > 1:
+            torch_threads = 1  # bits by grains depend on them, so they must not on the machine
+        if torch_threads is not None:
+            importlib.import_module("torch").set_num_threads(torch_threads)
         set_seed(self.seed)
         arguments = {"schema": schema, "tables": self.tables.make(schema, self.seed)}
         models = config.public_kinds("hotbed.models")
@@ -293,6 +299,7 @@ class Job:
             self._metrics(),
             amp_level=self.fit.amp_level,
             boost_level=self.fit.boost_level,
+            grains=self.grains,
         )
 
     def make_callbacks(self, *, stream: bool = False) -> list[Any]:

@@ -238,6 +238,8 @@ def _write_report(job: Job, model: RecModel, histories: Mapping[str, History]) -
     from hotbed.training.watching.report import write_report
 
     about: dict[str, Any] = {"seed": job.seed}
+    if job.grains > 1:
+        about["grains"] = job.grains
     if job.train is not None:
         about["batch size"] = job.fit.batch_size
     if job.stream is not None:

@@ -100,6 +100,8 @@ def meaning(
     for key, value in (model or {}).items():
         if key != "given_tables" and value is not None:
             _flatten(key, value, fields)
+    if model is not None:
+        fields.setdefault("grains", 1)
     plain: dict[str, Any] = json.loads(json.dumps(fields))
     return plain
 

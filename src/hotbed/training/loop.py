@@ -138,7 +138,8 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
                 if encoder is not None and encoder.types is not types:
                     check_encoder(run.model, encoder)
                     types = encoder.types
-                yield prepare(item, learner.device, labelled=labelled, network=learner.network)
+                example = prepare(item, learner.device, labelled=labelled, network=learner.network)
+                yield example.divided(learner.grains)
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()

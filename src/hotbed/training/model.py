@@ -53,6 +53,7 @@ from hotbed.training.loop import (
 from hotbed.training.online import StreamLimits, follow
 from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.grains import GrainLearner
 from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
@@ -85,6 +86,7 @@ class RecModel:
         amp_level: "O0", "O1", "O2", "O3" or "auto": see `hotbed.optim.precision`.
         boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
             `hotbed.optim.precision`.
+        grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
 
     Raises:
         ConfigError: (a ValueError) arguments cannot work together.
@@ -108,8 +110,10 @@ class RecModel:
         eval_indexes: Sequence[int] | None = None,
         amp_level: str = "O0",
         boost_level: str | Boost = "O0",
+        grains: int = 1,
     ) -> None:
         _check_network(network)
+        checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
         if eval_indexes is not None and eval_network is None:
             raise ConfigError(
                 f"eval_indexes: positions in the outputs of eval_network, got {eval_indexes!r} "
@@ -127,6 +131,8 @@ class RecModel:
             "amp_level": amp_level,
             "boost_level": boost_level,
         }
+        if grains > 1:
+            self._arguments["grains"] = grains
         if eval_network is None or eval_indexes is not None:
             check_groups(self.metrics)
         self.counters = {"epochs": 0, "steps": 0, "samples": 0}
@@ -145,7 +151,7 @@ class RecModel:
         self._precision = precision(amp_level, device_of(network))
         self._boost = boost(boost_level)
         self._has_begun = False  # whether step() was called
-        self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer)
+        self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer, grains)
 
     def fit(
         self,
@@ -172,9 +178,10 @@ class RecModel:
         count. Dropout draws from torch's generator: call `torch.manual_seed` first.
         """
         num_epochs = count_epochs(epochs)
-        train, depth, cores = unwrap(train, self.network)
+        train, depth, cores = unwrap(train, self.network, self.grains)
         check_batches("train", train, num_epochs)
         check_ends(train)
+        self._divide(train)
         first = first_epoch(train, epochs, self.counters["epochs"])
         goal = Goal(
             train,
@@ -227,8 +234,9 @@ class RecModel:
             >>> checkpoint = hb.callbacks.Checkpoint("runs/clicks", every_seconds=60)
             >>> model.online_train(dataset, [checkpoint])
         """
-        train_dataset, depth, cores = unwrap(train_dataset, self.network)
+        train_dataset, depth, cores = unwrap(train_dataset, self.network, self.grains)
         check_batches("train_dataset", train_dataset)
+        self._divide(train_dataset)
         size = batches_a_call(dataset_sink_mode, sink_size, self.learner.device.type)
         goal = Goal(
             train_dataset,
@@ -313,6 +321,11 @@ class RecModel:
 
     def __repr__(self) -> str:
         return headline_of(self)
+
+    @property
+    def grains(self) -> int:
+        """Runs of samples that each batch is computed in."""
+        return self.learner.grains
 
     @property
     def dense_learning_rate(self) -> float | None:
@@ -568,6 +581,11 @@ class RecModel:
             callbacks = [*callbacks, ProgressBar()]
         return Callbacks(callbacks)
 
+    def _divide(self, data: Iterable[Any]) -> None:
+        """Let a Dataset that is learned next be read by the grains of this model."""
+        if isinstance(data, Dataset):
+            data.divide(self.grains)
+
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
         check_single_rank("RecModel")
@@ -611,6 +629,8 @@ class RecModel:
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
         if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
             self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
+        if isinstance(data, Dataset):
+            data = data.undivided()  # metrics and predictions are in the order of the rows
         run = Run(self, Goal(data), Callbacks(_listed(callbacks)), observer)
         # always the same epoch, so that two evaluations of shuffled data give the same bits
         number = getattr(data, "resumed_epoch", None) or 0
@@ -618,8 +638,14 @@ class RecModel:
             pass_over(batches, run)
         return run.step
 
-    def _make_learner(self, optimizer: Any) -> StepLearner | SelfUpdating:
+    def _make_learner(self, optimizer: Any, grains: int) -> StepLearner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
+        if grains > 1 and (optimizer is None or chosen is not None):
+            what = "a network that updates itself" if optimizer is None else "one that is compiled"
+            raise ConfigError(
+                f"grains: a step by grains runs the network and its update itself, got {grains} "
+                f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
+            )
         if optimizer is None:
             if self._precision.compute is not None:
                 raise ConfigError(
@@ -643,12 +669,23 @@ class RecModel:
                 "optimizer: it holds more than the network's dense parameters, such as rows of "
                 "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
             )
+        combined = () if parts is None else parts.optimizers
+        if grains > 1:
+            return GrainLearner(
+                self.network,
+                self._criterion,
+                dense_part,
+                sparse,
+                grains,
+                combined=combined,
+                precision=self._precision,
+            )
         return StepLearner(
             self.network,
             self._criterion,
             dense_part,
             sparse,
-            combined=() if parts is None else parts.optimizers,
+            combined=combined,
             precision=self._precision,
             boost=chosen,
         )

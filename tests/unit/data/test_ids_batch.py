@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,6 +94,13 @@ def test_map_arrays_reaches_every_array() -> None:
     mapped = batch(3).map_arrays(note)
     assert len(seen) == 1 + 3 + 2 + 1 + 1 + 1
     assert mapped.num_samples == 3
+
+
+def test_grain_ends_belong_to_all_samples_in_their_order() -> None:
+    divided = dataclasses.replace(batch(6), grain_ends=(1, 1, 4, 6))
+    assert divided.map_arrays(np.copy).grain_ends == (1, 1, 4, 6)
+    assert divided.at(None).grain_ends == (1, 1, 4, 6)
+    assert divided[:6].grain_ends == divided.take(np.arange(6)).grain_ends == ()
 
 
 def test_an_empty_batch_is_a_batch() -> None:

@@ -140,27 +140,29 @@ class Halves(Lookup):
         *,
         training: bool,
         queue: MapQueue | None = None,
+        grain_ends: Sequence[int] = (),
     ) -> Plan:
         owners, routed = route(inputs)
         plans = [
-            self.local.map(half, ids, time, training=training, queue=queue)
+            self.local.map(half, ids, time, training=training, queue=queue, grain_ends=grain_ends)
             for half, ids in zip(self._layouts(layout), routed, strict=True)
         ]
         task = None if queue is None else HalfMaps([plan.task for plan in plans])
         return Plan(tuple(inputs), HalfIds(inputs, owners, [plan.mapped for plan in plans]), task)
 
     def divide(
-        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[hb.Ids]]
-    ) -> list[Plan]:
+        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[hb.Ids] | None]
+    ) -> list[Plan | None]:
         assert isinstance(plan.mapped, HalfIds)
-        routed = [route(inputs) for inputs in parts]
+        assert None not in grains, "no grain is empty here"
+        routed = [route(inputs) for inputs in grains if inputs is not None]
         of_halves = []
         for half, half_layout in enumerate(self._layouts(layout)):
             whole = Plan((), plan.mapped.mapped[half])
             inputs = [of_part[half] for _, of_part in routed]
             of_halves.append(self.local.divide(half_layout, whole, inputs))
         plans = []
-        for inputs, (owners, _), low, high in zip(parts, routed, *of_halves, strict=True):
+        for inputs, (owners, _), low, high in zip(grains, routed, *of_halves, strict=True):
             plans.append(Plan(tuple(inputs), HalfIds(inputs, owners, [low.mapped, high.mapped])))
         return plans
 
@@ -409,7 +411,7 @@ def learn(
 ) -> list[Tensor]:
     """Learn from the batches, and return the results of all lookups.
 
-    Ids are mapped in the lookup, or ahead, or ahead in a queue and then looked up in two parts;
+    Ids are mapped in the lookup, or ahead, or ahead in a queue and then looked up in two grains;
     every third update adds the gradients of two batches. The norm of gradients is a result, too.
     """
     network = modules(every)
@@ -424,12 +426,15 @@ def learn(
             inputs = module.inputs_of(batch)
             runs: list[tuple[list[hb.Ids], Plan | None]] = [(inputs, None)]
             if number % 3:
-                plan = module.map(inputs, batch.time, queue=queue if number % 3 == 2 else None)
+                ends = (5, len(batch)) if number % 3 == 2 else ()
+                plan = module.map(
+                    inputs, batch.time, queue=queue if ends else None, grain_ends=ends
+                )
                 plan.wait()
                 runs = [(inputs, plan)]
             if number % 3 == 2:
-                parts = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
-                runs = list(zip(parts, lookup.divide(module.layout, plan, parts), strict=True))
+                grains = [[ids[:5] for ids in inputs], [ids[5:] for ids in inputs]]
+                runs = list(zip(grains, lookup.divide(module.layout, plan, grains), strict=True))
             for of_run, of_plan in runs:
                 flat, sequences = module.pool(of_run, batch.time, of_plan)
                 results += [flat.detach(), *(rows.detach() for rows in sequences)]

@@ -124,6 +124,10 @@ class Kafka(Source):
     def endless(self) -> bool:
         return True
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def parts(self, count: int) -> list[Source]:
         """Return `count` sources that divide the partitions of the topic.
 
@@ -197,7 +201,7 @@ class Kafka(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        reader = KafkaReader(self, plan.live or Live(), position, self._timings)
+        reader = KafkaReader(self, plan.live or Live(), position, self._timings, plan.grains)
         self._readings.append(reader.topic)
         try:
             while not reader.topic.connect():
@@ -208,6 +212,8 @@ class Kafka(Source):
                     yield TICK, reader.position()
                     reader.topic.poll()
                     reader.topic.look()
+                elif plan.grains > 1:
+                    yield from reader.rows_by_grain(messages, plan)
                 else:
                     yield from reader.rows(messages, batch_rows, plan)
         finally:

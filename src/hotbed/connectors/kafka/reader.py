@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,10 +28,19 @@ PlacedMessages = list[tuple[int, Message]]
 
 
 class KafkaReader:
-    """One reading of a topic: the offsets of the current block, and its rows."""
+    """One reading of a topic: the offsets of the current block, and its rows.
+
+    With more than one of `grains`, decisions and positions say among how many partitions the
+    messages of a block were dealt: more of them may be known when it is read again.
+    """
 
     def __init__(
-        self, source: KafkaSettings, live: Live, position: Position | None, timings: Timings
+        self,
+        source: KafkaSettings,
+        live: Live,
+        position: Position | None,
+        timings: Timings,
+        grains: int = 1,
     ) -> None:
         self.source = source
         self.live = live
@@ -45,6 +55,8 @@ class KafkaReader:
         self.now = state.get("now", 0)
         self.types = state.get("schema", "")
         self.count: int = state.get("count", 0)  # messages of the current block; 0 = unknown
+        self.grains = grains
+        self.num_partitions: int = state.get("partitions", 0)  # when the block was decided
         self.identity = TopicIdentity.from_json(state.get("topic", {}))
         reached = {**self.offsets, **self.take}
         self.topic = KafkaTopic(source, live, self.offsets, self.identity, reached, timings)
@@ -55,18 +67,19 @@ class KafkaReader:
         count = 0
         if self.take:
             count = self.count
-        return Position(
-            {
-                "block": self.number,
-                "offsets": _by_name(self.offsets),
-                "take": _by_name(self.take),
-                "row": self.row,
-                "now": self.now,
-                "count": count,
-                "schema": self.types,
-                "topic": self.identity.to_json(),
-            }
-        )
+        state = {
+            "block": self.number,
+            "offsets": _by_name(self.offsets),
+            "take": _by_name(self.take),
+            "row": self.row,
+            "now": self.now,
+            "count": count,
+            "schema": self.types,
+            "topic": self.identity.to_json(),
+        }
+        if self.grains > 1:
+            state["partitions"] = self.num_partitions
+        return Position(state)
 
     def next_block(self) -> PlacedMessages | None:
         """Return the messages of the next block in their order, or None if it is not complete yet.
@@ -112,7 +125,7 @@ class KafkaReader:
         Also return the number of its messages that a position expects.
         """
         if self.take:
-            decision = {"take": self.take, "now": self.now}
+            decision = {"take": self.take, "now": self.now, "partitions": self.num_partitions}
             return self._replayed(decision), self.count
         recorded = self.live.journal.get("block", self.number)
         if recorded is not None:
@@ -140,6 +153,7 @@ class KafkaReader:
         self.take = take
         self.now = decision["now"]
         self.types = decision.get("types", self.types)
+        self.num_partitions = decision.get("partitions", len(self.offsets))
         by_partition: MessagesByPartition = {}
         for partition, end in take.items():
             pending = self.topic.pending[partition]
@@ -164,6 +178,9 @@ class KafkaReader:
         value = {"take": _by_name(self.take), "now": self.now}
         if begin:
             value["begin"] = _by_name(begin)
+        self.num_partitions = len(self.offsets)
+        if self.grains > 1:
+            value["partitions"] = self.num_partitions
         self.live.journal.append("block", self.number, value)
         return by_partition
 
@@ -222,32 +239,65 @@ class KafkaReader:
 
         The last position is the one before the next block.
         """
-        batch = self._decoded(messages, plan)
+        batch = self._decoded(messages, self._types_of(messages, plan), plan)
         yield OPENED, self.position()
         while self.row + batch_rows < batch.num_rows:
             part = batch.slice(self.row, batch_rows)
             self.row += batch_rows
             yield part, self.position()
         last = batch.slice(self.row)
+        self._end_block()
+        yield last, self.position()
+
+    def rows_by_grain(self, messages: PlacedMessages, plan: ReadPlan) -> Batches:
+        """Yield the decoded rows of each grain of the block, also where there are none.
+
+        Messages that cannot be decoded become dead letters grain by grain, too.
+        """
+        schema = self._types_of(messages, plan)
+        opened = self.position()
+        yield OPENED, opened
+        partitions = sorted({**self.offsets, **self.take})[: self.num_partitions]
+        *first, last = dealt(messages, partitions, self.grains)
+        for part in first:
+            yield self._decoded(part, schema, plan), opened
+        rows = self._decoded(last, schema, plan)
+        self._end_block()
+        yield rows, self.position()
+
+    def _end_block(self) -> None:
         self.number = self.number + 1
         self.row = 0
         self.offsets = {**self.offsets, **self.take}
         self.take = {}
         self.identity.last |= self.identity.block
         self.identity.block = {}
-        yield last, self.position()
 
-    def _decoded(self, messages: PlacedMessages, plan: ReadPlan) -> pa.RecordBatch:
-        """Return the rows of some messages, each with its place; bad messages are put aside."""
-        if self.source.tombstones == "skip":
-            messages = [place for place in messages if place[1][2] is not None]
-            if not messages:
-                return TICK
-        values = [message[2] or b"" for _, message in messages]
+    def _types_of(self, messages: PlacedMessages, plan: ReadPlan) -> pa.Schema:
+        """Return the columns to decode from the messages of a block, with their types."""
+        values = _values_of(self._with_values(messages))
+        if not values:
+            return pa.schema([])
         schema, types = wanted_types(self.source.decoder, values, plan, self.types)
         if types != self.types:
             self.types = types
             self._record_types()
+        return schema
+
+    def _with_values(self, messages: PlacedMessages) -> PlacedMessages:
+        """Return the messages without tombstones, where these are passed over."""
+        if self.source.tombstones == "skip":
+            return [place for place in messages if place[1][2] is not None]
+        return messages
+
+    def _decoded(
+        self, messages: PlacedMessages, schema: pa.Schema, plan: ReadPlan
+    ) -> pa.RecordBatch:
+        """Return the rows of some messages, each with its place; bad messages are put aside."""
+        messages = self._with_values(messages)
+        if not messages:
+            return TICK
+        values = _values_of(messages)
         parts, counts, bad = decode_messages(self.source.decoder, values, schema)
         if bad:
             self._put_aside(messages, bad, plan)
@@ -292,6 +342,34 @@ class KafkaReader:
         assert plan.skips is not None
         plan.skips.add("value", message, len(bad))
         self.live.dead_letters.add_all(letters)
+
+
+def dealt(messages: PlacedMessages, partitions: Sequence[int], grains: int) -> list[PlacedMessages]:
+    """Return the messages of each grain, in their order.
+
+    Partition number p of those that are read belongs to grain p modulo `grains`. Where they are
+    fewer than the grains, p belongs to all grains that are p modulo their number: its messages are
+    dealt to these in runs, which differ by a message at most.
+    """
+    count = len(partitions)
+    by_grain: list[PlacedMessages] = [[] for _ in range(grains)]
+    totals = Counter(partition for partition, _ in messages)
+    before: Counter[int] = Counter()  # messages of each partition that were dealt
+    numbers = {partition: number for number, partition in enumerate(partitions)}
+    for placed in messages:
+        partition, _ = placed
+        grain = numbers[partition] % grains
+        if count < grains:
+            num_runs = -(-(grains - grain) // count)
+            before[partition] += 1
+            run = (before[partition] * num_runs - 1) // totals[partition]
+            grain += run * count
+        by_grain[grain].append(placed)
+    return by_grain
+
+
+def _values_of(messages: PlacedMessages) -> list[bytes]:
+    return [message[2] or b"" for _, message in messages]
 
 
 def _places(topic: str, messages: PlacedMessages) -> pa.StructArray:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +83,9 @@ class LocalLookup(Lookup):
         *,
         training: bool,
         queue: MapQueue | None = None,
+        grain_ends: Sequence[int] = (),
     ) -> Plan:
-        host, times, step = _begun(layout, inputs, time, training=training)
+        host, times, step = _begun(layout, inputs, time, training=training, grain_ends=grain_ends)
         task = None
         try:
             if queue is None:
@@ -101,15 +101,16 @@ class LocalLookup(Lookup):
         return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
 
     def divide(
-        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[Ids]]
-    ) -> list[Plan]:
-        hosts = [HostIds(layout.features, inputs) for inputs in parts]
-        ends = list(itertools.accumulate(host.num_samples for host in hosts))
-        steps = _local(plan.mapped).step.divide(ends)
-        return [
-            Plan(tuple(inputs), LocalIds(layout.tables, step, host))
-            for inputs, step, host in zip(parts, steps, hosts, strict=True)
-        ]
+        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
+    ) -> list[Plan | None]:
+        plans: list[Plan | None] = []
+        for inputs, step in zip(grains, _local(plan.mapped).step.divide(), strict=True):
+            of_grain = None
+            if inputs is not None:
+                host = HostIds(layout.features, inputs)
+                of_grain = Plan(tuple(inputs), LocalIds(layout.tables, step, host))
+            plans.append(of_grain)
+        return plans
 
     def pool(
         self,
@@ -221,12 +222,18 @@ class _Results:
 
 
 def _begun(
-    layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool
+    layout: FeatureLayout,
+    inputs: Sequence[Ids],
+    time: Any,
+    *,
+    training: bool,
+    grain_ends: Sequence[int] = (),
 ) -> tuple[HostIds, np.ndarray | None, Step]:
     """Return the ids and times as native code reads them, and a step that has mapped none."""
     host = HostIds(layout.features, inputs)
     times = layout.times(time, host.num_samples) if training else None
-    return host, times, Step([table.native for table in layout.tables], layout.columns)
+    natives = [table.native for table in layout.tables]
+    return host, times, Step(natives, layout.columns, grain_ends)
 
 
 def _address(times: np.ndarray | None) -> int:

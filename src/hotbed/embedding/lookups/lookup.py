@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookup: who performs the four verbs of a batch, which are map, pool, sum gradients and update.
 
-A batch may be looked up in parts: `divide` cuts what was mapped, `join` adds what was summed.
+A batch may be looked up by grains, its runs of samples: `divide` cuts what was mapped, `join` adds
+what was summed.
 
 `module.lookup` is one of these values. `LocalLookup` is the default; rows on other processes or
 devices have lookups of their own. How results enter the graph of torch is a matter of
@@ -39,6 +40,7 @@ class Lookup(ABC):
         *,
         training: bool,
         queue: MapQueue | None = None,
+        grain_ends: Sequence[int] = (),
     ) -> Plan:
         """Map the ids of each feature to rows, ahead of `pool`.
 
@@ -48,6 +50,9 @@ class Lookup(ABC):
             time: int64 microseconds, or None.
             training: whether tables may change: new ids are inserted, ids counted and timed.
             queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
+            grain_ends: the samples before which the grains of the batch end, as many as a power of
+                two. Ids then come in the order grain, feature, sample, and the plan is for
+                `divide`, not for `pool`. () = the batch is not divided.
 
         Raises:
             RowShapeError: the ids of a feature have a wrong shape.
@@ -55,16 +60,17 @@ class Lookup(ABC):
 
     @abstractmethod
     def divide(
-        self, layout: FeatureLayout, plan: Plan, parts: Sequence[Sequence[Ids]]
-    ) -> list[Plan]:
-        """Return the plans of consecutive parts of a batch, which are pooled in place of `plan`.
+        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
+    ) -> list[Plan | None]:
+        """Return the plans of the grains of a batch, which are pooled in place of `plan`.
 
         The tables do not change: the map of the whole batch has counted its samples.
 
         Args:
             layout: the features and tables.
             plan: of the whole batch, which was waited for.
-            parts: of each part, the ids of each feature; together they are those of the batch.
+            grains: of each grain, the ids of each feature; together they are those of the batch.
+                None is a grain that is not pooled; its plan is None, too.
         """
 
     @abstractmethod

@@ -135,6 +135,7 @@ class TableModule(Carrier, ABC):
         *,
         training: bool | None = None,
         queue: MapQueue | None = None,
+        grain_ends: Sequence[int] = (),
     ) -> Plan:
         """Map ids to slots ahead of their lookup, and return the plan that `pool` takes.
 
@@ -146,10 +147,13 @@ class TableModule(Carrier, ABC):
             time: int64 microseconds, or None.
             training: whether tables may change; None = if the module is in train mode.
             queue: maps the ids later, on its thread; wait for the plan. None = they are mapped now.
+            grain_ends: as of `Lookup.map`.
         """
         if training is None:
             training = self.training
-        return self.lookup.map(self.layout, inputs, time, training=training, queue=queue)
+        return self.lookup.map(
+            self.layout, inputs, time, training=training, queue=queue, grain_ends=grain_ends
+        )
 
     def __prepare_scriptable__(self) -> None:
         """Raise ConfigError: torch.jit.script calls this before it compiles a module."""

@@ -48,7 +48,8 @@ class Ahead:
     for each other in every operation. Where torch keeps all cores busy, ids may be mapped sooner in
     their turn. So the threads of torch and of the native core, and whether ids are mapped ahead,
     are chosen from the times of the first steps, and the choice is logged. A `Checkpoint` stores it
-    with the run. After the data the threads from before are back.
+    with the run. After the data the threads from before are back. With `RecModel(grains=…)` threads
+    stay as they are.
 
     Args:
         batches: a Dataset, or Batches to iterate over.
@@ -129,11 +130,14 @@ class Ahead:
         return Cores(self.torch_threads, measures=self.depth > 0)
 
 
-def unwrap(data: Any, network: nn.Module) -> tuple[Any, int, list[Cores]]:
+def unwrap(data: Any, network: nn.Module, grains: int = 1) -> tuple[Any, int, list[Cores]]:
     """Return the data of an `Ahead`, its depth and what chooses threads; other data, 0, none.
 
+    Nothing chooses threads for a model with several grains: they are part of the job's meaning.
+
     Raises:
-        ConfigError: it has barriers or a network of its own, which are those of `RecModel`.
+        ConfigError: it has barriers or a network of its own, which are those of `RecModel`; or
+            threads, with several grains.
     """
     if not isinstance(data, Ahead):
         return data, 0, []
@@ -142,7 +146,15 @@ def unwrap(data: Any, network: nn.Module) -> tuple[Any, int, list[Cores]]:
             "Ahead: RecModel gives its own network and the barriers of its callbacks, got others. "
             "Give hb.Ahead(train, depth=…) alone."
         )
-    return data.batches, data.depth, [data.cores()]
+    if grains == 1:
+        return data.batches, data.depth, [data.cores()]
+    if data.torch_threads is not None:
+        raise ConfigError(
+            f"Ahead.torch_threads: with grains the threads of torch stay as they are, got "
+            f"{data.torch_threads} threads and {grains} grains. Leave it out, and call "
+            "torch.set_num_threads() before training."
+        )
+    return data.batches, data.depth, []
 
 
 def depth_for(planner: Mapper | None, depth: int) -> int:
@@ -174,7 +186,10 @@ def _examples(items: Iterable[Any], network: nn.Module) -> Generator[Example | N
 
 
 def example_of(item: Any) -> Example:
-    """Return an item of a loop's data as an example: a `Batch` of tensors, others as they are."""
+    """Return an item of a loop's data as an example: a `Batch` of tensors, others as they are.
+
+    A batch has no grains: the network looks it up as a whole.
+    """
     if isinstance(item, Batch):
-        return prepare(item, CPU, labelled=False)
+        return prepare(item, CPU, labelled=False).divided(1)
     return Example((item,), None, None, 0, None)

@@ -99,9 +99,13 @@ class Planner:
         return example.latest
 
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
-        inputs = collection.inputs_of(batch)
-        layout = collection.layout
-        return collection.lookup.map(layout, inputs, batch.time, training=True, queue=self._queue)
+        return collection.map(
+            collection.inputs_of(batch),
+            batch.time,
+            training=True,
+            queue=self._queue,
+            grain_ends=batch.grain_ends,
+        )
 
     def _followed(self, collection: EmbeddingCollection) -> bool:
         return collection.training and self._last.followed(collection)

@@ -493,6 +493,14 @@ def setting_of(run: Run) -> dict[str, Any]:
     }
 
 
+def _use_threads(number: Any) -> None:
+    """Let torch use the number of threads that a state was learned with, if it is known."""
+    now = torch.get_num_threads()
+    if isinstance(number, int) and number != now:
+        log.info("torch uses %d threads as before, not %d: the bits depend on them", number, now)
+        torch.set_num_threads(number)
+
+
 def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
     position = reader.manifest.positions.get(_source(run))
@@ -504,7 +512,10 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
             "folder of its own."
         )
     progress: Mapping[str, Any] = reader.progress
-    compare(reader.folder, progress.get("wall_setting", {}), setting_of(run), allow)
+    setting = progress.get("wall_setting", {})
+    if run.learner.grains > 1:
+        _use_threads(setting.get("machine.torch_threads"))
+    compare(reader.folder, setting, setting_of(run), allow)
     dense = reader.manifest.dense
     if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
         raise PersistError(

@@ -3,8 +3,8 @@
 
 example.py    an item of a dataset as the arguments of a network
 criterion.py  the loss function of a model, checked against labels and outputs
+grains.py     a step that runs its batch grain by grain, and joins what they leave
 learner.py    forward, backward and update
 network.py    what the loop asks of a network that it does not call with a batch as it is
-parts.py      a step that runs its batch in parts, and joins what they leave
 scorer.py     scoring without learning: evaluation, prediction, predict-then-learn
 """

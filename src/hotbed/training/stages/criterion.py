@@ -106,6 +106,23 @@ class Criterion:
             return torch.sigmoid(outputs)
         return outputs
 
+    def adds(self, weight: Tensor | None) -> bool:
+        """Return whether the loss of a batch is the sum of those of its parts, not their mean.
+
+        So it is for losses of torch with `reduction="sum"`, where samples have no weights.
+
+        Raises:
+            ConfigError: the losses of some labels are sums, and those of others are means.
+        """
+        losses = [self.loss_fn if label is None else self._of(label) for label in self.labels]
+        sums = {getattr(loss, "reduction", "") == "sum" and weight is None for loss in losses}
+        if len(sums) > 1:
+            raise ConfigError(
+                'loss_fn: a step by grains needs losses of one reduction, got "sum" for some '
+                "labels only. Give all losses the same."
+            )
+        return sums == {True}
+
     @property
     def gives_probabilities(self) -> bool:
         """Whether every prediction is a probability."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -51,6 +52,60 @@ class Example:
             return None
         return int(np.asarray(self.time).max())  # faster than torch for so few numbers
 
+    @cached_property
+    def grains(self) -> list[Example | None]:
+        """The runs of samples of its batch; None is an empty one. Itself if it is not divided.
+
+        Where the batch has no sample, the first grain has none. Grains have no plans.
+        """
+        batch = self.batch
+        if batch is None or not batch.grain_ends:
+            return [self]
+        grains: list[Example | None] = []
+        for first, last in itertools.pairwise((0, *batch.grain_ends)):
+            grain = None
+            if first < last or not (batch.num_samples or grains):
+                grain = _of_batch(_own_memory(batch[first:last]), self.device)
+            grains.append(grain)
+        return grains
+
+    def divided(self, grains: int) -> Example:
+        """Return the same samples as so many grains, equal runs if the data has none; 1 = whole.
+
+        Raises:
+            ConfigError: they are no `Batch`, have other grains, or their ids are mapped already.
+        """
+        batch = self.batch
+        if grains == 1:
+            if batch is None or not batch.grain_ends:
+                return self
+            return self._with_ends(batch, ())
+        if batch is None:
+            raise ConfigError(
+                f"grains: a step by grains needs batches of a Dataset, got {grains} grains and a "
+                "tuple. Give a hb.Dataset, or leave grains out."
+            )
+        if batch.plans is not None:
+            raise ConfigError(
+                f"grains: the ids of a batch are mapped grain by grain, got {grains} grains and a "
+                "batch of hb.Ahead or hb.Insert, mapped as a whole. Give hb.Ahead(train) to fit(), "
+                "or batches as they are to step()."
+            )
+        ends = batch.grain_ends
+        if ends and len(ends) != grains:
+            raise ConfigError(
+                f"grains: the model has {grains}, got a batch of {len(ends)}. Call "
+                f"dataset.divide({grains}) before the epoch."
+            )
+        if not ends:
+            number = self.num_samples
+            ends = tuple(number * grain // grains for grain in range(1, grains + 1))
+        return self._with_ends(batch, ends)
+
+    def _with_ends(self, batch: Batch, ends: tuple[int, ...]) -> Example:
+        batch = changed(batch, {"grain_ends": ends})
+        return changed(self, {"arguments": (batch,), "batch": batch})
+
     def planned(self, plans: Any, error: Exception | None = None) -> Example:
         """Return the same samples with the plans of their lookups, for an example of a `Batch`.
 
@@ -86,16 +141,7 @@ def prepare(
         DataError: `labelled`, and the tuple has more than two items.
     """
     if isinstance(item, Batch):
-        batch = _to_torch(item, device)
-        return Example(
-            (batch,),
-            _labels_of(batch),
-            batch.weight,
-            item.num_samples,
-            batch,
-            device,
-            time=batch.time,
-        )
+        return _of_batch(_to_torch(item, device), device)
     if not isinstance(item, (tuple, list)):
         item = (item,)
     items = tuple(_to_tensor(part, device) for part in item)
@@ -205,6 +251,26 @@ def _divided(items: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
             "network."
         )
     return items[:1], items[1] if len(items) == 2 else None
+
+
+def _of_batch(batch: Batch, device: torch.device) -> Example:
+    return Example(
+        (batch,), _labels_of(batch), batch.weight, batch.num_samples, batch, device, time=batch.time
+    )
+
+
+def _own_memory(batch: Batch) -> Batch:
+    """Return a batch whose numbers lie in memory of their own.
+
+    The bits of some products depend on alignment. Those of ids do not.
+    """
+    weight = batch.weight
+    changes = {
+        "dense": {name: values.clone() for name, values in batch.dense.items()},
+        "labels": {name: values.clone() for name, values in batch.labels.items()},
+        "weight": None if weight is None else weight.clone(),
+    }
+    return changed(batch, changes)
 
 
 def _labels_of(batch: Batch) -> Any:

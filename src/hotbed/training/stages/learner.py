@@ -85,6 +85,7 @@ class StepLearner:
         self._optimizers = [optimizer for optimizer in stepped if optimizer is not None]
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
+        self.grains = 1
         self.skipped = 0
         self.outputs: Any = None  # of the network in the last training forward
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
@@ -239,6 +240,7 @@ class SelfUpdating:
         self.dense = None
         self.sparse = None
         self.planner: Mapper | None = None
+        self.grains = 1
         self.skipped = 0
         self.outputs: Any = None
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion

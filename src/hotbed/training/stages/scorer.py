@@ -27,14 +27,14 @@ Scores = tuple[Any, ...]
 """(loss, prediction, label) of an example, or the values of `eval_network`."""
 
 Observed = tuple[Scores, Example]
-"""An example with its scores."""
+"""An example, or one of its grains, with its scores."""
 
 Fed = tuple[str, str | None, Any]
 """Name of a metric, the label that it reads (None = the only one), and the metric."""
 
 
 class Watcher(Protocol):
-    """Receives every batch that an observer scored, once it is learned."""
+    """Receives every batch that an observer scored, once it is learned, grain by grain."""
 
     def watch(self, outputs: Scores, example: Example) -> None:
         """Take the `outputs` of the example, those of `Scorer.outputs`."""
@@ -69,7 +69,7 @@ class Scorer:
         self._saved: Mapping[str, Any] = {}
         self._loss = 0.0
         self._seen: float = 0  # samples, or their weight
-        self._observed: Observed | None = None
+        self._observed: list[Observed] = []
         self.watchers: list[Watcher] = []
 
     @property
@@ -122,19 +122,21 @@ class Scorer:
         return self.eval_network is not None
 
     def observe(self, example: Example) -> None:
-        """Score one example."""
-        outputs = self.outputs(example)
-        self._observed = (outputs, example)
+        """Score one example, grain by grain."""
+        self._observed = self.scored(example)
+
+    def scored(self, example: Example) -> list[Observed]:
+        """Return the grains of an example that have samples, with their scores."""
+        return [(self.outputs(grain), grain) for grain in example.grains if grain is not None]
 
     def settle(self) -> None:
         """Feed every metric and watcher with the example that was observed."""
-        if self._observed is None:
-            return
-        outputs, example = self._observed
-        self._observed = None
-        self.feed(outputs, example)
-        for watcher in self.watchers:
-            watcher.watch(outputs, example)
+        observed = self._observed
+        self._observed = []
+        for outputs, grain in observed:
+            self.feed(outputs, grain)
+            for watcher in self.watchers:
+                watcher.watch(outputs, grain)
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return True: scoring reads the tables."""
@@ -191,7 +193,7 @@ class Scorer:
         self._seen = state["seen"]
         self._fed = []  # metrics are laid out by the first batch
         self._saved = dict(state["metrics"])
-        self._observed = None
+        self._observed = []
 
     def again(self, metrics: Mapping[str, Any] | None = None) -> Scorer:
         """Return a scorer of the same kind without data; `metrics` replaces this one's metrics."""
@@ -202,7 +204,7 @@ class Scorer:
         fresh._saved = {}
         fresh._loss = 0.0
         fresh._seen = 0
-        fresh._observed = None
+        fresh._observed = []
         fresh.watchers = []
         return fresh
 
@@ -293,29 +295,44 @@ class Progressive:
         self._learner = learner
         self.total = scorer.bounded() if endless else scorer
         self._window = self.total.again()
-        self._observed: Observed | None = None
+        self._observed: list[Observed] = []
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
         """Score one example, unless its training forward will give the outputs."""
-        outputs: Scores = ()
         if self._learner is None:
-            outputs = self.total.outputs(example)
-        self._observed = (outputs, example)
+            self._observed = self.total.scored(example)
+        else:
+            self._observed = [((), example)]
 
     def settle(self) -> None:
         """Feed metrics and watchers with the example that was observed."""
-        if self._observed is None:
-            return
-        outputs, example = self._observed
-        self._observed = None
-        if self._learner is not None:
+        observed = self._observed
+        self._observed = []
+        if observed and self._learner is not None:
+            _, example = observed[0]
+            observed = self._of_training(example)
+        for outputs, grain in observed:
+            for scorer in (self.total, self._window):
+                scorer.feed(outputs, grain)
+            for watcher in self.watchers:
+                watcher.watch(outputs, grain)
+
+    def _of_training(self, example: Example) -> list[Observed]:
+        """Return the grains of an example with the scores of its training forward."""
+        raw = self._learner.outputs
+        if len(example.grains) == 1:
             loss = self._learner.loss if example.weight is None else None
-            outputs = self.total.outputs_of(self._learner.outputs, example, loss)
-        for scorer in (self.total, self._window):
-            scorer.feed(outputs, example)
-        for watcher in self.watchers:
-            watcher.watch(outputs, example)
+            return [(self.total.outputs_of(raw, example, loss), example)]
+        observed: list[Observed] = []
+        first = 0
+        for grain in example.grains:
+            if grain is not None:
+                rows = slice(first, first + grain.num_samples)
+                first = rows.stop
+                part = _rows_of(raw, rows)
+                observed.append((self.total.outputs_of(part, grain), grain))
+        return observed
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return True if scoring reads tables, as they were before the batch was mapped."""
@@ -342,7 +359,7 @@ class Progressive:
         self.total.load_state(state["total"])
         self._window = self.total.again()
         self._window.load_state(state["window"])
-        self._observed = None
+        self._observed = []
 
 
 def scorer_of(observer: Any) -> Scorer | None:
@@ -372,10 +389,12 @@ class Collector:
         self.watchers: list[Watcher] = []
 
     def observe(self, example: Example) -> None:
-        """Predict one example."""
-        unlabelled = replace(example, labels=None)
-        _, prediction, _ = self._scorer.outputs(unlabelled)
-        self._parts.append(prediction)
+        """Predict one example, grain by grain."""
+        for grain in example.grains:
+            if grain is not None:
+                unlabelled = replace(grain, labels=None)
+                _, prediction, _ = self._scorer.outputs(unlabelled)
+                self._parts.append(prediction)
 
     def settle(self) -> None: ...
 
@@ -418,6 +437,13 @@ def _update(
     parts = [_part(value, rows, num_rows) for value in arguments]
     keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
     metric.update(*parts, **keywords)
+
+
+def _rows_of(outputs: Any, rows: slice) -> Any:
+    """Return `rows` of the outputs of a batch, of each label."""
+    if isinstance(outputs, dict):
+        return {name: output[rows] for name, output in outputs.items()}
+    return outputs[rows]
 
 
 def _of_label(value: Any, label: str) -> Any:

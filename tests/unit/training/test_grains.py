@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step in parts: forward and backward a part at a time, joined, checked once and applied once."""
+"""A step by grains: forward and backward a grain at a time, joined, checked once, applied once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient
-from hotbed.optim.precision import AmpPrecision
 from hotbed.training.callbacks import ClipGradients
-from hotbed.training.stages.learner import StepLearner
-from hotbed.training.stages.parts import PartLearner, joined
+from hotbed.training.stages.grains import GrainLearner, joined
 
 from .test_ahead import counts, everything
 from .test_one_pass import SAME_IN_BOTH, events, made
@@ -80,13 +78,8 @@ def sgd(network: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(hb.dense_parameters(network), lr=0.1, momentum=0.9)
 
 
-def in_parts(network: nn.Module, parts: int, precision: AmpPrecision | None = None) -> hb.RecModel:
-    model = hb.RecModel(network, "bce", sgd(network), {"auc"})
-    whole: Any = model.learner
-    model.learner = PartLearner(
-        network, whole.criterion, whole.dense, whole.sparse, parts, precision=precision
-    )
-    return model
+def by_grains(network: nn.Module, grains: int, amp_level: str = "O0") -> hb.RecModel:
+    return hb.RecModel(network, "bce", sgd(network), {"auc"}, amp_level=amp_level, grains=grains)
 
 
 def learned(model: hb.RecModel, data: Iterable[Any], callbacks: Any = ()) -> hb.RecModel:
@@ -98,13 +91,13 @@ def learned(model: hb.RecModel, data: Iterable[Any], callbacks: Any = ()) -> hb.
 
 
 class Loop:
-    """Rows in a dict, a batch part by part, and gradients joined one by one."""
+    """Rows in a dict, a batch grain by grain, and gradients joined one by one."""
 
-    def __init__(self, network: Network, parts: int) -> None:
+    def __init__(self, network: Network, grains: int) -> None:
         self.network = copy.deepcopy(network)
         self.tables = {table.name: table for table in self.network.tables.tables}  # never learn
         self.dense = sgd(self.network)
-        self.parts = parts
+        self.grains = grains
         self.rows: Rows = {}
 
     def step(self, batch: hb.Batch) -> float:
@@ -114,8 +107,8 @@ class Loop:
         dense: list[list[Tensor] | None] = []
         rows: list[Rows] = []
         buffers: list[list[Tensor]] = []
-        for part in range(self.parts):
-            first, last = n * part // self.parts, n * (part + 1) // self.parts
+        for grain in range(self.grains):
+            first, last = n * grain // self.grains, n * (grain + 1) // self.grains
             losses.append(None)
             dense.append(None)
             rows.append({})
@@ -141,8 +134,8 @@ class Loop:
         for number, parameter in enumerate(self.network.head.parameters()):
             parameter.grad = tree([grads and grads[number] for grads in dense])
         self.dense.step()
-        for key in {key for of_part in rows for key in of_part}:
-            self.rows[key] -= 0.1 * tree([of_part.get(key) for of_part in rows])
+        for key in {key for of_grain in rows for key in of_grain}:
+            self.rows[key] -= 0.1 * tree([of_grain.get(key) for of_grain in rows])
         for number, buffer in enumerate(self.network.buffers()):
             values = [each[number] for each in buffers]
             if buffer.is_floating_point() and buffer.numel():
@@ -183,21 +176,21 @@ def tree(values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("parts", "num_samples", "batch_norm"),
-    [(1, 12, True), (2, 64, True), (4, 61, True), (8, 64, True), (8, 13, False), (8, 3, False)],
+    ("grains", "num_samples", "batch_norm"),
+    [(2, 64, True), (4, 61, True), (8, 64, True), (8, 13, False), (8, 3, False)],
 )
-def test_a_step_in_parts_has_the_bits_of_a_plain_loop(
-    parts: int, num_samples: int, batch_norm: bool
+def test_a_step_by_grains_has_the_bits_of_a_plain_loop(
+    grains: int, num_samples: int, batch_norm: bool
 ) -> None:
     network = Network(batch_norm=batch_norm)
-    loop = Loop(network, parts)
+    loop = Loop(network, grains)
     losses: list[float] = []
 
     class Losses:
         def on_step_end(self, run: Any) -> None:
             losses.append(float(run.loss))
 
-    model = learned(in_parts(network, parts), batches(num_samples), [Losses()])
+    model = learned(by_grains(network, grains), batches(num_samples), [Losses()])
     assert losses == [loop.step(batch) for batch in batches(num_samples)]
     for name, value in loop.network.head.state_dict().items():
         assert torch.equal(value, network.head.state_dict()[name]), name
@@ -209,47 +202,29 @@ def test_a_step_in_parts_has_the_bits_of_a_plain_loop(
 
 
 def test_parts_are_joined_by_halves_and_absent_ones_are_left_out() -> None:
-    class Part(str):
-        def __add__(self, other: str) -> Part:
-            return Part(f"({self}{other})")
+    class Grain(str):
+        def __add__(self, other: str) -> Grain:
+            return Grain(f"({self}{other})")
 
-    def joined_parts(names: str) -> Any:
-        parts: list[Any] = [None if name == "-" else Part(name) for name in names]
-        return joined(parts)
+    def joined_grains(names: str) -> Any:
+        grains: list[Any] = [None if name == "-" else Grain(name) for name in names]
+        return joined(grains)
 
-    assert joined_parts("01234567") == "(((01)(23))((45)(67)))"
-    assert joined_parts("012345") == "(((01)(23))(45))"
-    assert joined_parts("-1--45-7") == "(1((45)7))"
-    assert joined_parts("--") is None
-
-
-@pytest.mark.parametrize("precision", [None, AmpPrecision(torch.bfloat16, scaled=True)])
-def test_one_part_has_the_bits_of_a_step(
-    precision: AmpPrecision | None, dataset: Callable[..., Any], network: Callable[..., Any]
-) -> None:
-    part = in_parts(network(), 1, precision)
-    first = network()
-    whole = hb.RecModel(first, "bce", sgd(first), {"auc"})
-    learner: Any = whole.learner
-    whole.learner = StepLearner(
-        first, learner.criterion, learner.dense, learner.sparse, precision=precision
-    )
-    metrics = []
-    for model in (whole, part):
-        history = model.fit(dataset(300), progressive=True, progress=False)
-        metrics.append([(point.loss, point.window) for point in history.points])
-    assert everything(part) == everything(whole)
-    assert metrics[1] == metrics[0]
+    assert joined_grains("01234567") == "(((01)(23))((45)(67)))"
+    assert joined_grains("012345") == "(((01)(23))(45))"
+    assert joined_grains("-1--45-7") == "(1((45)7))"
+    assert joined_grains("--") is None
 
 
 @pytest.mark.parametrize("name", ["DeepFM", "DIEN", "BST", "MMoE"])
-def test_models_learn_in_parts_what_they_learn_in_one(name: str) -> None:
+def test_models_learn_by_grains_what_they_learn_as_a_whole(name: str) -> None:
     """They have sequences, bags, weights and two labels; there is no batch norm in them."""
 
-    def learned_in(parts: int) -> dict[str, Tensor]:
+    def learned_in(grains: int) -> dict[str, Tensor]:
         network = made(name, {"rule": hb.Sgd(lr=0.1)})
-        model = in_parts(network, parts)
-        model.fit(events(SAME_IN_BOTH[name][0]), progress=False, max_steps=4)
+        model = by_grains(network, grains)
+        data = list(events(SAME_IN_BOTH[name][0]))  # the same rows a batch, however it is divided
+        model.fit(data, progress=False, max_steps=4)
         values = dict(dense_state(network))
         for table, of_table in model.tables.items():
             for number, batch in enumerate(of_table.export()):
@@ -263,18 +238,18 @@ def test_models_learn_in_parts_what_they_learn_in_one(name: str) -> None:
     "policies",
     [
         {"admit": hb.MinCount(3), "evict": hb.Ttl(seconds=2)},
-        {"admit": hb.MinCount(2, once_a_batch=True, sketch_bytes=65_536), "evict": hb.Lru(1024)},
+        {"admit": hb.MinCount(2, once_a_batch=True), "evict": hb.Lru(1024)},
         {"admit": hb.Probability(0.5), "evict": hb.Lfu(1024, half_life_seconds=3)},
         {"rule": hb.Adam(lr=0.1, scope="all"), "dtype": "bfloat16"},
     ],
-    ids=["count", "sketch", "probability", "Adam"],
+    ids=["count", "once", "probability", "Adam"],
 )
-def test_tables_count_admit_and_evict_as_in_one_part(policies: dict[str, Any]) -> None:
-    def contents(parts: int, depth: int = 0) -> Any:
+def test_tables_count_admit_and_evict_as_in_one_grain(policies: dict[str, Any]) -> None:
+    def contents(grains: int, depth: int = 0) -> Any:
         network = Network(**policies)
         data: Any = batches(500, 3000)
         data = hb.Ahead(data, depth=depth) if depth else data
-        model = learned(in_parts(network, parts), data)
+        model = learned(by_grains(network, grains), data)
         for table in network.tables.tables:
             table.evict(4_000_000)
         return everything(model), [known(table) for table in network.tables.tables]
@@ -296,7 +271,7 @@ def test_tables_count_admit_and_evict_as_in_one_part(policies: dict[str, Any]) -
 def test_a_gradient_of_one_part_that_is_not_finite_changes_nothing(
     dataset: Callable[..., Any], network: Callable[..., Any], world: Any
 ) -> None:
-    model = in_parts(network(), 4)
+    model = by_grains(network(), 4)
     every = list(dataset(256))
     model.step(every[0])
     before = world.snapshot(model)
@@ -312,7 +287,7 @@ def test_a_gradient_of_one_part_that_is_not_finite_changes_nothing(
 def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
     norms: list[tuple[float, float]] = []
 
-    def by_partition(learner: PartLearner) -> float:
+    def by_partition(learner: GrainLearner) -> float:
         module = learner.network.tables
         sums = module.gradients.take(keeps=True)
         assert sums is not None
@@ -333,13 +308,35 @@ def test_the_norm_is_summed_by_partition_over_the_joined_gradients() -> None:
         def on_gradients(self, run: Any) -> None:
             norms.append((float(run.learner.gradient_norm()), by_partition(run.learner)))
 
-    learned(in_parts(Network(), 4), batches(50), [Norm(), ClipGradients(1e-2), Norm()])
+    learned(by_grains(Network(), 4), batches(50), [Norm(), ClipGradients(1e-2), Norm()])
     for number, (norm, expected) in enumerate(norms):
         assert norm == pytest.approx(expected, rel=1e-7)
         assert norm == pytest.approx(1e-2, rel=1e-3) or number % 2 == 0
 
 
-def test_what_cannot_run_in_parts_is_refused() -> None:
+def compiled(network: nn.Module) -> None:
+    """Leave what `network.compile()` leaves; it would import the compiler."""
+    network._compiled_call_impl = network._call_impl
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda network: network.to("meta"), "got 2 grains and a network on meta"),
+        (compiled, "got 2 grains and one that torch.compile compiled"),
+    ],
+    ids=["moved", "compiled"],
+)
+def test_a_network_that_became_another_is_refused_by_name(change: Any, message: str) -> None:
+    model = by_grains(Network(), 2)
+    change(model.network)
+    with pytest.raises(ConfigError, match=message):
+        model.step(batches(8)[0])
+    with pytest.raises(ConfigError, match=message):
+        by_grains(model.network, 2)
+
+
+def test_what_cannot_run_by_grains_is_refused() -> None:
     class Forgets(Network):
         def forward(self, batch: hb.Batch) -> Tensor:
             return self.head(torch.zeros(len(batch), 10)).squeeze(1)
@@ -354,10 +351,10 @@ def test_what_cannot_run_in_parts_is_refused() -> None:
             return super().forward(batch)
 
     with pytest.raises(ConfigError, match="does not look up those of tables"):
-        in_parts(Forgets(), 2).step(batches(8)[0])
-    with pytest.raises(ConfigError, match="parts of a step must agree on integer buffers"):
-        in_parts(Counts(), 2).step(batches(9)[0])
+        by_grains(Forgets(), 2).step(batches(8)[0])
+    with pytest.raises(ConfigError, match="grains of a step must agree on integer buffers"):
+        by_grains(Counts(), 2).step(batches(9)[0])
     with pytest.raises(ConfigError, match="each table in one EmbeddingCollection"):
-        in_parts(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
+        by_grains(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
     with pytest.raises(ConfigError, match="needs batches of a Dataset"):
-        in_parts(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
+        by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))

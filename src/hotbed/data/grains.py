@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grains: the runs of samples of each batch, and which rows of a source belong to which grain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hotbed.connectors.source import Source
+from hotbed.data.batch import Batch
+from hotbed.data.order import Buffer
+from hotbed.errors import DecodeError
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The rows of a batch, and the reader's place after them.
+
+    Attributes:
+        runs: the parts of each grain; of a batch that its source does not divide, one run.
+        place: members of the position after the batch.
+    """
+
+    runs: Sequence[Sequence[Batch]]
+    place: dict[str, Any]
+
+
+class Lane:
+    """The rows of a grain, or of a whole source, in their order: each batch takes the next ones.
+
+    Attributes:
+        place: where the reader is, after the rows that were taken.
+    """
+
+    def __init__(self, buffers: Iterator[Buffer], place: dict[str, Any]) -> None:
+        self.place = place
+        self._buffers = buffers
+        self._buffer: Buffer | None = None
+        self._row = int(place["emitted"])  # of the buffer
+
+    def take(self, count: int) -> list[Batch]:
+        """Return the next `count` rows, in parts; fewer at the end."""
+        parts: list[Batch] = []
+        while count and self.has_rows():
+            assert self._buffer is not None
+            rows = self._buffer.rows[self._row : self._row + count]
+            parts.append(rows)
+            count -= rows.num_samples
+            self._row += rows.num_samples
+            self.place = self._buffer.place(self._row)
+        return parts
+
+    def has_rows(self) -> bool:
+        """Return whether there is a next row; it is read if there is."""
+        while self._buffer is None or self._row == self._buffer.rows.num_samples:
+            if self._buffer is not None:
+                self._row = 0
+            self._buffer = next(self._buffers, None)
+            if self._buffer is None:
+                return False
+        return True
+
+
+def shares(num_rows: int, grains: int) -> list[int]:
+    """Return how many of `num_rows` rows belong to each grain; they differ by one at most.
+
+    The share of a grain never falls with the number of rows. So batches of which each takes the
+    next rows of all grains end at once in all of them.
+    """
+    return [(num_rows + grain) // grains for grain in range(grains)]
+
+
+def ranges_of(source: Source, grains: int) -> list[Source]:
+    """Return the rows of each grain: ranges of the source, one after another."""
+    try:
+        num_rows = source.num_rows()
+    except DecodeError:  # reading the rows reports the damage
+        num_rows = None
+    if not num_rows:
+        return source.parts(grains)
+    ends = accumulate(shares(num_rows, grains), initial=0)
+    bounds = [Fraction(end, num_rows) for end in ends]
+    return [source.share(begin, end) for begin, end in pairwise(bounds)]
+
+
+def cut_epoch(
+    lanes: Sequence[Lane], batch_size: int, batch: int, *, drop_last: bool
+) -> Iterator[Cut]:
+    """Yield the batches of an epoch from number `batch` on: of each grain its next rows.
+
+    A grain that has ended has no rows in the batches that follow. `drop_last` leaves out a last
+    batch of fewer than `batch_size` rows.
+    """
+    grains = len(lanes)
+    begins = shares(batch * batch_size, grains)
+    while True:
+        batch += 1
+        ends = shares(batch * batch_size, grains)
+        runs = [
+            lane.take(end - begin) for lane, begin, end in zip(lanes, begins, ends, strict=True)
+        ]
+        begins = ends
+        num_rows = sum(part.num_samples for run in runs for part in run)
+        if num_rows < batch_size:
+            has_more = any([lane.has_rows() for lane in lanes])  # all are read to their ends
+            if not has_more and (drop_last or not num_rows):
+                return
+        if num_rows:
+            yield Cut(runs, _place_of(lanes, batch))
+
+
+def _place_of(lanes: Sequence[Lane], batch: int) -> dict[str, Any]:
+    if len(lanes) == 1:
+        return lanes[0].place
+    return {"batch": batch, "grains": [lane.place for lane in lanes]}
+
+
+@dataclass
+class Tally:
+    """What the lanes of an epoch have read.
+
+    Attributes:
+        lanes: their number.
+        has_begun: whether one of them has begun to read.
+        num_rows: rows of the lanes that have ended.
+    """
+
+    lanes: int
+    has_begun: bool = False
+    num_rows: int = 0
+    _num_ended: int = 0
+    _is_whole: bool = True
+
+    def ended(self, num_rows: int, *, whole: bool) -> bool:
+        """Count a lane that has ended; return whether all have, each read from its start."""
+        self.num_rows += num_rows
+        self._num_ended += 1
+        self._is_whole = self._is_whole and whole
+        return self._is_whole and self._num_ended == self.lanes
+
+
+def ends_of(runs: Sequence[Sequence[Batch]]) -> tuple[int, ...]:
+    """Return the number of the sample before which the run of each grain ends."""
+    return tuple(accumulate(sum(part.num_samples for part in run) for run in runs))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions of a dataset, and whether reading may resume from them."""
+
+from __future__ import annotations
+
+from hotbed.connectors.position import Position
+from hotbed.connectors.source import Source
+from hotbed.errors import ConfigError
+
+GRAIN_KEYS = {"epoch", "batch", "grains", "order"}
+"""Members of a position in an epoch by grains."""
+
+
+def check_position(position: Position, start: Position, source: Source) -> None:
+    """Raise ConfigError if a position belongs to another order of rows.
+
+    Args:
+        position: to resume from.
+        start: the position of the dataset before its first row.
+        source: its source.
+    """
+    layout = set(start.state)
+    if layout ^ position.state.keys() == {"rows"}:
+        writer = "an endless source"
+        if source.endless:
+            writer = "a source that ends"
+        raise ConfigError(
+            f"dataset: the position was written by {writer} "
+            f"({Position.from_json(position['source'] or {}).writer}), got "
+            f"{type(source).__name__} to resume from it. Give the source that the "
+            "position was written for, or begin without it."
+        )
+    layouts = [layout]
+    if not source.endless:
+        layouts.append(GRAIN_KEYS)
+    if position.state.keys() not in layouts:
+        raise ConfigError(
+            f"dataset: expected the position of a dataset, got {position.state}. Pass a batch's "
+            "position."
+        )
+    check_grains(position, start["order"].get("grains", 1))
+    if position["order"] != start["order"]:
+        raise ConfigError(
+            "dataset: cannot resume a position of another order, got "
+            f"{position['order'] or 'no shuffle'}, this dataset has "
+            f"{start['order'] or 'no shuffle'}. Give it the same shuffle, seed and cache."
+        )
+
+
+def check_grains(position: Position, grains: int) -> None:
+    """Raise ConfigError if a position was written with another number of grains."""
+    written = position["order"].get("grains", 1)
+    if written != grains:
+        raise ConfigError(
+            f"dataset: the position was written with grains={written}, got {grains}. Give the "
+            "model the number that the state was written with, or call Dataset.divide with it "
+            "before resume, or begin without the position."
+        )
+
+
+def check_layout(start: Position, *, divided: bool) -> None:
+    """Raise ConfigError if a position of an epoch by grains is to resume a stream, or vice versa.
+
+    Args:
+        start: the position.
+        divided: whether rows are read by grains.
+    """
+    by_grains = "grains" in start.state
+    is_start = not by_grains and start["source"] is None and not start["skip"]
+    if by_grains == divided or (is_start and not start["emitted"]):
+        return
+    writer = "in the order of the source, as online_train does,"
+    reader = "by grains, as fit does"
+    if by_grains:
+        writer = "by grains, as fit does,"
+        reader = "in the order of the source, as online_train does"
+    raise ConfigError(
+        f"dataset: the position was written while rows were read {writer} got a reader {reader}. "
+        "Resume with the call that wrote it, or begin without the position."
+    )

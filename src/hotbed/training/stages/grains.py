@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GrainLearner: a step whose batch goes through the network grain by grain, and is joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.embedding.lookups import Plans, Sums
+from hotbed.embedding.modules import EmbeddingCollection, table_modules
+from hotbed.errors import ConfigError
+from hotbed.optim.precision import AmpPrecision
+from hotbed.optim.sparse import SparseOptimizer
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import CPU, Example
+from hotbed.training.stages.learner import StepLearner, device_of
+from hotbed.training.stages.network import adapter_of
+
+SEEDS = 2**62
+"""Seeds are drawn below it; a grain adds its number."""
+
+
+@dataclass(frozen=True)
+class GrainResult:
+    """What the forward and backward pass of a grain leaves.
+
+    Attributes:
+        loss: of the grain, times its share of the batch.
+        outputs: of the network.
+        gradients: of each dense parameter; None without one.
+        sums: of each table module, the gradients by id; None without any.
+        buffers: of the network, after the grain.
+    """
+
+    loss: Tensor
+    outputs: Any
+    gradients: list[Tensor | None]
+    sums: list[Sums | None]
+    buffers: list[Tensor]
+
+
+class GrainLearner(StepLearner):
+    """Learns as `StepLearner`, with a forward and a backward pass for each grain of a batch.
+
+    The ids of a batch are mapped once, in the order grain, feature, sample. An empty grain does not
+    run. What the grains leave is joined by halves, as in (0 + 1) + (2 + 3), where a grain that
+    lacks a value is left out; then it is checked once, and applied once:
+
+    * loss and gradients: the loss of a grain counts by its share of the samples. This gives the
+      loss of the batch where a loss is a mean over samples. Losses that are sums are added.
+    * gradients of rows: each grain sums them by id.
+    * float buffers, such as the statistics of a batch norm: each grain starts from those of the
+      step; the new ones are the mean over the grains that changed them. A batch norm of `hb.models`
+      leaves them as they are for a grain of one sample. Integer buffers must agree.
+    * random numbers: a step draws one number from torch's generator; it seeds the generator of each
+      grain. So the generator is at the step, whichever grains ran.
+
+    The bits depend on the samples of each grain and on the number of grains, not on the order in
+    which grains are computed.
+
+    Args:
+        network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each.
+        criterion: its loss; None: the network returns its loss.
+        dense: the optimizer of dense parameters; None if there are none.
+        sparse: the optimizer of tables; None if there are none.
+        grains: their number, a power of two.
+        combined: the optimizers whose parts these two are; they are stepped instead.
+        precision: the number format of the network.
+
+    Raises:
+        ConfigError: the network cannot be computed by grains; the message says why.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        criterion: Criterion | None,
+        dense: torch.optim.Optimizer | None,
+        sparse: SparseOptimizer | None,
+        grains: int,
+        *,
+        combined: Sequence[torch.optim.Optimizer] = (),
+        precision: AmpPrecision | None = None,
+    ) -> None:
+        _check_network(network, grains)
+        super().__init__(network, criterion, dense, sparse, combined=combined, precision=precision)
+        self.grains = grains
+        self._collections = _collections_of(network)
+        self._results: list[GrainResult | None] = []
+
+    def begin(self) -> None:
+        _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
+        super().begin()
+
+    def forward(self, example: Example) -> Tensor:
+        """Run the network forward and backward, grain by grain, and return the joined loss."""
+        self._results = []
+        with _seeds() as seed:
+            self._results = self._run(self._planned(example), seed)
+        results = [result for result in self._results if result is not None]
+        self._join_buffers(self._results)
+        loss = joined([None if result is None else result.loss for result in self._results])
+        assert loss is not None, "a grain has run"
+        self.outputs = loss
+        if self.criterion is not None:
+            self.outputs = _all_rows([result.outputs for result in results])
+            self.loss = loss
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Join the gradients of the grains; they were computed in `forward`."""
+        for number, parameter in enumerate(self._dense_parameters):
+            gradients = [
+                None if result is None else result.gradients[number] for result in self._results
+            ]
+            parameter.grad = joined(gradients)
+        for number, module in enumerate(self._collections):
+            sums = [None if result is None else result.sums[number] for result in self._results]
+            module.gradients.add_parts(module.lookup, sums)
+        self._results = []
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients that wait, float32 [].
+
+        It is the root of a sum in double precision. First come the squares of rows, module by
+        module: those of a partition are added by table, and in a table in the order of the joined
+        ids; then the partitions. The squares of the norms of dense parameters follow.
+        """
+        total = 0.0
+        for module in self._collections:
+            sums = module.gradients.take(keeps=True)
+            if sums is not None:
+                for square in sums.mapped.squares(sums).tolist():
+                    total += square
+        for parameter in self._dense_parameters:
+            if parameter.grad is not None:
+                total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
+        return torch.tensor(math.sqrt(total), device=self.device)
+
+    def _run(self, grains: Sequence[Example | None], seed: int) -> list[GrainResult | None]:
+        """Return what each grain leaves; the network is then as before, but for its gradients."""
+        num_samples = sum(grain.num_samples for grain in grains if grain is not None)
+        results: list[GrainResult | None] = []
+        for number, grain in enumerate(grains):
+            result = None
+            if grain is not None:
+                torch.default_generator.manual_seed(seed + number)
+                result = self._run_one(grain, num_samples)
+            results.append(result)
+        return results
+
+    def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
+        loss = super().forward(grain)
+        if self.criterion is None or not self.criterion.adds(grain.weight):
+            loss = loss * (grain.num_samples / max(num_samples, 1))
+        self._check_followed(grain)
+        super().backward(loss)
+        gradients = [parameter.grad for parameter in self._dense_parameters]
+        sums = [module.gradients.take() for module in self._collections]
+        self.forget()
+        buffers = [buffer.clone() for buffer in self._buffers]
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._kept)
+        return GrainResult(loss.detach(), _detached(self.outputs), gradients, sums, buffers)
+
+    def _planned(self, example: Example) -> list[Example | None]:
+        """Return the grains with their shares of the batch's plans; what is not mapped is now."""
+        batch = example.batch
+        assert batch is not None, "the loop divides batches"
+        plans = batch.plans or Plans(batch.ids)
+        batches = [None if grain is None else grain.batch for grain in example.grains]
+        of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
+        for module in self._collections:
+            if not module.training:
+                continue
+            inputs = module.inputs_of(batch)
+            plan = plans.take(module, inputs)
+            if plan is None:
+                plan = module.map(inputs, batch.time, grain_ends=batch.grain_ends)
+            divided = module.lookup.divide(
+                module.layout,
+                plan,
+                [None if samples is None else module.inputs_of(samples) for samples in batches],
+            )
+            for of_grain, share in zip(of_grains, divided, strict=True):
+                if of_grain is not None and share is not None:
+                    of_grain.add(module, share)
+        return [
+            None if grain is None else grain.planned(of_grain)
+            for grain, of_grain in zip(example.grains, of_grains, strict=True)
+        ]
+
+    def _check_followed(self, grain: Example) -> None:
+        """Raise ConfigError if the network did not look up the ids of a grain as they were."""
+        assert grain.batch is not None
+        for module in self._collections:
+            if module.training and not grain.batch.plans.followed(module):
+                tables = [table.name for table in module.tables]
+                raise ConfigError(
+                    f"grains: a step by grains maps the ids of a batch once, got a network that "
+                    f"does not look up those of tables {tables} as they are, once. Leave grains "
+                    "out."
+                )
+
+    def _join_buffers(self, grains: Sequence[GrainResult | None]) -> None:
+        for number, (buffer, before) in enumerate(zip(self._buffers, self._kept, strict=True)):
+            values = [None if grain is None else grain.buffers[number] for grain in grains]
+            values = [
+                None if value is None or torch.equal(value, before) else value for value in values
+            ]
+            changed = [value for value in values if value is not None]
+            if not changed:
+                continue
+            if buffer.is_floating_point():
+                total = joined(values)
+                assert total is not None
+                buffer.copy_(total / len(changed))
+                continue
+            if not all(torch.equal(changed[0], value) for value in changed):
+                raise ConfigError(
+                    "grains: the grains of a step must agree on integer buffers, got a buffer "
+                    f"{buffer.dtype} {list(buffer.shape)} that depends on the samples. Leave "
+                    "grains out."
+                )
+            buffer.copy_(changed[0])
+
+
+def joined(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the values of grains, added by halves: (0 + 1) + (2 + 3).
+
+    None is left out. The size of the first half is the greatest power of two below that of all.
+    """
+    if len(values) == 1:
+        return values[0]
+    middle = 1 << (len(values) - 1).bit_length() - 1
+    first = joined(values[:middle])
+    second = joined(values[middle:])
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+@contextmanager
+def _seeds() -> Iterator[int]:
+    """Yield a number from torch's generator, which is set back to after the draw in the end."""
+    seed = int(torch.randint(SEEDS, ()))
+    state = torch.default_generator.get_state()
+    try:
+        yield seed
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def _check_network(network: nn.Module, grains: int) -> None:
+    device = device_of(network)
+    if device != CPU:
+        raise ConfigError(
+            f"grains: networks are computed by grains on the CPU, got {grains} grains and a "
+            f"network on {device}. Leave grains out, or move the network to the CPU."
+        )
+    if any(_is_compiled(module) for module in network.modules()):
+        raise ConfigError(
+            f"grains: a step by grains runs the network as it is written, got {grains} grains and "
+            "one that torch.compile compiled. Leave grains out, or give the network before it is "
+            "compiled."
+        )
+    if adapter_of(network) is not None:
+        raise ConfigError(
+            f"grains: a model of hb.auto computes its ids in its forward pass, and a step by "
+            f"grains maps them before it, got {grains} grains and {type(network).__name__}. Leave "
+            "grains out, or write the network with hb.EmbeddingCollection."
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile made a module, or compiled it in place."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or hasattr(module, "_orig_mod")
+
+
+def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
+    modules = table_modules(network)
+    collections = [module for module in modules if isinstance(module, EmbeddingCollection)]
+    tables = [table for module in modules for table in module.tables]
+    if len(collections) < len(modules) or len(set(tables)) < len(tables):
+        names = sorted({table.name for table in tables})
+        raise ConfigError(
+            "grains: a step by grains needs each table in one EmbeddingCollection, got tables "
+            f"{names}. Use such collections, or leave grains out."
+        )
+    return collections
+
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: output.detach() for name, output in outputs.items()}
+    return outputs.detach() if torch.is_tensor(outputs) else outputs
+
+
+def _all_rows(outputs: Sequence[Any]) -> Any:
+    """Return the outputs of grains, as the criterion shaped them, as those of the batch."""
+    if isinstance(outputs[0], dict):
+        return {name: torch.cat([grain[name] for grain in outputs]) for name in outputs[0]}
+    return torch.cat(list(outputs))

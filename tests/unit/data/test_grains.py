@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches by grains: positions, functions of a batch, and sources that are read whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from hotbed.connectors import (
+    Concat,
+    Csv,
+    Generated,
+    Live,
+    Memory,
+    Parquet,
+    Position,
+    Replay,
+    Source,
+)
+from hotbed.data import Batch, Dataset, Id, Label, Schema
+from hotbed.data.grains import Cut
+from hotbed.data.order import place_at
+from hotbed.data.stream import Block, StreamCuts
+from hotbed.errors import ConfigError, DecodeError
+
+pytestmark = pytest.mark.core
+SCHEMA = Schema([Label("label"), Id("row")])
+
+
+def columns(num_rows: int) -> dict[str, Any]:
+    return {"label": [row % 2 for row in range(num_rows)], "row": list(range(num_rows))}
+
+
+def make(source: Source | None = None, grains: int = 4, size: int = 8, **arguments: Any) -> Dataset:
+    dataset = Dataset(source or Memory(columns(40)), SCHEMA, size, **arguments)
+    dataset.divide(grains)
+    return dataset
+
+
+def runs(batch: Batch) -> list[list[int]]:
+    rows = batch.ids["row"].values.tolist()
+    begins = [0, *batch.grain_ends]
+    return [rows[begin:end] for begin, end in zip(begins, batch.grain_ends, strict=False)]
+
+
+def test_positions_of_one_grain_are_those_of_before() -> None:
+    texts = []
+    for shuffle in (0, 30):
+        batches = list(make(grains=1, shuffle=shuffle))
+        assert batches[1].position is not None
+        texts.append(json.dumps(batches[1].position.to_json()))
+    assert texts == [
+        '{"epoch": 0, "source": null, "skip": 16, "buffer": 0, "emitted": 0, "order": {}}',
+        '{"epoch": 0, "source": null, "skip": 0, "buffer": 0, "emitted": 16, '
+        '"order": {"shuffle": 30, "seed": 0, "cache": false}}',
+    ]
+
+
+@pytest.mark.parametrize("written, grains", [(1, 4), (4, 1), (4, 8)])
+def test_a_position_of_another_number_of_grains_is_refused(written: int, grains: int) -> None:
+    position = next(iter(make(grains=written))).position
+    assert position is not None
+    message = f"written with grains={written}, got {grains}. Give the model the number"
+    with pytest.raises(ConfigError, match=message):
+        make(grains=grains).resume(position)
+    resumed = make(grains=written).resume(position)
+    with pytest.raises(ConfigError, match=message):
+        resumed.divide(grains)
+    resumed.divide(written)
+    assert len(list(resumed)) == 4
+
+
+def test_a_position_of_a_fit_is_refused_by_a_stream_and_the_other_way() -> None:
+    by_grains = next(iter(make())).position
+    in_order = next(item for item in make().stream() if item is not None).position
+    assert by_grains is not None
+    assert in_order is not None
+    with pytest.raises(ConfigError, match="written while rows were read by grains, as fit does"):
+        next(make().resume(by_grains).stream())
+    with pytest.raises(ConfigError, match="in the order of the source, as online_train does"):
+        make().resume(in_order).epoch(0)
+    unread = make().position
+    assert len(list(make().resume(unread).epoch(0))) == 5
+
+
+def test_functions_of_a_batch_are_called_with_the_samples_of_a_grain() -> None:
+    sizes: list[int] = []
+
+    def drop_threes(batch: Batch) -> Batch:
+        sizes.append(batch.num_samples)
+        return batch.take(np.flatnonzero(batch.ids["row"].values % 3 > 0))
+
+    batches = list(make(grains=4, size=16).map(drop_threes))
+    assert [runs(batch) for batch in batches] == [
+        [[1, 2], [10, 11, 13], [20, 22, 23], [31, 32]],
+        [[4, 5, 7], [14, 16, 17], [25, 26], [34, 35, 37]],
+        [[8], [19], [28, 29], [38]],
+    ]
+    assert sizes == [4] * 8 + [2] * 4
+
+
+def test_a_grain_whose_rows_end_early_has_none_in_the_batches_that_follow(tmp_path: Path) -> None:
+    """The second of two files is torn: the grains that it holds lose their rows of it."""
+    for name in ("a", "b"):
+        pq.write_table(pa.table(columns(20)), tmp_path / f"{name}.parquet", row_group_size=5)
+    source = Parquet(str(tmp_path / "*.parquet"))
+    expected = [runs(batch) for batch in make(source)]
+    with (tmp_path / "b.parquet").open("r+b") as file:
+        file.seek(4)
+        file.write(b"\xff" * 40)
+    with pytest.raises(DecodeError, match=r"b\.parquet: torn or damaged parquet after row 0"):
+        next(iter(make(source)))
+    batches = list(make(source, on_error="skip"))
+    assert [runs(batch)[:2] for batch in batches] == [batch[:2] for batch in expected]
+    assert all(runs(batch)[2] == [] for batch in batches)
+
+
+def test_sources_without_ranges_are_read_in_their_order(tmp_path: Path) -> None:
+    table = pa.table(columns(40)).append_column("time", pa.array(range(40)))
+    pacsv.write_csv(table, tmp_path / "rows.csv")
+    text = Csv(str(tmp_path / "rows.csv"))
+    memory = Memory(table)
+    assert not Generated(40).divisible
+    for source in (text, memory.sort("row"), Replay([memory], "time"), Concat([memory, text])):
+        batches = list(make(source, size=20))
+        whole = list(make(source, grains=1, size=20))
+        for batch, same in zip(batches, whole, strict=True):
+            assert batch.grain_ends == ()
+            assert (batch.ids["row"].values == same.ids["row"].values).all()
+            position, other = batch.position, same.position
+            assert position is not None
+            assert other is not None
+            assert position.state == {**other.state, "order": {"grains": 4}}
+
+
+@pytest.mark.parametrize(
+    "sizes, batch_size, expected",
+    [
+        ([1] * 8, 2, [2, 2, 2, 2]),
+        ([3, 0, 0, 1], 2, [2, 2]),
+        ([0, 0, 1, 1], 1, [2]),  # one of the two batches has no rows
+        ([40, 8, 0, 2], 10, [10, 10, 10, 10, 10]),
+        ([0, 0, 0, 0], 10, []),
+    ],
+)
+def test_batches_of_a_block_share_the_rows_of_each_grain(
+    sizes: list[int], batch_size: int, expected: list[int]
+) -> None:
+    grains = [Batch(labels={"label": np.arange(size)}, num_samples=size) for size in sizes]
+    before, after = Position({"block": 1}), Position({"block": 2})
+    start = Position({**place_at(None, 0), "rows": 0})
+    stream = StreamCuts(batch_size, None, Live())
+
+    def cuts(start: Position) -> list[Cut]:
+        blocks = iter([None, Block(grains, before, after)])
+        return [cut for cut in stream.by_blocks(blocks, start) if cut is not None]
+
+    whole = cuts(start)
+    assert [sum(part.num_samples for run in cut.runs for part in run) for cut in whole] == expected
+    for grain, size in enumerate(sizes):
+        parts = [part.labels["label"] for cut in whole for part in cut.runs[grain]]
+        assert np.concatenate([np.arange(0), *parts]).tolist() == list(range(size))
+    for number, cut in enumerate(whole[:-1], 1):
+        assert [c.place for c in cuts(Position(cut.place))] == [c.place for c in whole[number:]]
+    assert all(cut.place["source"] == after.state for cut in whole[-1:])
