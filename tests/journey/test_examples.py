@@ -65,6 +65,7 @@ def test_a_plain_torch_loop_learns(folder: Path) -> None:
     assert "learning rate of the rows 0.0400" in output
 
 
+@pytest.mark.soak
 def test_the_eight_steps_of_rec_sdk_learn_and_forget(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "rec_sdk.py"))
     assert number(r"AUC ([\d.]+)", output) > 0.6

@@ -19,6 +19,7 @@ with `engine` the same of the engine. Tests make events with `events`.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -479,8 +480,10 @@ def serve() -> None:
 
     import hotbed as hb
 
-    # what every life needs is imported once
+    # what every life needs is imported once; the first optimizer imports torch's compiler
     _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, hb.auto, rec_sdk_loops.of_door
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()
+    gc.freeze()
     for line in sys.stdin:
         print(json.dumps(fork(json.loads(line))), flush=True)
 

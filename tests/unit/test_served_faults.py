@@ -128,32 +128,37 @@ def test_a_writer_that_is_killed_leaves_a_whole_version(export: Path, tmp_path: 
     code = """
 import os, sys
 import hotbed as hb
-server, places = hb.ParameterServer(sys.argv[1]), int(sys.argv[3])
-real = os.replace
-def replace(*names):
-    global places
-    places -= 1
-    if places < 0:
-        os._exit(9)
-    real(*names)
-os.replace = replace
-server.load("m", sys.argv[2])
+hb.ParameterServer
+def die(folder, places):
+    real = os.replace
+    def replace(*names):
+        nonlocal places
+        places -= 1
+        if places < 0:
+            os._exit(9)
+        real(*names)
+    os.replace = replace
+    hb.ParameterServer(folder).load("m", sys.argv[1])
+    os._exit(0)
+for places, folder in enumerate(sys.argv[2:]):
+    os.fork() or die(folder, places)
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
-    hb.ParameterServer(tmp_path / "rows").load("m", export)
+    folders = [tmp_path / f"rows{places}" for places in range(5)]  # for each file of a version
+    for folder in folders:
+        hb.ParameterServer(folder).load("m", export)
     write(tmp_path / "out", {one: 2.0 for one in range(100)}, version=4)
-    for places in range(5):  # each file that would have appeared
-        done = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / "rows", tmp_path / "out", str(places)],
-            check=False,
-        )
-        version = hb.ParameterServer(tmp_path / "rows").model("m")
-        assert (version.version, read(version, [7])) == (
-            (3, [7.0]) if done.returncode == 9 else (4, [2.0])
-        )
-        if done.returncode == 0:
-            break
-    assert done.returncode == 0
-    assert not list((tmp_path / "rows" / "m").glob(".*"))
+    command = [sys.executable, "-c", code, tmp_path / "out", *folders]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    codes = list(map(int, done.stdout.split()))
+    assert set(codes) == {0, 9}
+    assert codes == sorted(codes, reverse=True)
+    for folder, returncode in zip(folders, codes, strict=True):
+        version = hb.ParameterServer(folder).model("m")
+        expected = (3, [7.0]) if returncode == 9 else (4, [2.0])
+        assert (version.version, read(version, [7])) == expected
+        hb.ParameterServer(folder).load("m", tmp_path / "out")
+        assert not list((folder / "m").glob(".*"))
 
 
 def test_file_that_cannot_be_removed_does_not_stop_a_load(export: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ test_passes.train(built, sources, prefix)
 """
 
 
-@pytest.mark.parametrize("where", ["step", "save"])
+@pytest.mark.parametrize("where", [pytest.param("step", marks=pytest.mark.soak), "save"])
 def test_after_a_kill_the_last_whole_save_leads_to_the_same_bits(
     where: str, sources: list[str], tmp_path: Path
 ) -> None:

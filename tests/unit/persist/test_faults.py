@@ -6,6 +6,7 @@ and saving keeps the last good state.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import resource
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -370,57 +371,69 @@ def test_every_file_and_folder_is_on_disk_before_current_moves(
 
 
 KILLED = """
-import os, sys
+import json, os, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, sys.argv[1])
 import test_faults as t
-calls = 0
-def counted(real):
-    def call(*arguments, **keywords):
-        global calls
-        calls += 1
-        if calls == {at}:
-            os._exit(9)  # what kill -9 does, at this very call
-        return real(*arguments, **keywords)
-    return call
-t.chain(Path({root!r}), {before})
-for name in ("writev", "fsync", "rename", "replace", "mkdir", "open"):
-    setattr(os, name, counted(getattr(os, name)))
-t.chain(Path({root!r}), 2)
+
+def die(root, at, before):
+    calls = 0
+    def counted(real):
+        def call(*arguments, **keywords):
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                os._exit(9)  # what kill -9 does, at this very call
+            return real(*arguments, **keywords)
+        return call
+    t.chain(root, before)
+    for name in ("writev", "fsync", "rename", "replace", "mkdir", "open"):
+        setattr(os, name, counted(getattr(os, name)))
+    t.chain(root, 2)
+
+for root, at, before in json.loads(sys.argv[2]):
+    if not os.fork():
+        die(Path(root), at, before)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 CALLS = 80  # about as many as write, sync or rename while a full and a delta are saved
 
 
-def dies(root: Path, at: int, before: int) -> bool:
-    """Save a full and a delta in another process that dies at a call, after `before` saves went
-    well. Whether it died.
+def died(deaths: Sequence[tuple[Path, int, int]]) -> list[bool]:
+    """Save a full and a delta in a process of each of `deaths`: its folder, the call at which it
+    dies, and the saves that go well before. Return which died.
     """
-    code = KILLED.format(tests=str(Path(__file__).parent), at=at, root=str(root), before=before)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 9), done.stderr
-    if before or (root / "CURRENT").exists():
-        verify(root)
-        load(root)
-    else:  # the very first save: there is nothing, or all of it
-        with pytest.raises(FormatError, match="no checkpoint"):
+    listed = json.dumps([(str(root), at, before) for root, at, before in deaths])
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), listed]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    codes = list(map(int, done.stdout.split()))
+    assert set(codes) <= {0, 9}, done.stderr
+    for root, _, before in deaths:
+        if before or (root / "CURRENT").exists():
+            verify(root)
             load(root)
-    return done.returncode == 9
+        else:  # the very first save: there is nothing, or all of it
+            with pytest.raises(FormatError, match="no checkpoint"):
+                load(root)
+    return [code == 9 for code in codes]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_process_that_dies_at_any_call_leaves_a_whole_state(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
-    assert dies(tmp_path, draw.randrange(1, CALLS), before=seed % 2)
-    chain(tmp_path, 2)
-    verify(tmp_path)
-    assert not list(tmp_path.glob(".checkpoint*"))
+def test_a_process_that_dies_at_any_call_leaves_a_whole_state(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    deaths = [(tmp_path / str(n), draw.randrange(1, CALLS), n % 2) for n in range(3)]
+    assert died(deaths) == [True] * 3
+    for root, _, _ in deaths:
+        chain(root, 2)
+        verify(root)
+        assert not list(root.glob(".checkpoint*"))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_process_that_dies_at_each_call_leaves_a_whole_state(tmp_path: Path, before: int) -> None:
-    at = 1
-    while dies(tmp_path / str(at), at, before):
-        at += 1
-    assert at > CALLS
+    deaths = [(tmp_path / str(at), at, before) for at in range(1, 2 * CALLS)]
+    outcomes = died(deaths)
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert CALLS < sum(outcomes) < len(outcomes)

@@ -102,11 +102,11 @@ def at_it(*works: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def again_and_again(*works: Callable[[], object]) -> Iterator[None]:
-    """Threads that call each of `works` until the end of the block."""
+    """Threads that call each of `works` every few milliseconds until the end of the block."""
     stop = threading.Event()
 
     def repeat(work: Callable[[], object]) -> None:
-        while not stop.is_set():
+        while not stop.wait(0.005):
             work()
 
     with at_it(*(partial(repeat, work) for work in works)):
@@ -190,7 +190,7 @@ def wait_for(found: Any, what: str, seconds: float = 20) -> None:
     until = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < until, what
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class Trainer:

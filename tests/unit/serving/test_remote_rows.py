@@ -93,6 +93,7 @@ def test_a_server_of_a_parameter_server_follows_it_and_outlives_it(
     until = time.monotonic() + 3  # it is looked for each second
     while time.monotonic() < until:
         assert status(server, "GET", "/v2/models/m/ready") == 404
+        time.sleep(0.05)
     assert status(server, "POST", "/v2/repository/models/m/load") == 200
     assert right(server, trainer) == version
 

@@ -173,6 +173,7 @@ def test_a_worker_that_is_killed_is_started_again_and_counted(
             and sum(samples(text, "hotbed_worker_starts_total").values()) == 3
         ):
             with_both.append(text)
+        time.sleep(0.05)
     assert with_both
     assert answered > 0
     assert server.told("ended with -9; it is started again")
@@ -302,7 +303,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
     from torch import manual_seed
 
     manual_seed(0)
-    ids, rng = np.arange(12_000), np.random.default_rng(0)
+    ids, rng = np.arange(4000), np.random.default_rng(0)
     data = {"user": ids, "label": rng.integers(0, 2, len(ids))}
     schema = hb.Schema([hb.Label("label"), hb.Id("user")])
     model = hb.RecModel(
@@ -326,8 +327,8 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
 
     def touched() -> bool:
         with hb.Client(f"http://{server.http}") as client:
-            for at in range(0, len(ids), 3000):
-                client.predict("m", {"user": ids[at : at + 4000]})
+            for at in range(0, len(ids), 1000):
+                client.predict("m", {"user": ids[at : at + 1000]})
         return [one["Rss"] > len(ids) * 64 * 4 for one in mapped()] == [True, True]
 
     wait_for(touched, "both have read all rows", 60)
