@@ -83,7 +83,7 @@ class Distinct {
   void add_bases(const std::array<uint32_t, kPartitions>& base_of);
 
   std::vector<FeatureIds> features_;  // grain by grain
-  std::vector<int64_t> first_;  // position at which each feature starts, and the end
+  std::vector<int64_t> first_;        // position at which each feature starts, and the end
   Column<uint32_t> inverse_;
   std::vector<std::vector<int64_t>> offsets_;
   std::vector<std::vector<float>> weights_;
