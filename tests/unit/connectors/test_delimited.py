@@ -16,7 +16,7 @@ from hotbed import config
 from hotbed.connectors import Csv, Jsonl, Libsvm, ReadPlan, Skips, Source
 from hotbed.connectors.endings import source_for
 from hotbed.connectors.files import FileSource
-from hotbed.connectors.text.rows import BadLine, RowFormat, WholeRows
+from hotbed.connectors.text.rows import FIRST_BYTES, BadLine, RowFormat, WholeRows
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 pytestmark = pytest.mark.core
@@ -190,6 +190,19 @@ def test_a_file_of_other_columns_is_an_error_with_its_name(tmp_path: Path) -> No
     first, second = write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "a,c\n1,2\n", "2.csv")
     with pytest.raises(SchemaError, match=str(second)):
         column(Csv([first, second]), "a")
+
+
+def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path) -> None:
+    """However many: none of the first reads holds a row."""
+    file = write(tmp_path, "\n" * (3 * FIRST_BYTES) + "x\n1\n2\n")
+    assert column(Csv(file, columns={"x": "int64"}), "x") == [1, 2]
+
+
+def test_first_rows_of_a_long_file_come_in_a_short_batch(tmp_path: Path) -> None:
+    line = "x" * 99 + "\n"
+    file = write(tmp_path, "x\n" + line * (64 * FIRST_BYTES // len(line)))
+    batch, _ = next(Csv(file).read())
+    assert batch.num_rows < FIRST_BYTES / len(line)
 
 
 def test_an_empty_file_holds_no_rows_wherever_it_stands(tmp_path: Path) -> None:

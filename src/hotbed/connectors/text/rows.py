@@ -13,6 +13,9 @@ from hotbed import _core
 HEAD_BYTES = 200
 """Bytes that messages and dead letters show of a line that cannot be read."""
 
+FIRST_BYTES = 1 << 17
+"""Bytes of the first reads of a stream; later ones grow with the text before them."""
+
 
 class RowFormat(NamedTuple):
     """How rows are written.
@@ -49,7 +52,8 @@ class WholeRows(io.RawIOBase):
     may hold line ends if a delimiter or a line end follows its closing quote, and if its row is not
     longer than the limit.
 
-    A read returns whole rows, so it may return fewer bytes than asked.
+    A read returns whole rows, so it may return fewer bytes than asked. The first reads are short, so
+    that the first rows come soon and a slice of a file costs little more than its own rows.
 
     Args:
         stream: the text.
@@ -94,9 +98,14 @@ class WholeRows(io.RawIOBase):
     def read(self, size: int = -1) -> bytes | memoryview:
         while True:
             missing = size - len(self._tail)
-            chunk = self._stream.read(max(missing, self._format.limit))
+            most = max(missing, self._format.limit)
+            before = self.num_bytes + len(self._tail)
+            chunk = self._stream.read(min(most, max(FIRST_BYTES, before // 2)))
             is_last = not chunk and self._is_whole
-            if rows := self._whole_rows(self._tail + chunk, is_last):
+            rows_before = self.num_rows
+            rows = self._whole_rows(self._tail + chunk, is_last)
+            # pyarrow takes a first block of blank lines for an empty file
+            if self.num_rows > rows_before:
                 return rows
             if not chunk:
                 return b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ def is_counter(key: str) -> bool:
     return "bytes" not in key and not is_reason(key)
 
 
+@cache  # asked of each statistic at each point; there are few names
 def is_reason(key: str) -> bool:
     """Return whether a statistic of a table counts evicted rows of one reason."""
     return key.startswith("evicted_")
