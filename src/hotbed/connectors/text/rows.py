@@ -52,8 +52,8 @@ class WholeRows(io.RawIOBase):
     may hold line ends if a delimiter or a line end follows its closing quote, and if its row is not
     longer than the limit.
 
-    A read returns whole rows, so it may return fewer bytes than asked. The first reads are short, so
-    that the first rows come soon and a slice of a file costs little more than its own rows.
+    A read returns whole rows, so it may return fewer bytes than asked. The first reads are short:
+    the first rows come soon, and a slice of a file costs little more than its own rows.
 
     Args:
         stream: the text.
