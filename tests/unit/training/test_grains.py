@@ -466,7 +466,7 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
         by_grains(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
     plain = nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(4, 1))
     plain, optimizer, _ = hb.auto(plain, torch.optim.Adam(plain.parameters()))
-    with pytest.raises(ConfigError, match="hb.auto computes its ids in its forward pass"):
+    with pytest.raises(ConfigError, match=r"hb\.auto computes its ids"):
         hb.RecModel(plain, "bce", optimizer, grains=2)
     with pytest.raises(ConfigError, match="needs batches of a Dataset"):
         by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
