@@ -71,6 +71,23 @@ def test_a_run_that_is_killed_in_each_phase_ends_with_the_bits_of_one_that_was_n
     assert answer["evicted"] == unbroken["evicted"]  # the digest leaves the reasons out
 
 
+def test_a_run_by_grains_that_is_killed_between_two_of_them_ends_with_the_same_bits(
+    lives: Any, tmp_path: Path
+) -> None:
+    """Killed after the second of the four grains of a step, and in the save before it."""
+    config = {"grains": 4, "checkpoint": {"every_steps": 6}}
+    answers = []
+    for name, kills in (("whole", ()), ("killed", (("grain", 4 * 8 + 2), ("rename", 2)))):
+        driver.write_events(tmp_path / name / "events", SEED, rows=800)
+        for at, number in kills:
+            kill = {"at": at, "number": number, "after": True}
+            assert lives(tmp_path / name, kill=kill, **config)["killed"] == 9
+        answers.append(lives(tmp_path / name, **config))
+    whole, killed = answers
+    assert killed["resumed"] > 0
+    assert {**killed, "resumed": 0} == whole
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "at, number, after",

@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bits of steps by grains: where and in which order grains are computed does not change them."""
+"""The bits of steps by grains: neither threads, nor the order in which grains are computed, nor how
+many ranks compute them changes one.
+
+One network has a table for each rule and admission, so that any two of rule, admission, eviction
+and format meet in a table. Two features share each of them.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,44 +26,67 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.embedding.lookups import Feature, LocalLookup, local
+from hotbed.embedding.table import num_threads
+from hotbed.models.layers import BatchNorm
 from hotbed.persist import content_digest
+from hotbed.training.callbacks import ClipGradients
 from hotbed.training.stages import grains
 from hotbed.training.stages.grains import GrainLearner
 
 GRAINS = 8
-FEATURES = {"user": "user", "item": "item", "clicked": "item"}  # by feature, its table
-SKETCH: dict[str, Any] = {"admit": hb.MinCount(2, sketch_bytes=1 << 16)}
-POLICIES: dict[str, dict[str, Any]] = {
-    "sketch, Ttl": {**SKETCH, "rule": hb.Adagrad(lr=0.1), "evict": hb.Ttl(seconds=3)},
-    "halving, Lru": {
-        "admit": hb.MinCount(3, max_candidates=4096),
-        "rule": hb.RowwiseAdagrad(lr=0.1),
-        "evict": hb.Lru(8192),
-    },
-    "probability, Lfu, bfloat16": {
-        "admit": hb.Probability(0.5),
-        "rule": hb.Adam(lr=0.1),
-        "evict": hb.Lfu(8192, half_life_seconds=3),
-        "dtype": "bfloat16",
-    },
-    "all rows": {"rule": hb.Adam(lr=0.1, scope="all"), "evict": hb.Lru(8192)},
-    "Ftrl": {**SKETCH, "rule": hb.Ftrl(lr=0.1)},
-    "momentum, bfloat16": {"rule": hb.Momentum(lr=0.1), "dtype": "bfloat16"},
+STEPS = 10
+DIM = 2
+RULES = [
+    hb.Momentum(lr=0.1),
+    hb.Adagrad(lr=0.1),
+    hb.RowwiseAdagrad(lr=0.1),
+    hb.Adam(lr=0.1),
+    hb.Adam(lr=0.1, scope="all"),
+    hb.Ftrl(lr=0.1),
+]
+ADMISSIONS: dict[str, Any] = {
+    "all": None,
+    "sketch": hb.MinCount(2, sketch_bytes=1 << 16),
+    "halving": hb.MinCount(3, max_candidates=512),
+    "probability": hb.Probability(0.5),
 }
+EVICTIONS: dict[str, Any] = {
+    "none": None,
+    "Ttl": hb.Ttl(seconds=3),
+    "Lru": hb.Lru(2048),
+    "Lfu": hb.Lfu(2048, half_life_seconds=3),
+}
+DTYPES = ["float32", "bfloat16"]
+
+
+def tables() -> list[hb.Table]:
+    every = []
+    for i, rule in enumerate(RULES):
+        for j, (admission, admit) in enumerate(ADMISSIONS.items()):
+            eviction = list(EVICTIONS)[(i + j) % len(EVICTIONS)]
+            dtype = DTYPES[(i + j // 2) % len(DTYPES)]
+            name = f"{i} {type(rule).__name__}, {admission}, {eviction}, {dtype}"
+            policies: dict[str, Any] = {"admit": admit, "evict": EVICTIONS[eviction]}
+            every.append(hb.Table(name, DIM, rule=rule, dtype=dtype, **policies))
+    return every
 
 
 class Network(nn.Module):
-    """Two single ids, a bag that shares a table, batch norm and dropout."""
+    """A single id and a bag of each table, batch norm and dropout."""
 
     looks_up_once = True
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        tables = [hb.Table(name, 4, **settings) for name in ("user", "item")]
-        self.tables = hb.EmbeddingCollection(
-            [Feature(*names) for names in FEATURES.items()], tables
-        )
-        hidden = [nn.Linear(12, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3)]
+        every = tables()
+        features = [
+            Feature(f"{kind} of {table.name}", table.name)
+            for kind in ("id", "bag")
+            for table in every
+        ]
+        self.tables = hb.EmbeddingCollection(features, every)
+        width = DIM * len(features)
+        hidden = [nn.Linear(width, 16), BatchNorm(16), nn.ReLU(), nn.Dropout(0.3)]
         self.head = nn.Sequential(*hidden, nn.Linear(16, 1))
 
     def forward(self, batch: hb.Batch) -> Tensor:
@@ -64,37 +95,99 @@ class Network(nn.Module):
 
 
 def batches(steps: int) -> Iterator[hb.Batch]:
+    """Yield batches of uneven grains.
+
+    Two in ten have grains of one sample and of none, one has ids enough that threads share a table.
+    """
     draw = np.random.default_rng(7)
+    names = [table.name for table in tables()]
     for step in range(steps):
-        samples = int(draw.integers(200, 300))  # grains are uneven
-        offsets = np.concatenate([[0], draw.integers(0, 20, samples).cumsum()])
-        ids = {
-            "user": hb.Ids(draw.zipf(1.3, samples)),
-            "item": hb.Ids(draw.zipf(1.3, samples)),
-            "clicked": hb.Ids(draw.integers(0, 30_000, offsets[-1]), offsets),
-        }
+        samples = {3: 5, 6: 12_000, 9: 5}.get(step % 10, int(draw.integers(200, 300)))
+        offsets = np.concatenate([[0], draw.integers(0, 5, samples).cumsum()])
+        first = 500 * step
+        ids = hb.Ids(draw.zipf(1.2, samples) % 1500 + first)
+        bag = hb.Ids(draw.integers(0, 1500, offsets[-1]) + first, offsets)
+        features = dict.fromkeys([f"id of {name}" for name in names], ids)
+        features |= dict.fromkeys([f"bag of {name}" for name in names], bag)
         labels = draw.integers(0, 2, samples).astype(np.float32)
-        yield hb.Batch(ids, {}, {"y": labels}, time=step * 200_000 + np.arange(samples))
+        time = step * 1_000_000 + np.arange(samples)
+        yield hb.Batch(features, {}, {"y": labels}, time=time)
 
 
-def digest(policies: str, steps: int = 12) -> tuple[str, ...]:
-    """Train, and return what tables, network, optimizer and metrics hold."""
+@dataclass(frozen=True)
+class Learned:
+    """The digest of each table, the bits of all else that was learned or measured, and counts."""
+
+    tables: dict[str, str]
+    network: dict[str, bytes]
+    metrics: dict[str, float]
+    stats: dict[str, dict[str, int]]
+
+
+def learn(steps: int = STEPS) -> Learned:
     torch.manual_seed(5)
-    network = Network(POLICIES[policies])
+    network = Network()
     optimizer = torch.optim.Adam(hb.dense_parameters(network), lr=0.01)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=GRAINS)
-    history = model.fit(list(batches(steps)), progress=False)
-    for table in network.tables.tables:
-        table.evict(steps * 200_000)
-    dense = [value.numpy().tobytes() for value in network.head.state_dict().values()]
-    dense.append(torch.get_rng_state().numpy().tobytes())
-    metrics = model.evaluate(list(batches(2)))
-    return (
-        content_digest(dict(model.tables)),
-        repr(dense),
-        repr((history.epochs[0]["loss"], metrics)),
+    callbacks = [hb.callbacks.Evict(step_interval=3), ClipGradients(0.05)]
+    history = model.fit(list(batches(steps)), callbacks=callbacks, progress=False)
+    values = dict(network.head.state_dict())
+    for number, state in optimizer.state_dict()["state"].items():
+        values |= {f"{name} of {number}": value for name, value in state.items()}
+    values["random"] = torch.get_rng_state()
+    values["predictions"] = torch.as_tensor(model.predict(list(batches(2))))
+    return Learned(
+        tables={name: content_digest({name: table}) for name, table in model.tables.items()},
+        network={name: value.numpy().tobytes() for name, value in values.items()},
+        metrics={"loss": history.epochs[0]["loss"], **model.evaluate(list(batches(2)))},
+        stats={
+            name: {count: table.stats[count] for count in ("admitted", "refused", "evicted")}
+            for name, table in model.tables.items()
+        },
     )
 
+
+@functools.cache
+def plain() -> Learned:
+    return learn()
+
+
+def test_policies_meet_in_pairs_and_take_effect() -> None:
+    choices = {name: name.split(", ") for name in plain().tables}
+    for one, other in itertools.combinations(range(4), 2):
+        pairs = {(choice[one], choice[other]) for choice in choices.values()}
+        values = [{choice[number] for choice in choices.values()} for number in (one, other)]
+        assert len(pairs) == len(values[0]) * len(values[1])
+    for name, (_, admission, eviction, _) in choices.items():
+        stats = plain().stats[name]
+        assert (stats["refused"] > 0) == (admission != "all"), name
+        assert (stats["evicted"] > 0) == (eviction != "none"), name
+
+
+@pytest.fixture
+def core_threads() -> Iterator[Callable[[int], None]]:
+    before = num_threads()
+    yield hb.set_num_threads
+    hb.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_of_the_core_change_no_bit(threads: int, core_threads: Any) -> None:
+    expected = plain()
+    core_threads(threads)
+    assert learn() == expected
+
+
+@pytest.mark.soak
+def test_threads_of_the_core_change_no_bit_over_300_steps(core_threads: Any) -> None:
+    core_threads(1)
+    expected = learn(300)
+    core_threads(2)
+    assert learn(300) == expected
+    assert learn(300) == expected
+
+
+# --- a scheduler of grains: any order, any number of ranks ----------------------------------------
 
 Join = Callable[[Sequence[Any]], Any]
 
@@ -124,20 +217,29 @@ def joined_in_ranks(values: Sequence[Any], join: Join, ranks: int) -> Any:
     return block(0, len(values))
 
 
-def compute_in_ranks(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
-    """Let steps compute their grains from the last to the first, and join them as `ranks` do."""
+class AnyOrder(GrainLearner):
+    """Computes the grains of a step in a random order, after others have drawn numbers."""
 
-    class InRanks(GrainLearner):
-        def _run(self, every: Sequence[Any], seed: int) -> Any:
-            num_samples = sum(grain.num_samples for grain in every if grain is not None)
-            results = [None] * len(every)
-            for number in reversed(range(len(every))):
+    order = random.Random(11)
+
+    def _run(self, every: Sequence[Any], seed: int) -> Any:
+        num_samples = sum(grain.num_samples for grain in every if grain is not None)
+        results = [None] * len(every)
+        for number in self.order.sample(range(len(every)), len(every)):
+            torch.rand(number + 1)
+            if every[number] is not None:
                 torch.default_generator.manual_seed(seed + number)
                 results[number] = self._run_one(every[number], num_samples)
-            return results
+        return results
 
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain()
     join_values, join_sums = grains.joined, LocalLookup.join
-    monkeypatch.setattr("hotbed.training.model.GrainLearner", InRanks)
+    monkeypatch.setattr("hotbed.training.model.GrainLearner", AnyOrder)
     monkeypatch.setattr(
         grains, "joined", lambda values: joined_in_ranks(values, join_values, ranks)
     )
@@ -146,70 +248,45 @@ def compute_in_ranks(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
         "join",
         lambda self, sums: joined_in_ranks(sums, lambda part: join_sums(self, part), ranks),
     )
+    assert learn() == expected
 
 
-@functools.cache
-def plain(policies: str) -> tuple[str, ...]:
-    return digest(policies)
+# --- negative controls ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policies", POLICIES)
-def test_threads_of_the_core_change_no_bit(policies: str) -> None:
-    hb.set_num_threads(1)
-    try:
-        assert digest(policies) == plain(policies)
-    finally:
-        hb.set_num_threads(2)
-    assert digest(policies) == plain(policies)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("policies", POLICIES)
-def test_threads_of_the_core_change_no_bit_over_300_steps(policies: str) -> None:
-    hb.set_num_threads(1)
-    try:
-        one = digest(policies, 300)
-    finally:
-        hb.set_num_threads(2)
-    assert one == digest(policies, 300) == digest(policies, 300)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = plain("sketch, Ttl")
-    compute_in_ranks(monkeypatch, ranks)
-    assert digest("sketch, Ttl") == expected
-
-
-def test_a_flat_sum_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = plain("sketch, Ttl")
+def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain()
     merged = local._merged
     monkeypatch.setattr(local, "_merged", lambda parts, order: merged(parts, "flat"))
-    of_rows = digest("sketch, Ttl")
-    monkeypatch.undo()
-    monkeypatch.setattr(grains, "joined", lambda values: functools.reduce(operator.add, values))
-    of_network = digest("sketch, Ttl")
-    assert of_rows[0] != expected[0]
-    assert of_network[1] != expected[1]
+    assert learn().tables != expected.tables
 
 
-def test_ids_in_the_order_of_features_are_other_rows() -> None:
-    """Features share a table, and the ids that wait are counted in a sketch."""
+def test_a_flat_sum_of_dense_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flat(values: Sequence[Tensor | None]) -> Tensor | None:
+        return functools.reduce(operator.add, [value for value in values if value is not None])
 
-    def ids(ends: bool) -> list[list[int]]:
-        tables = Network(POLICIES["sketch, Ttl"]).tables
-        for batch in batches(12):
-            samples = len(batch)
-            each = [samples * grain // GRAINS for grain in range(1, GRAINS + 1)]
-            inputs = tables.inputs_of(batch.map_arrays(torch.as_tensor))
-            grain_ends = tuple(each) if ends else ()
-            tables.map(inputs, batch.time, training=True, grain_ends=grain_ends)
-        return [
-            [id for rows in table.export() for id in rows["id"].to_pylist()]
-            for table in tables.tables
-        ]
+    expected = plain()
+    monkeypatch.setattr(grains, "joined", flat)
+    assert learn().network != expected.network
 
-    assert ids(ends=True) == ids(ends=True)
-    assert ids(ends=True) != ids(ends=False)
+
+@pytest.mark.parametrize("by_grains", [True, False], ids=["grains", "features"])
+def test_ids_that_are_counted_feature_by_feature_are_other_rows(
+    by_grains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second map, which changes no table, gives the plan of the step; the first one counts."""
+    expected = plain()
+    map_ids = LocalLookup.map
+
+    def counted_first(self: Any, *inputs: Any, grain_ends: Sequence[int], **keywords: Any) -> Any:
+        map_ids(self, *inputs, grain_ends=grain_ends if by_grains else (), **keywords)
+        keywords["training"] = False
+        return map_ids(self, *inputs, grain_ends=grain_ends, **keywords)
+
+    monkeypatch.setattr(LocalLookup, "map", counted_first)
+    stats = learn().stats
+    others = {name for name in stats if stats[name] != expected.stats[name]}
+    if by_grains:
+        assert not others
+    else:
+        assert {name.split(", ")[1] for name in others} >= {"sketch", "halving"}

@@ -61,17 +61,37 @@ def killed(lives: Any, root: Path, seed: int, config: dict[str, Any]) -> dict[st
     return answer
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_files(seed: int, unbroken: str, lives: Any, tmp_path: Path) -> None:
-    driver.write_events(tmp_path / "events", SEED)
-    config = {
+@pytest.fixture(scope="module")
+def unbroken_by_grains(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """As `unbroken`, by four grains."""
+    root = tmp_path_factory.mktemp("unbroken_by_grains")
+    driver.write_events(root / "events", SEED)
+    return str(lives(root, grains=4)["digest"])
+
+
+def checkpoints(seed: int) -> dict[str, Any]:
+    return {
         "checkpoint": {
             "every_steps": 1 + seed % 9,
             "wait": seed % 2 == 0,
             "full_every": 1 + seed % 4,
         }
     }
-    assert killed(lives, tmp_path, seed, config)["digest"] == unbroken
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files(seed: int, unbroken: str, lives: Any, tmp_path: Path) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    assert killed(lives, tmp_path, seed, checkpoints(seed))["digest"] == unbroken
+
+
+@pytest.mark.parametrize("seed", range(500, 520))
+def test_files_by_grains(
+    seed: int, unbroken: str, unbroken_by_grains: str, lives: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    answer = killed(lives, tmp_path, seed, {**checkpoints(seed), "grains": 4})
+    assert answer["digest"] == unbroken_by_grains != unbroken
 
 
 @pytest.mark.parametrize("at", POINTS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,8 @@ from hotbed._core import hash_ids
 from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
+from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import ClipGradients
 from hotbed.training.stages.grains import GrainLearner, joined
 
@@ -320,6 +323,111 @@ def compiled(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "weighted"),
+    [
+        (nn.BCEWithLogitsLoss(), False),
+        (nn.BCEWithLogitsLoss(reduction="sum"), False),
+        (hb.losses.BCE(), True),
+        ({"y": nn.MSELoss(reduction="sum")}, False),
+    ],
+    ids=["mean", "sum", "weights", "sum of a label"],
+)
+def test_a_loss_of_grains_is_that_of_the_batch(loss: Any, weighted: bool) -> None:
+    """Eleven samples in eight grains: of one sample and of two."""
+
+    def learned_in(grains: int) -> tuple[list[Tensor], Tensor]:
+        network = Network()
+        if isinstance(loss, dict):
+            score = network.score
+            network.score = lambda *inputs: {"y": score(*inputs)}
+        model = hb.RecModel(network, loss, sgd(network), grains=grains)
+        every = batches(11)
+        if weighted:
+            weights = np.arange(11, dtype=np.float32)
+            every = [replace(batch, weight=weights) for batch in every]
+        losses = [model.step(batch) for batch in every]
+        return losses, network.head[0].weight.detach()
+
+    torch.testing.assert_close(learned_in(8), learned_in(1), rtol=1e-4, atol=1e-6)
+
+
+def test_losses_of_two_reductions_are_refused() -> None:
+    network = Network()
+    network.score = lambda flat, batch: {"y": flat.sum(1), "x": flat.sum(1)}
+    losses = {"y": nn.MSELoss(), "x": nn.MSELoss(reduction="sum")}
+    model = hb.RecModel(network, losses, sgd(network), grains=2)
+    batch = batches(8)[0]
+    batch = replace(batch, labels={**batch.labels, "x": batch.dense["x"]})
+    with pytest.raises(ConfigError, match='losses of one reduction, got "sum" for some labels'):
+        model.step(batch)
+
+
+def test_the_last_batch_may_have_fewer_samples_than_grains(
+    dataset: Callable[..., Any], network: Callable[..., Any]
+) -> None:
+    model = by_grains(network(), 8)
+    model.fit(dataset(2 * 64 + 3), epochs=2, progress=False)
+    assert model.counters["steps"] == 2 * 3
+    assert model.counters["samples"] == 2 * (2 * 64 + 3)
+    data = dataset(64 + 5)
+    whole = by_grains(model.network, 1)
+    assert model.evaluate(data) == pytest.approx(whole.evaluate(data), rel=1e-6)
+    np.testing.assert_allclose(model.predict(data), whole.predict(data), rtol=1e-5)
+
+
+# --- resume ---------------------------------------------------------------------------------------
+
+
+def fit(folder: Path, model: hb.RecModel, data: Any, epochs: int = 1, **keywords: Any) -> None:
+    """Train so many epochs of four steps, of which `folder` may hold the first."""
+    allow = keywords.pop("allow", ())
+    checkpoint = hb.callbacks.Checkpoint(folder, every_steps=3, allow=allow)
+    model.fit(data, epochs=epochs, callbacks=[checkpoint], progress=False, **keywords)
+
+
+def test_another_number_of_grains_does_not_resume(
+    dataset: Callable[..., Any], network: Callable[..., Any], tmp_path: Path
+) -> None:
+    data = dataset(256)
+    fit(tmp_path, by_grains(network(), 4), data, max_steps=3)
+    message = "grains is {} in the checkpoint, got {}. Build it as it was when it was saved"
+    for grains in (1, 8):
+        with pytest.raises(PersistError, match=message.format(4, grains)):
+            fit(tmp_path, by_grains(network(), grains), data)
+        with pytest.raises(ConfigError, match=f"written with grains=4, got {grains}"):
+            fit(tmp_path, by_grains(network(), grains), data, allow=["grains"])  # in an epoch
+    fit(tmp_path, by_grains(network(), 4), data)
+    fit(tmp_path, model := by_grains(network(), 8), data, epochs=2, allow=["grains"])
+    assert model.counters["steps"] == 8
+    with pytest.raises(PersistError, match=message.format(8, 1)):
+        by_grains(network(), 1).restore(tmp_path)
+    fit(tmp_path / "whole", by_grains(network(), 1), data)
+    with pytest.raises(PersistError, match=message.format(1, 4)):
+        fit(tmp_path / "whole", by_grains(network(), 4), data)
+    model.save(tmp_path / "saved")
+    assert hb.load(tmp_path / "saved").grains == 8
+
+
+@pytest.mark.parametrize(("grains", "threads"), [(4, 2), (1, 1)])
+def test_a_resume_takes_the_threads_of_torch_where_bits_depend_on_them(
+    grains: int,
+    threads: int,
+    dataset: Callable[..., Any],
+    network: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: given[-1])
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    fit(tmp_path, by_grains(network(), grains), dataset(256), max_steps=2)
+    assert open_checkpoint(tmp_path).progress["wall_setting"]["machine.torch_threads"] == 2
+    given.append(1)
+    fit(tmp_path, by_grains(network(), grains), dataset(256))
+    assert open_checkpoint(tmp_path).progress["wall_setting"]["machine.torch_threads"] == threads
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda network: network.to("meta"), "got 2 grains and a network on meta"),
@@ -356,5 +464,9 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
         by_grains(Counts(), 2).step(batches(9)[0])
     with pytest.raises(ConfigError, match="each table in one EmbeddingCollection"):
         by_grains(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
+    plain = nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(4, 1))
+    plain, optimizer, _ = hb.auto(plain, torch.optim.Adam(plain.parameters()))
+    with pytest.raises(ConfigError, match=r"hb\.auto computes its ids"):
+        hb.RecModel(plain, "bce", optimizer, grains=2)
     with pytest.raises(ConfigError, match="needs batches of a Dataset"):
         by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
