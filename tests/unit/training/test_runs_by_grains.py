@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a model with grains: what is scored, stored, resumed and refused."""
+"""Runs of a model with grains: what is scored, what a job sets, and what is refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
+from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.job import run
 from hotbed.optim.precision import AmpPrecision
-from hotbed.persist.digest import content_digest
-from hotbed.persist.format import open_checkpoint
 from hotbed.training.stages.grains import GrainLearner
 
 Made = Callable[..., Any]
@@ -102,23 +100,7 @@ def test_the_training_forward_gives_the_scores_of_each_grain(
     assert results[0].keys() == {"loss", "auc"}
 
 
-# --- losses ---------------------------------------------------------------------------------------
-
-
-def test_losses_that_are_sums_are_added(dataset: Made, world: Any) -> None:
-    batch = next(iter(dataset(64)))
-    sums = nn.BCEWithLogitsLoss(reduction="sum")
-    whole, by_grains = (
-        model_of(same_in_both_modes(world.schema), grains, loss_fn=sums).step(batch)
-        for grains in (1, 4)
-    )
-    assert by_grains == pytest.approx(whole, rel=1e-6)
-
-    mixed = {"y": nn.BCEWithLogitsLoss(reduction="sum"), "z": nn.BCEWithLogitsLoss()}
-    criterion: Any = model_of(same_in_both_modes(world.schema), loss_fn=mixed).learner.criterion
-    with pytest.raises(ConfigError, match='"sum" for some labels only'):
-        criterion.adds(None)
-    assert not criterion.adds(torch.ones(3))  # with weights every loss is a mean
+# --- half precision -------------------------------------------------------------------------------
 
 
 def test_a_loss_scale_is_taken_back_and_falls_where_one_grain_overflows(
@@ -150,30 +132,7 @@ def test_a_loss_scale_is_taken_back_and_falls_where_one_grain_overflows(
         plain.step(bad)
 
 
-# --- what is stored -------------------------------------------------------------------------------
-
-
-def test_a_resumed_fit_takes_the_threads_that_are_stored_and_no_other_number_of_grains(
-    dataset: Made, network: Made, tmp_path: Path, torch_threads: None
-) -> None:
-    def fit(name: str, grains: int = 4, max_steps: int | None = None, **arguments: Any) -> str:
-        checkpoint = hb.callbacks.Checkpoint(tmp_path / name, **arguments)
-        torch.manual_seed(6)
-        model = model_of(network(), grains)
-        model.fit(dataset(512), callbacks=checkpoint, progress=False, max_steps=max_steps)
-        return content_digest(open_checkpoint(tmp_path / name))
-
-    torch.set_num_threads(1)
-    whole = fit("whole")
-    fit("cut", max_steps=3)
-    for grains in (1, 8):
-        with pytest.raises(PersistError, match=f"grains is 4 in the checkpoint.*got {grains}"):
-            fit("cut", grains)
-    with pytest.raises(ConfigError, match=r"written with grains=4, got 8\. Give the model"):
-        fit("cut", 8, allow=["grains"])
-    torch.set_num_threads(2)
-    assert fit("cut") == whole
-    assert torch.get_num_threads() == 1
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 def test_a_job_says_its_grains_and_has_one_thread(tmp_path: Path, torch_threads: None) -> None:
@@ -220,17 +179,3 @@ def test_what_a_model_with_grains_cannot_take_is_refused_by_name(
         model.step(next(iter(divided)))
     with pytest.raises(ConfigError, match="got 4 grains and a tuple"):
         model.predict([(torch.zeros(3, 2),)])
-
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rows = nn.Embedding(9, 4)
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, user: torch.Tensor) -> torch.Tensor:
-            return self.head(self.rows(user)).squeeze(1)
-
-    plain = Plain()
-    converted, optimizer, _ = hb.auto(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-    with pytest.raises(ConfigError, match=r"a model of hb\.auto computes its ids.*got 4 grains"):
-        hb.RecModel(converted, "bce", optimizer, grains=4)
