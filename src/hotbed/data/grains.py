@@ -120,7 +120,7 @@ def _place_of(lanes: Sequence[Lane], batch: int) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """What the lanes of an epoch have read.
+    """How far the lanes of an epoch have been read.
 
     Attributes:
         lanes: their number.

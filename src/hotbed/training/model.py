@@ -641,7 +641,7 @@ class RecModel:
     def _make_learner(self, optimizer: Any, grains: int) -> StepLearner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
         if grains > 1 and (optimizer is None or chosen is not None):
-            what = "a network that updates itself" if optimizer is None else "one that is compiled"
+            what = "a network that updates itself" if optimizer is None else "a compiled network"
             raise ConfigError(
                 f"grains: a step by grains runs the network and its update itself, got {grains} "
                 f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."

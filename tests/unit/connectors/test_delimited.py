@@ -198,6 +198,20 @@ def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path) -> None:
     assert column(Csv(file, columns={"x": "int64"}), "x") == [1, 2]
 
 
+def test_a_file_of_one_row_without_a_line_end_has_this_row(tmp_path: Path) -> None:
+    files = [write(tmp_path, "1,2\n3,4\n", "1.csv"), write(tmp_path, "5,6", "2.csv")]
+    for first in (0, 1):
+        source = Csv(files[first:], header=False)
+        assert column(source, "f0") == [1, 3, 5][2 * first :]
+        assert source.count_rows() == len(column(source, "f0"))
+
+
+def test_a_header_without_a_line_end_has_columns_and_no_rows(tmp_path: Path) -> None:
+    source = Csv(write(tmp_path, "x,y"))
+    assert source.schema().names == ["x", "y"]
+    assert column(source, "x") == []
+
+
 def test_first_rows_of_a_long_file_come_in_a_short_batch(tmp_path: Path) -> None:
     line = "x" * 99 + "\n"
     file = write(tmp_path, "x\n" + line * (64 * FIRST_BYTES // len(line)))

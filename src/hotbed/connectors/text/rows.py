@@ -53,7 +53,8 @@ class WholeRows(io.RawIOBase):
     longer than the limit.
 
     A read returns whole rows, so it may return fewer bytes than asked. The first reads are short:
-    the first rows come soon, and a slice of a file costs little more than its own rows.
+    the first rows come soon, and a slice of a file costs little more than its own rows. The last
+    row gets a line end.
 
     Args:
         stream: the text.
@@ -106,6 +107,9 @@ class WholeRows(io.RawIOBase):
             rows = self._whole_rows(self._tail + chunk, is_last)
             # pyarrow takes a first block of blank lines for an empty file
             if self.num_rows > rows_before:
+                if is_last:
+                    # and a single row without a line end, too
+                    return bytes(rows).removesuffix(b"\n") + b"\n"
                 return rows
             if not chunk:
                 return b""

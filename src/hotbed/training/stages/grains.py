@@ -49,8 +49,8 @@ class GrainLearner(StepLearner):
     """Learns as `StepLearner`, with a forward and a backward pass for each grain of a batch.
 
     The ids of a batch are mapped once, in the order grain, feature, sample. An empty grain does not
-    run. What the grains leave is joined by halves, as in (0 + 1) + (2 + 3), where a grain that
-    lacks a value is left out; then it is checked once, and applied once:
+    run. The results of the grains are joined by halves, as in (0 + 1) + (2 + 3); a grain without a
+    value is left out. The joined results are checked once and applied once:
 
     * loss and gradients: the loss of a grain counts by its share of the samples. This gives the
       loss of the batch where a loss is a mean over samples. Losses that are sums are added.
