@@ -68,16 +68,27 @@ void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const s
   step.lookup(features, pointer<const int64_t>(times), training, keeps, rows);
 }
 
-bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const std::vector<Address>& sums) {
+using Addresses = std::vector<std::optional<Address>>;                 // of each table's sums; None = it is left alone
+using GroupTuple = std::tuple<Address, int64_t, std::vector<size_t>>;  // (first sum, dim, tables one after another)
+
+bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const Addresses& sums) {
   std::vector<GradientRows> rows;
   for (const auto& [data, distance] : grads) rows.push_back({pointer<const float>(data), distance});
   std::vector<float*> out;
-  for (const Address sum : sums) out.push_back(pointer<float>(sum));
+  for (const std::optional<Address> sum : sums) out.push_back(pointer<float>(sum.value()));
   nb::gil_scoped_release release;
   return step.sum_gradients(rows, out);
 }
 
-using Addresses = std::vector<std::optional<Address>>;  // of each table's sums; None = it is left alone
+Addresses sum_addresses(const Step& step, const std::vector<GroupTuple>& groups) {
+  Addresses out(static_cast<size_t>(step.num_tables()));
+  for (auto [address, dim, tables] : groups)
+    for (const size_t t : tables) {
+      out.at(t) = address;
+      address += static_cast<Address>(step.num_unique(static_cast<int>(t)) * dim) * sizeof(float);
+    }
+  return out;
+}
 
 Sums sums_of(const Addresses& addresses) {
   Sums out(addresses.size());
@@ -173,6 +184,7 @@ void init_step(nb::module_& m) {
             s.leave_out(t, numbers.data(), static_cast<int64_t>(numbers.size()));
           },
           nb::arg("table"), nb::arg("numbers"))
+      .def("sum_addresses", &sum_addresses, nb::arg("groups"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
       .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"), nb::arg("order") = "flat")
       .def(

@@ -51,7 +51,7 @@ class LocalIds:
         self.step.leave_out(number, places)
 
     def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
-        for number, address in enumerate(_addresses(sums.groups, sums.grads, self.num_uniques())):
+        for number, address in enumerate(self.addresses(sums.groups, sums.grads)):
             id = None
             if address is not None:
                 id = self.step.find_nonfinite(number, address)
@@ -61,10 +61,22 @@ class LocalIds:
 
     def squares(self, sums: Sums) -> NDArray[np.float64]:
         squares = np.zeros(PARTITIONS)
-        for number, address in enumerate(_addresses(sums.groups, sums.grads, self.num_uniques())):
+        for number, address in enumerate(self.addresses(sums.groups, sums.grads)):
             if address is not None:
                 self.step.add_squares(number, address, squares.ctypes.data)
         return squares
+
+    def addresses(self, groups: Sequence[Group], grads: Sequence[Tensor]) -> list[int | None]:
+        """Return the address of each table's first sum; None for a table in no group.
+
+        `grads`: the tensor of each group.
+        """
+        return self.step.sum_addresses(
+            [
+                (grad.data_ptr(), group.dim, group.tables)
+                for group, grad in zip(groups, grads, strict=True)
+            ]
+        )
 
     def without_ids(self) -> LocalIds:
         step = Step([table.native for table in self.tables], [])
@@ -156,7 +168,7 @@ class LocalLookup(Lookup):
         # the tensors of these gradients must live until the native call has read them
         of_sequences = [None if grad is None else dense_rows(grad) for grad in sequences]
         rows = _gradient_rows(layout, flat, of_sequences)
-        finite = local.step.sum_gradients(rows, _addresses(groups, grads, uniques))
+        finite = local.step.sum_gradients(rows, local.addresses(groups, grads))
         return Sums(local, groups, grads, finite)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
@@ -187,7 +199,7 @@ class LocalLookup(Lookup):
             return
         for part, group_rates in zip(parts, rates, strict=True):
             mapped = _local(part.mapped)
-            addresses = _addresses(part.groups, part.grads, mapped.num_uniques())
+            addresses = mapped.addresses(part.groups, part.grads)
             mapped.step.apply(addresses, _table_rates(part, group_rates))
 
 
@@ -279,25 +291,6 @@ def _gradient_rows(
     return rows
 
 
-def _addresses(
-    groups: Sequence[Group], grads: Sequence[Tensor], uniques: Sequence[int]
-) -> list[Any]:
-    """Return the address of each table's first sum; None for a table in no group.
-
-    Args:
-        groups: those of the sums.
-        grads: the tensor of each group.
-        uniques: the number of distinct ids of each table.
-    """
-    addresses: list[int | None] = [None] * len(uniques)
-    for group, grad in zip(groups, grads, strict=True):
-        address = grad.data_ptr()
-        for number in group.tables:
-            addresses[number] = address
-            address += 4 * group.dim * uniques[number]
-    return addresses
-
-
 def _share_tables(parts: Sequence[Sums]) -> bool:
     tables = [table for part in parts for table in _updated_tables(part)]
     return len(set(tables)) < len(tables)
@@ -317,7 +310,7 @@ def _merged(parts: Sequence[Sums], order: str) -> tuple[LocalIds, list[Any]]:
     every_ids = [_local(part.mapped) for part in parts]
     dense = [[dense_rows(grad) for grad in part.grads] for part in parts]  # as a caller left them
     addresses = [
-        _addresses(part.groups, grads, ids.num_uniques())
+        ids.addresses(part.groups, grads)
         for part, grads, ids in zip(parts, dense, every_ids, strict=True)
     ]
     step, arrays = Step.merge([ids.step for ids in every_ids], addresses, order)
