@@ -8,13 +8,15 @@ PEERS ?= ../shared/peers
 EXAMPLE_DATA ?= ../shared/data
 BIN := $(VENV)/bin
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+# One more than there are cores: tests of brokers and of killed processes wait for a third of their time.
+WORKERS ?= $(shell expr $(JOBS) + 1)
 # Warnings of our own compiler are errors in CI; a stranger's newer compiler must not stop a build.
 WERROR ?= $(if $(CI),ON,OFF)
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE THIRD_PARTY_NOTICES \
   $(shell find src csrc/core csrc/bind -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -name '*.cpp' -o -name '*.h' -o -name '*.html' \
   -o -name '*.proto' -o -name '*.binpb')
 # Files in the order of tests/schedule.py: the longest first.
-SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+SUITE = HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m "not soak" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 BASE ?= $(shell git rev-parse --quiet --verify --abbrev-ref origin/main || echo main)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
@@ -56,6 +58,7 @@ test: setup lint     ## lint, then the whole suite against the installed wheel
 quick: setup         ## the tests that reach what changed since main (or BASE=...), for about a minute
 	$(SUITE) --quick $(BASE) $(PYTEST_FLAGS)
 
+durations: WORKERS = $(JOBS)
 durations: setup     ## run the suite on an idle machine and record what each file costs, for the order of `make test`
 	$(SUITE) --record-durations
 
