@@ -68,6 +68,54 @@ void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const s
   step.lookup(features, pointer<const int64_t>(times), training, keeps, rows);
 }
 
+void find(Step& step, const std::vector<IdsTuple>& ids, Address times) {
+  const std::vector<FeatureIds> features = checked_features(ids);
+  nb::gil_scoped_release release;
+  step.find(features, pointer<const int64_t>(times));
+}
+
+Owners owners_of(const Input<uint8_t>& owners, const Step& step) {
+  Owners out(static_cast<size_t>(step.num_tables()));
+  if (owners.size() != out.size() * kPartitions)
+    throw std::invalid_argument("step: owners must be [" + std::to_string(out.size()) + ", 256], got " +
+                                std::to_string(owners.size()) + " of them. Give one a partition of each table.");
+  for (size_t t = 0; t < out.size(); t++) std::copy_n(owners.data() + t * kPartitions, kPartitions, out[t].begin());
+  return out;
+}
+
+using AskedTuple = std::tuple<std::vector<int64_t>, Address>;  // (ids of each table, words)
+
+std::vector<Asked> asked_of(const Step& step, const std::vector<AskedTuple>& grains) {
+  std::vector<Asked> asked;
+  for (const auto& [counts, words] : grains) {
+    if (counts.size() != static_cast<size_t>(step.num_tables()))
+      throw std::invalid_argument("step: a grain must have one count a table, got " + std::to_string(counts.size()) +
+                                  " of " + std::to_string(step.num_tables()) + ".");
+    asked.push_back({counts, pointer<const int64_t>(words)});
+  }
+  return asked;
+}
+
+void map_asked(Step& step, const std::vector<AskedTuple>& grains, bool timed, bool training,
+               const std::vector<uint64_t>& num_rows) {
+  const std::vector<Asked> asked = asked_of(step, grains);
+  nb::gil_scoped_release release;
+  step.map_asked(asked, timed, training, num_rows);
+}
+
+std::vector<uint64_t> count_rows(Step& step, const std::vector<AskedTuple>& grains, bool timed) {
+  const std::vector<Asked> asked = asked_of(step, grains);
+  nb::gil_scoped_release release;
+  return step.count_rows(asked, timed);
+}
+
+void write_sums(const Step& step, const std::vector<Address>& sums, Address out) {
+  std::vector<const float*> arrays;
+  for (const Address sum : sums) arrays.push_back(pointer<const float>(sum));
+  nb::gil_scoped_release release;
+  step.write_sums(arrays, pointer<float>(out));
+}
+
 using Addresses = std::vector<std::optional<Address>>;                 // of each table's sums; None = it is left alone
 using GroupTuple = std::tuple<Address, int64_t, std::vector<size_t>>;  // (first sum, dim, tables one after another)
 
@@ -158,6 +206,20 @@ void init_step(nb::module_& m) {
           "adopt_slots",
           [](Step& s, const Input<int64_t>& slots) { s.adopt_slots(slots.data(), static_cast<int64_t>(slots.size())); },
           nb::arg("slots"))
+      .def("find", &find, nb::arg("ids"), nb::arg("times"))
+      .def(
+          "ask",
+          [](Step& s, const Input<uint8_t>& owners, int num_owners) { return s.ask(owners_of(owners, s), num_owners); },
+          nb::arg("owners"), nb::arg("num_owners"))
+      .def("num_words", &Step::num_words, nb::arg("counts"), nb::arg("timed"))
+      .def(
+          "write_asked", [](const Step& s, Address words) { s.write_asked(pointer<int64_t>(words)); }, nb::arg("words"))
+      .def(
+          "take_rows", [](Step& s, Address rows) { s.take_rows(pointer<const float>(rows)); }, nb::arg("rows"))
+      .def("write_sums", &write_sums, nb::arg("sums"), nb::arg("out"))
+      .def("map_asked", &map_asked, nb::arg("grains"), nb::kw_only(), nb::arg("timed"), nb::arg("training"),
+           nb::arg("num_rows"))
+      .def("count_rows", &count_rows, nb::arg("grains"), nb::kw_only(), nb::arg("timed"))
       .def("num_uniques",
            [](const Step& s) {
              std::vector<int64_t> all;

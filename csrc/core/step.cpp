@@ -25,7 +25,7 @@ void for_each_range(int pieces, const std::vector<Table*>& tables, void (*work)(
 }
 
 Step::Step(std::vector<std::shared_ptr<Table>> tables, std::vector<Feature> features, std::vector<int64_t> grain_ends)
-    : features_(std::move(features)), grain_ends_(std::move(grain_ends)) {
+    : features_(std::move(features)), grain_ends_(std::move(grain_ends)), num_grains_(grain_ends_.size()) {
   if (!grain_ends_.empty() && !std::has_single_bit(grain_ends_.size()))
     throw std::invalid_argument("step: the number of grains must be a power of two, got " +
                                 std::to_string(grain_ends_.size()) + ". Give such a number.");
@@ -49,24 +49,16 @@ void Step::release() noexcept {
   retained_ = false;
 }
 
-// Holds the locks of all tables, taken in one order.
-class Step::Locked {
- public:
-  explicit Locked(const Step& step) : step_(step) {
-    std::vector<Table*> order;
-    for (const Part& part : step.parts_) order.push_back(part.table.get());
-    std::sort(order.begin(), order.end());
-    for (Table* table : order) table->mutex().lock();
-  }
-  ~Locked() {
-    for (const Part& part : step_.parts_) part.table->mutex().unlock();
-  }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
+Step::Locked::Locked(const Step& step) : step_(step) {
+  std::vector<Table*> order;
+  for (const Part& part : step.parts_) order.push_back(part.table.get());
+  std::sort(order.begin(), order.end());
+  for (Table* table : order) table->mutex().lock();
+}
 
- private:
-  const Step& step_;
-};
+Step::Locked::~Locked() {
+  for (const Part& part : step_.parts_) part.table->mutex().unlock();
+}
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
   for (Part& part : parts_) {
@@ -86,7 +78,8 @@ void Step::cut(std::vector<Uniques>& ranges, int64_t num_ids) {
 
 void Step::find_distinct(Part& part, Uniques& range, const int64_t* times) const {
   part.distinct.find(range);
-  if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores())
+  if (!part.seen.empty()) observe_asked(part, range);
+  else if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores())
     observe(part, range, times);
 }
 
@@ -98,8 +91,8 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
   const bool once = table.config().admission.once_a_batch;
   range.counts.assign(table.wants_counts() ? range.ids.size() : 0, 0);
   range.times.assign(times && table.wants_times() ? range.ids.size() : 0, INT64_MIN);
-  const size_t num_ids = range.ids.size(), num_grains = std::max<size_t>(grain_ends_.size(), 1);
-  range.scores.assign(table.wants_scores() ? num_ids * num_grains : 0, -INFINITY);  // grain by grain
+  const size_t num_ids = range.ids.size();
+  range.scores.assign(table.wants_scores() ? num_ids * std::max<size_t>(num_grains_, 1) : 0, -INFINITY);
   for (size_t k = 0; k < part.distinct.num_features(); k++) {
     const FeatureIds& feature = part.distinct.feature(k);
     const uint32_t* inverse = part.distinct.inverse(k);
@@ -119,10 +112,16 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
         scores[u] = log2_sum(scores[u], static_cast<double>(moments ? moments[sample] : 0) / half_life);
     }
   }
+  add_scores(range);
+}
+
+// Adds the scores of the ids, which are there grain by grain, by halves.
+void Step::add_scores(Uniques& range) const {
   if (range.scores.empty()) return;
+  const size_t num_ids = range.ids.size();
   double* scores = range.scores.data();
-  for (size_t half = 1; half < num_grains; half *= 2)  // a grain without an id is left out
-    for (size_t g = 0; g < num_grains; g += 2 * half)
+  for (size_t half = 1; half < num_grains_; half *= 2)  // a grain without an id is left out
+    for (size_t g = 0; g < num_grains_; g += 2 * half)
       for (size_t u = 0; u < num_ids; u++)
         scores[g * num_ids + u] = log2_sum(scores[g * num_ids + u], scores[(g + half) * num_ids + u]);
   range.scores.resize(num_ids);
@@ -132,6 +131,7 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
 void Step::read(Part& part) const {
   const Table& table = *part.table;
   const size_t dim = static_cast<size_t>(table.config().dim);
+  if (!part.received.empty()) return part.rows.assign(part.received.begin(), part.received.end());
   std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
   for (size_t r = 0; r < part.ranges.size(); r++)
     first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r].slots);
@@ -167,11 +167,10 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
   if (logs_) table.end_log(uniques);
 }
 
-// Maps all parts; calls mapped(part) for each part when its slots are there, from several threads.
+// Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
+// threads.
 template <class F>
-void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped) {
-  release();
-  plan(ids);
+void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   // A small part goes from ids to slots in one task. Parts of several ranges, or with a cap on rows that may refuse the
   // batch, go through the phases together, so that a refusal comes before any table has changed.
@@ -196,11 +195,12 @@ void Step::map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, b
     part.table->resolve(part.ranges[r], trains(part));
     if (trains(part) && part.table->capped()) part.table->count_rows(part.ranges[r]);
   });
-  for (const Part& part : parts_) {
+  for (size_t t = 0; t < parts_.size(); t++) {
+    const Part& part = parts_[t];
     if (!trains(part) || !part.table->capped()) continue;
     uint64_t num_rows = 0;
     for (const Uniques& range : part.ranges) num_rows += range.num_rows;
-    part.table->check_capacity(num_rows);
+    part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
   }
   for (Part& part : parts_)
     if (trains(part)) part.table->begin_batch();
@@ -266,10 +266,16 @@ void Step::keep() {
 
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
   const Locked locked(*this);
+  release();
+  plan(ids);
+  map_planned(times, training, logs);
+}
+
+void Step::map_planned(const int64_t* times, bool training, bool logs) {
   logs_ = logs && training;
   pooled_ = false;
   try {
-    map_parts(ids, times, training, [](Part&) {});
+    map_parts(times, training, [](Part&) {});
   } catch (...) {  // a batch that is refused changes nothing
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
@@ -281,18 +287,18 @@ void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool tr
 
 std::vector<std::unique_ptr<Step>> Step::divide() {
   if (!retained_) throw std::logic_error("step: to divide needs mapped ids, got none. Call map first.");
-  if (grain_ends_.empty()) throw std::logic_error("step: to divide needs grains, got none. Give their ends.");
+  if (num_grains_ == 0) throw std::logic_error("step: to divide needs grains, got none. Give their ends.");
   pooled_ = true;
   std::vector<std::unique_ptr<Step>> grains;
-  size_t last = 0;
-  for (size_t g = 0; g < grain_ends_.size(); g++) {
+  size_t last = num_grains_ - 1;  // with samples
+  while (last > 0 && !grain_ends_.empty() && grain_ends_[last] == grain_ends_[last - 1]) last--;
+  for (size_t g = 0; g < num_grains_; g++) {
     grains.push_back(std::make_unique<Step>(tables(), features_));
     for (size_t t = 0; t < parts_.size(); t++) {
       grains[g]->parts_[t].generation = parts_[t].generation;
       parts_[t].table->retain(parts_[t].generation);
     }
     grains[g]->retained_ = true;
-    if (grain_ends_[g] > (g ? grain_ends_[g - 1] : 0)) last = g;
   }
   grains[last]->task_ = task_;
   ThreadPool::instance().run(static_cast<int>(grains.size() * parts_.size()), [&](int task) {
@@ -306,7 +312,7 @@ std::vector<std::unique_ptr<Step>> Step::divide() {
 
 // The positions of a batch of grains are not those of its features.
 void Step::check_undivided() const {
-  if (!grain_ends_.empty()) throw std::logic_error("step: a batch of grains is pooled grain by grain. Call divide.");
+  if (num_grains_ > 0) throw std::logic_error("step: a batch of grains is pooled grain by grain. Call divide.");
 }
 
 void Step::take_ids(const Part& whole, Part& part) {
@@ -339,6 +345,11 @@ void Step::take_ids(const Part& whole, Part& part) {
     base += static_cast<uint32_t>(part.ranges[r].ids.size());
   }
   part.num_unique = base;
+  if (!whole.received.empty()) {
+    part.received.resize(base);
+    for (size_t u = 0; u < numbers.size(); u++)
+      if (numbers[u] != kAbsent) part.received[numbers[u]] = whole.received[u];
+  }
   part.distinct.renumber(numbers);
 }
 
@@ -379,7 +390,9 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
                   const std::vector<OutputRows>& out) {
   check_undivided();
   const Locked locked(*this);
-  map_parts(ids, times, training, [&](Part& part) { pool_part(part, out); });
+  release();
+  plan(ids);
+  map_parts(times, training, [&](Part& part) { pool_part(part, out); });
   if (keeps) keep();
 }
 
@@ -656,6 +669,7 @@ void Step::refresh(Part& part) const {
 
 // Refreshes a part whose rows were withdrawn, or missed steps, since it was mapped.
 void Step::update_plan(Part& part) const {
+  if (!part.received.empty()) return;
   const bool behind = part.table->scope() != Scope::kTouched && part.step != part.table->step();
   if (behind || part.withdrawn != part.table->num_withdrawn()) refresh(part);
 }

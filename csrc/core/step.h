@@ -4,6 +4,7 @@
 // depend on threads.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -25,6 +26,16 @@ using Sums = std::vector<std::optional<const float*>>;
 // How the sums of several steps are added: one after another, or by halves: (0 + 1) + (2 + 3). A step without an id is
 // left out of the sum of that id.
 enum class Order : uint8_t { kFlat, kTree };
+
+// To which process each partition of a table belongs, a table after the other.
+using Owners = std::vector<std::array<uint8_t, kPartitions>>;
+
+// What a process asks an owner for: of each table the number of ids, and what `Step::write_asked` wrote for the owner.
+// A grain without ids asks for nothing.
+struct Asked {
+  std::vector<int64_t> counts;
+  const int64_t* words = nullptr;
+};
 
 class MapTask;
 
@@ -56,6 +67,30 @@ class Step {
   // follow; else the plan ends with the call.
   void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
               const std::vector<OutputRows>& out);
+  // --- rows that other processes own (exchange.cpp). A process asks the owners for the rows of the distinct ids of its
+  // grains; an owner maps what it is asked for as a batch whose grains are those of the askers.
+  // Makes the ids distinct and counts and times them as the tables want, but changes no table: `map` for rows that
+  // `take_rows` will give.
+  void find(const std::vector<FeatureIds>& ids, const int64_t* times);
+  // Orders the distinct ids by owner and partition. Returns the number of ids, [owner][table].
+  std::vector<std::vector<int64_t>> ask(const Owners& owners, int num_owners);
+  // The length of a question in words of 8 bytes. `timed`: whether the batch has times.
+  int64_t num_words(const std::vector<int64_t>& counts, bool timed) const noexcept;
+  // Writes what the owners are asked, an owner after the other.
+  void write_asked(int64_t* words) const;
+  // Takes the rows of the ids in the order in which they were asked for, [num_unique, dim] of a table after the other
+  // for each owner. The rows must live as long as this.
+  void take_rows(const float* rows);
+  // Writes sums, [num_unique, dim] of each table, in the order in which `take_rows` takes rows.
+  void write_sums(const std::vector<const float*>& sums, float* out) const;
+  // Maps what the processes ask for, a grain after the other: as many as a power of two. `divide` gives a step for each
+  // of them, whose output has a row for every id asked for. The step needs one feature a table, without pooling.
+  // `num_rows`: of each table the rows that the batch uses, of all owners, which a table with a cap must have room for.
+  void map_asked(const std::vector<Asked>& grains, bool timed, bool training,
+                 const std::vector<uint64_t>& num_rows = {});
+  // The rows of tables with a cap that `map_asked` would use in this process; 0 for other tables. No table changes.
+  std::vector<uint64_t> count_rows(const std::vector<Asked>& grains, bool timed);
+
   // A step over given slots or ids of a single table, without a forward (Table.update).
   void adopt_slots(const int64_t* slots, int64_t n);
 
@@ -87,6 +122,11 @@ class Step {
   void apply(const Sums& sums, const std::vector<double>& rates);
 
  private:
+  struct Seen {  // what an asker saw of each of its ids, as far as the table wants it
+    const int64_t* times = nullptr;
+    const double* scores = nullptr;
+    const uint32_t* counts = nullptr;
+  };
   struct Part {  // one table's share of the batch
     std::shared_ptr<Table> table;
     std::vector<int> features;
@@ -98,13 +138,26 @@ class Step {
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
     int generation = 0;
+    std::vector<Seen> seen;              // of each grain that was asked for
+    std::vector<uint32_t> asked;         // the unique ids by owner and partition
+    std::vector<size_t> asked_ends;      // of each owner
+    std::vector<const float*> received;  // unique id -> row, where another process owns it
   };
-  class Locked;
+  class Locked {  // holds the locks of all tables, taken in one order
+   public:
+    explicit Locked(const Step& step);
+    ~Locked();
+    Locked(const Locked&) = delete;
+    Locked& operator=(const Locked&) = delete;
+
+   private:
+    const Step& step_;
+  };
   class Numbers;
   struct Shares;
 
   template <class F>
-  void map_parts(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, F&& mapped);
+  void map_parts(const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
   void check_undivided() const;
   static void take_ids(const Part& whole, Part& part);
@@ -114,6 +167,12 @@ class Step {
   void map_part(Part& part, const int64_t* times, bool training) const;
   void find_distinct(Part& part, Uniques& range, const int64_t* times) const;
   void observe(const Part& part, Uniques& range, const int64_t* times) const;
+  void observe_asked(const Part& part, Uniques& range) const;
+  void add_scores(Uniques& range) const;
+  template <class F>
+  void each_asked(F&& visit) const;
+  void plan_asked(const std::vector<Asked>& grains, bool timed);
+  void map_planned(const int64_t* times, bool training, bool logs);
   void read(Part& part) const;
   void pool_parts(const std::vector<OutputRows>& out);
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;
@@ -125,10 +184,13 @@ class Step {
 
   std::vector<Feature> features_;
   std::vector<int64_t> grain_ends_;
+  size_t num_grains_ = 0;  // 0 = the batch is not divided
   std::vector<Part> parts_;
   bool retained_ = false;
-  bool logs_ = false;    // the map may be taken back
-  bool pooled_ = false;  // the mapped ids were looked up
+  bool logs_ = false;               // the map may be taken back
+  bool pooled_ = false;             // the mapped ids were looked up
+  std::vector<uint64_t> num_rows_;  // that the batch uses, where other processes own some; empty = all are here
+  bool timed_ = false;              // ids that are asked for have times
   std::shared_ptr<MapTask> task_;
 };
 

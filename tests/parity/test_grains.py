@@ -256,8 +256,8 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
 
 def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain()
-    merged = local._merged
-    monkeypatch.setattr(local, "_merged", lambda parts, order: merged(parts, "flat"))
+    merged = local.merged_sums
+    monkeypatch.setattr(local, "merged_sums", lambda parts, order: merged(parts, "flat"))
     assert learn().tables != expected.tables
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of processes that train together; tables and optimizers belong to one process."""
+"""The number of processes that train, and whether they may."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def world_size() -> int:
     return int(size) if size.isdecimal() else 1
 
 
+def trains_together() -> bool:
+    """Return whether several ranks train one model."""
+    return world_size() > 1 and os.environ.get(INDEPENDENT) != "1"
+
+
 def check_single_rank(where: str) -> None:
     """Raise ConfigError if several ranks train: each would train a separate copy."""
-    size = world_size()
-    if size > 1 and os.environ.get(INDEPENDENT) != "1":
+    if trains_together():
         raise ConfigError(
             f"{where}: each rank would train a separate copy of the model on all data, got a world "
-            f"of {size} ranks. Start one process, or set {INDEPENDENT}=1 for separate copies, as "
-            "in a sweep."
+            f"of {world_size()} ranks. Give RecModel grains, such as 8, so that the ranks share "
+            f"them, start one process, or set {INDEPENDENT}=1 for separate copies, as in a sweep."
         )

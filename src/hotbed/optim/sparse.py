@@ -136,7 +136,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
 
     def check(self) -> None:
         """Raise the error that `step()` would raise. Nothing is changed."""
-        check_single_rank("SparseOptimizer.step")
+        if not all(module.lookup.spans_ranks for module in self._modules):
+            check_single_rank("SparseOptimizer.step")
         self.check_finite()
         for group in self.param_groups:
             where = f"SparseOptimizer: lr of tables {group['tables']}"

@@ -27,7 +27,7 @@ from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import check_single_rank
+from hotbed.optim.ranks import trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
@@ -56,6 +56,7 @@ from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.grains import GrainLearner
 from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
 from hotbed.training.stages.network import adapter_of
+from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
@@ -186,7 +187,7 @@ class RecModel:
         goal = Goal(
             train,
             valid,
-            depth_for(self.learner.planner, depth),
+            depth_for(self.learner.planner, depth if self.learner.num_ranks == 1 else 0),
             first_epoch=first,
             end_epoch=first + num_epochs,
             epoch_steps=_num_batches(train),
@@ -282,7 +283,6 @@ class RecModel:
                 f"step: not a batch, got {type(batch).__name__}. Give one batch, or learn a "
                 "Dataset with fit()."
             )
-        check_single_rank("RecModel.step")
         if isinstance(batch, Batch) and batch.encoder is not None:
             self._learn_schema(batch.encoder.schema, batch.encoder)
         if self._has_begun:
@@ -509,7 +509,17 @@ class RecModel:
         return read_newest(path, warm)
 
     def state(self) -> checkpoint.State:
-        """Everything that `save` writes, for `hotbed.persist`."""
+        """Everything that `save` writes, for `hotbed.persist`.
+
+        Raises:
+            ConfigError: several ranks hold it.
+        """
+        if self.learner.num_ranks > 1:
+            raise ConfigError(
+                f"state: one process writes and reads states, got a model whose rows lie on "
+                f"{self.learner.num_ranks} ranks. Leave save, restore, export and Checkpoint out, "
+                "or start one process."
+            )
         dense = {id(parameter) for parameter in dense_parameters(self.network)}
         described = {name: described_argument(value) for name, value in self._arguments.items()}
         schema = None
@@ -588,7 +598,10 @@ class RecModel:
 
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
-        check_single_rank("RecModel")
+        if goal.online and self.learner.num_ranks > 1:
+            raise ConfigError(
+                "online_train: one process learns a stream, got several ranks. Start one process."
+            )
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
@@ -671,7 +684,8 @@ class RecModel:
             )
         combined = () if parts is None else parts.optimizers
         if grains > 1:
-            return GrainLearner(
+            kind = RankLearner if trains_together() else GrainLearner
+            return kind(
                 self.network,
                 self._criterion,
                 dense_part,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks: training refuses them, since each would train a copy of its own; predicting and
-evaluating stay.
+"""Several ranks without grains: training refuses them, since each would train a copy of its own;
+predicting and evaluating stay.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ def test_training_in_a_process_group_of_two_ranks_is_rejected(dataset: Any, netw
             model.fit(dataset(64), progress=False)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_more_ranks_than_grains_are_rejected(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="got 2 grains and a world of 4 ranks"):
+        hb.RecModel(network(), "bce", "adam", {"auc"}, grains=2)
 
 
 @pytest.mark.soak

@@ -11,10 +11,11 @@ mapped.py    MappedIds: the distinct ids of a batch, and their gradients summed 
 plan.py      Plans: ids that were mapped before the network looks them up
 """
 
+from .host_ids import HostIds
 from .layout import Buckets, Feature, FeatureLayout, Group
-from .local import LocalLookup
+from .local import LocalIds, LocalLookup, merged_sums
 from .lookup import Lookup, Pooled
-from .mapped import MappedIds, Sums
+from .mapped import MappedIds, Sums, with_nothing
 from .plan import Plan, Plans, statistics_after
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "Feature",
     "Group",
     "FeatureLayout",
+    "HostIds",
+    "LocalIds",
     "LocalLookup",
     "Lookup",
     "MappedIds",
@@ -29,5 +32,7 @@ __all__ = [
     "Plans",
     "Pooled",
     "Sums",
+    "merged_sums",
     "statistics_after",
+    "with_nothing",
 ]

@@ -172,7 +172,7 @@ class LocalLookup(Lookup):
         return Sums(local, groups, grads, finite)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
-        mapped, arrays = _merged(parts, "tree")
+        mapped, arrays = merged_sums(parts, "tree")
         groups = parts[0].groups
         grads = []
         for group in groups:
@@ -189,7 +189,7 @@ class LocalLookup(Lookup):
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if len(parts) > 1 and _share_tables(parts):
-            mapped, arrays = _merged(parts, "flat")
+            mapped, arrays = merged_sums(parts, "flat")
             addresses = [array.__array_interface__["data"][0] for array in arrays]
             rate_of: dict[Table, float] = {}
             for part, group_rates in zip(parts, rates, strict=True):
@@ -302,7 +302,7 @@ def _updated_tables(part: Sums) -> list[Table]:
     return [part.mapped.tables[number] for number in numbers]
 
 
-def _merged(parts: Sequence[Sums], order: str) -> tuple[LocalIds, list[Any]]:
+def merged_sums(parts: Sequence[Sums], order: str) -> tuple[LocalIds, list[Any]]:
     """Return the ids of all parts, each table once, and the sums of each table as an array.
 
     `order`: in which the sums of an id are added, "flat" or "tree".

@@ -21,7 +21,7 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import MapQueue
 
 from .layout import FeatureLayout, Group
-from .mapped import MappedIds, Sums
+from .mapped import MappedIds, Sums, with_nothing
 from .plan import Plan
 
 Pooled = tuple[Tensor, list[Tensor]]
@@ -29,7 +29,13 @@ Pooled = tuple[Tensor, list[Tensor]]
 
 
 class Lookup(ABC):
-    """Performs the lookups of layouts, and the updates of the rows that were looked up."""
+    """Performs the lookups of layouts, and the updates of the rows that were looked up.
+
+    Attributes:
+        spans_ranks: whether the rows are those of several processes.
+    """
+
+    spans_ranks = False
 
     @abstractmethod
     def map(
@@ -127,6 +133,19 @@ class Lookup(ABC):
         The sums of an id are added by halves, as in (0 + 1) + (2 + 3). A part without the id is
         left out. Ids come in the order of their first part, and in the order that they have there.
         """
+
+    def join_grains(
+        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
+    ) -> Sums | None:
+        """Return the sums of the grains of a batch, as `join`; None if no grain has any.
+
+        Args:
+            layout: the features and tables.
+            mapped: the ids of the batch, which was divided.
+            parts: of each grain; None = it has no sums.
+        """
+        every = with_nothing(layout, parts)
+        return self.join(every) if every else None
 
     @abstractmethod
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Sums
 
 from .parameter import TableRows
 
@@ -75,15 +75,16 @@ class RowGradients:
             sums = lookup.join([earlier, sums])
         self._wait(sums)
 
-    def add_parts(self, lookup: Lookup, parts: Sequence[Sums | None]) -> None:
-        """Let the gradients of the parts of a step wait, joined; None is a part without any.
+    def add_parts(self, lookup: Lookup, parts: Sequence[Sums | None], plan: Plan | None) -> None:
+        """Let the gradients of the grains of a step wait, joined; None is a grain without any.
 
-        None may wait before.
+        None may wait before. `plan`: of the whole batch; None = nothing was mapped.
         """
-        mapped = [part.mapped for part in parts if part is not None]
-        if mapped:
-            nothing = self._without_ids(mapped[0])
-            self._wait(lookup.join([part or nothing for part in parts]))
+        if plan is None:
+            return
+        sums = lookup.join_grains(self._layout, plan.mapped, parts)
+        if sums is not None:
+            self._wait(sums)
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""

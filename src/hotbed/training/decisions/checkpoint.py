@@ -144,6 +144,7 @@ class Checkpoint:
 
     def on_fit_begin(self, run: Run) -> None:
         _resumable(run)
+        run.model.state()  # raises where the model cannot be saved
         if len(run.callbacks.of(Checkpoint)) > 1:
             raise ConfigError(
                 "Checkpoint: a run takes one, got several. "

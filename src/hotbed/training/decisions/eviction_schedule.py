@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from hotbed import checks
@@ -12,6 +12,7 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.training.run import Run, WallClock, passed
+from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.watching.columns import Tables, counters, tables_of
 
 __all__ = ["EvictionSchedule"]
@@ -40,6 +41,9 @@ class EvictionSchedule:
             journal.
         slice_rows: rows to sweep in one step, but at least one partition of one table.
 
+    Attributes:
+        count_rows: returns the rows of each of some tables; ranks count those of all of them.
+
     Raises:
         ConfigError: an interval is not above 0, or another argument is out of range.
 
@@ -63,6 +67,7 @@ class EvictionSchedule:
         _check("EvictionSchedule", step_interval, seconds_interval, clock, lateness_seconds)
         self.tables = tables
         self.slice_rows = slice_rows
+        self.count_rows: Callable[[Sequence[Table]], Sequence[int]] = _rows_of
         by_name = [table for _, table in sorted(tables.items())]
         # a table without evictions may still have candidates that expire
         self._evicting = [table for table in by_name if table.evictions or table.clock]
@@ -208,7 +213,7 @@ class EvictionSchedule:
         """Make expired rows absent; this step and those after it sweep them."""
         # counted before rows expire: a count with expired rows among them visits each row
         self._statistics = {name: dict(table.stats) for name, table in self.tables.items()}
-        self._each = [max(1, table.stats["rows"] // PARTITIONS) for table in self._evicting]
+        self._each = [max(1, rows // PARTITIONS) for rows in self.count_rows(self._evicting)]
         boundary = 0  # Lru and Lfu need no clock; 0 moves no watermark back
         if now is not None:
             boundary = now - self._lateness
@@ -287,6 +292,13 @@ class Evict:
                 "Give one or both."
             )
         self.schedule = self._schedule(run.tables, run.clock)
+        if isinstance(run.learner, RankLearner):
+            if self._clock == "wall":
+                raise ConfigError(
+                    "Evict.clock: the clocks of several ranks differ, got 'wall'. Use 'data' or "
+                    "step_interval."
+                )
+            self.schedule.count_rows = run.learner.count_rows
 
     def on_epoch_begin(self, run: Run) -> None:
         self.schedule.repeat(run.step, run.now)
@@ -322,6 +334,10 @@ def sweeping(run: Run) -> EvictionSchedule | None:
         if callback.schedule.sweeping:
             return callback.schedule
     return None
+
+
+def _rows_of(tables: Sequence[Table]) -> list[int]:
+    return [table.stats["rows"] for table in tables]
 
 
 def _check(owner: str, steps: Any, seconds: Any, clock: str, lateness_seconds: float) -> None:

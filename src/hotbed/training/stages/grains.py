@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.embedding.lookups import Plans, Sums
+from hotbed.embedding.lookups import Plan, Plans, Sums
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
+from hotbed.parallel import joined
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example
 from hotbed.training.stages.learner import StepLearner, device_of
@@ -43,6 +44,23 @@ class GrainResult:
     gradients: list[Tensor | None]
     sums: list[Sums | None]
     buffers: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The results of the grains of a step, added by halves.
+
+    Attributes:
+        loss: of the step.
+        outputs: of the grains, in order.
+        gradients: of each dense parameter; None without one.
+        buffers: of each buffer, its new value; None where no grain changed it.
+    """
+
+    loss: Tensor
+    outputs: list[Any]
+    gradients: list[Tensor | None]
+    buffers: list[Tensor | None]
 
 
 class GrainLearner(StepLearner):
@@ -93,6 +111,8 @@ class GrainLearner(StepLearner):
         self.grains = grains
         self._collections = _collections_of(network)
         self._results: list[GrainResult | None] = []
+        self._joined: Joined | None = None
+        self._plans: list[Plan | None] = []
 
     def begin(self) -> None:
         _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
@@ -103,27 +123,27 @@ class GrainLearner(StepLearner):
         self._results = []
         with _seeds() as seed:
             self._results = self._run(self._planned(example), seed)
-        results = [result for result in self._results if result is not None]
-        self._join_buffers(self._results)
-        loss = joined([None if result is None else result.loss for result in self._results])
-        assert loss is not None, "a grain has run"
-        self.outputs = loss
+        self._joined = self._join(self._results)
+        for buffer, value in zip(self._buffers, self._joined.buffers, strict=True):
+            if value is not None:
+                buffer.copy_(value)
+        self.outputs = loss = self._joined.loss
         if self.criterion is not None:
-            self.outputs = _all_rows([result.outputs for result in results])
+            self.outputs = _all_rows(self._joined.outputs)
             self.loss = loss
         return loss
 
     def backward(self, loss: Tensor) -> None:
         """Join the gradients of the grains; they were computed in `forward`."""
-        for number, parameter in enumerate(self._dense_parameters):
-            gradients = [
-                None if result is None else result.gradients[number] for result in self._results
-            ]
-            parameter.grad = joined(gradients)
+        assert self._joined is not None, "forward has run"
+        for parameter, gradient in zip(self._dense_parameters, self._joined.gradients, strict=True):
+            parameter.grad = gradient
         for number, module in enumerate(self._collections):
             sums = [None if result is None else result.sums[number] for result in self._results]
-            module.gradients.add_parts(module.lookup, sums)
+            module.gradients.add_parts(module.lookup, sums, self._plans[number])
         self._results = []
+        self._joined = None
+        self._plans = []
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
@@ -149,11 +169,15 @@ class GrainLearner(StepLearner):
         results: list[GrainResult | None] = []
         for number, grain in enumerate(grains):
             result = None
-            if grain is not None:
+            if grain is not None and self._computes(number):
                 torch.default_generator.manual_seed(seed + number)
                 result = self._run_one(grain, num_samples)
             results.append(result)
         return results
+
+    def _computes(self, grain: int) -> bool:
+        """Return whether this process computes a grain."""
+        return True
 
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
         loss = super().forward(grain)
@@ -176,13 +200,16 @@ class GrainLearner(StepLearner):
         plans = batch.plans or Plans(batch.ids)
         batches = [None if grain is None else grain.batch for grain in example.grains]
         of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
+        self._plans = []
         for module in self._collections:
             if not module.training:
+                self._plans.append(None)
                 continue
             inputs = module.inputs_of(batch)
             plan = plans.take(module, inputs)
             if plan is None:
                 plan = module.map(inputs, batch.time, grain_ends=batch.grain_ends)
+            self._plans.append(plan)
             divided = module.lookup.divide(
                 module.layout,
                 plan,
@@ -208,42 +235,47 @@ class GrainLearner(StepLearner):
                     "out."
                 )
 
-    def _join_buffers(self, grains: Sequence[GrainResult | None]) -> None:
-        for number, (buffer, before) in enumerate(zip(self._buffers, self._kept, strict=True)):
-            values = [None if grain is None else grain.buffers[number] for grain in grains]
-            values = [
-                None if value is None or torch.equal(value, before) else value for value in values
-            ]
+    def _join(self, grains: Sequence[GrainResult | None]) -> Joined:
+        loss = joined([None if grain is None else grain.loss for grain in grains])
+        assert loss is not None, "a grain has run"
+        gradients = [
+            joined([None if grain is None else grain.gradients[number] for grain in grains])
+            for number in range(len(self._dense_parameters))
+        ]
+        outputs = [grain.outputs for grain in grains if grain is not None]
+        return Joined(loss, outputs, gradients, self._joined_buffers(grains))
+
+    def _joined_buffers(self, grains: Sequence[GrainResult | None]) -> list[Tensor | None]:
+        buffers: list[Tensor | None] = []
+        for number in range(len(self._buffers)):
+            values = self._changed(grains, number)
             changed = [value for value in values if value is not None]
-            if not changed:
-                continue
-            if buffer.is_floating_point():
+            new = None
+            if changed and changed[0].is_floating_point():
                 total = joined(values)
                 assert total is not None
-                buffer.copy_(total / len(changed))
-                continue
-            if not all(torch.equal(changed[0], value) for value in changed):
-                raise ConfigError(
-                    "grains: the grains of a step must agree on integer buffers, got a buffer "
-                    f"{buffer.dtype} {list(buffer.shape)} that depends on the samples. Leave "
-                    "grains out."
-                )
-            buffer.copy_(changed[0])
+                new = total / len(changed)
+            elif changed:
+                new = changed[0]
+                check_agree(changed)
+            buffers.append(new)
+        return buffers
+
+    def _changed(self, grains: Sequence[GrainResult | None], number: int) -> list[Tensor | None]:
+        """Return a buffer as each grain left it; None where it was not changed."""
+        values = [None if grain is None else grain.buffers[number] for grain in grains]
+        before = self._kept[number]
+        return [None if value is None or torch.equal(value, before) else value for value in values]
 
 
-def joined(values: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the values of grains, added by halves: (0 + 1) + (2 + 3).
-
-    None is left out. The size of the first half is the greatest power of two below that of all.
-    """
-    if len(values) == 1:
-        return values[0]
-    middle = 1 << (len(values) - 1).bit_length() - 1
-    first = joined(values[:middle])
-    second = joined(values[middle:])
-    if first is None or second is None:
-        return second if first is None else first
-    return first + second
+def check_agree(values: Sequence[Tensor]) -> None:
+    """Raise ConfigError if an integer buffer is not the same after all grains."""
+    if not all(torch.equal(values[0], value) for value in values):
+        first = values[0]
+        raise ConfigError(
+            "grains: the grains of a step must agree on integer buffers, got a buffer "
+            f"{first.dtype} {list(first.shape)} that depends on the samples. Leave grains out."
+        )
 
 
 @contextmanager

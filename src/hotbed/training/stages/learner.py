@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
 from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
@@ -86,6 +87,7 @@ class StepLearner:
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.grains = 1
+        self.num_ranks = 1
         self.skipped = 0
         self.outputs: Any = None  # of the network in the last training forward
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
@@ -121,6 +123,8 @@ class StepLearner:
 
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
+        if self.num_ranks == 1:
+            check_single_rank("RecModel")
         # what an interrupted training, or a loop of the user's own, left behind
         self.forget()
         self._left_out.look()
@@ -241,6 +245,7 @@ class SelfUpdating:
         self.sparse = None
         self.planner: Mapper | None = None
         self.grains = 1
+        self.num_ranks = 1
         self.skipped = 0
         self.outputs: Any = None
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
@@ -248,6 +253,7 @@ class SelfUpdating:
 
     def begin(self) -> None:
         """Begin a training."""
+        check_single_rank("RecModel")
         self._unchanged.begin()
 
     def end(self) -> None:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotbed.embedding.lookups import LocalIds, Sums
+from hotbed.embedding.policy import PARTITIONS
+from hotbed.embedding.table import Step
+
+from .ranks import Ranks
+
+Counts = list[list[list[int]]]
+"""Numbers of ids, [rank][block][table]."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskedIds(LocalIds):
+    """The ids of a batch: `step` maps all that this rank owns, of those that any rank asks for.
+
+    Attributes:
+        fronts: of each block of this rank, its distinct ids, whose rows are asked for.
+        asks: how many each block of this rank asks each rank for, [rank][block][table].
+        asked: how many each block of each rank asks this rank for.
+        leaves: `step`, divided by blocks.
+        rows: which the owners sent, of each block.
+    """
+
+    fronts: Sequence[Step] = ()
+    asks: Counts = field(default_factory=list)
+    asked: Counts = field(default_factory=list)
+    leaves: list[Step] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedIds(LocalIds):
+    """The distinct ids of a batch of all ranks that this rank owns.
+
+    Their sums are checked and measured together with those of the other ranks.
+    """
+
+    ranks: Ranks | None = None
+
+    def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
+        assert self.ranks is not None
+        places = self.ranks.gather_objects(super().find_nonfinite(sums))
+        return min((place for place in places if place), key=lambda place: place[0], default=None)
+
+    def squares(self, sums: Sums) -> NDArray[np.float64]:
+        assert self.ranks is not None
+        here = np.zeros((len(self.tables), PARTITIONS))
+        for number, address in enumerate(self.addresses(sums.groups, sums.grads)):
+            if address is not None:
+                self.step.add_squares(number, address, here[number].ctypes.data)
+        every = self.ranks.gather(torch.from_numpy(here.reshape(-1))).numpy()
+        of_tables = every.sum(0).reshape(here.shape)  # only the owner of a partition has squares
+        squares = np.zeros(PARTITIONS)
+        for of_table in of_tables:
+            squares += of_table
+        return squares
+
+    def without_ids(self) -> OwnedIds:
+        return OwnedIds(self.tables, super().without_ids().step, ranks=self.ranks)
