@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Step: rows that other processes own.
+// Step: the rows of a batch lie in several processes. See step.h for who calls what.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -72,7 +72,8 @@ int64_t Step::num_words(const std::vector<int64_t>& counts, bool timed) const no
   return words;
 }
 
-// Calls visit(part, first and last place among the ids asked for) of each table, for an owner after the other.
+// Calls visit(table, first, last) for each owner and table: the ids of the table that the owner is asked for lie at the
+// places from `first` up to `last` of Part::asked.
 template <class F>
 void Step::each_asked(F&& visit) const {
   for (size_t owner = 0; owner < parts_[0].asked_ends.size(); owner++)

@@ -69,8 +69,10 @@ class Step {
               const std::vector<OutputRows>& out);
   // --- rows that other processes own (exchange.cpp). A process asks the owners for the rows of the distinct ids of its
   // grains; an owner maps what it is asked for as a batch whose grains are those of the askers.
-  // Makes the ids distinct and counts and times them as the tables want, but changes no table: `map` for rows that
-  // `take_rows` will give.
+  //   process: find, ask, write_asked; take_rows; divide, pool, sum_gradients, merge; ask, write_sums
+  //   owner:   count_rows, map_asked; divide, pool; merge, apply
+  // Makes the ids distinct and counts and times them as the tables want. No table changes; the rows come with
+  // `take_rows`.
   void find(const std::vector<FeatureIds>& ids, const int64_t* times);
   // Orders the distinct ids by owner and partition. Returns the number of ids, [owner][table].
   std::vector<std::vector<int64_t>> ask(const Owners& owners, int num_owners);

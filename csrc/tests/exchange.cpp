@@ -140,6 +140,7 @@ TEST_CASE("two owners have the rows, counts and results of one process") {
       batch.second.push_back(static_cast<int64_t>(draw.below(600)) + 1000 + 500 * step);
       batch.times.push_back(step * 1000 + static_cast<int64_t>(draw.below(1000)));
     }
+    batch.first[0] = INT64_MAX, batch.second[1] = -1, batch.first[kSamples - 1] = INT64_MIN;
     if (step == 2) std::fill(batch.first.begin(), batch.first.begin() + kSamples / 2, 5);
     std::vector<float> one(kSamples * 2 * kDim), two(kSamples * 2 * kDim);
     learn_alone(alone, batch, one);

@@ -30,7 +30,7 @@ from hotbed.embedding.lookups import (
     Pooled,
     Sums,
     merged_sums,
-    with_nothing,
+    with_empty_sums,
 )
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Step, Table
@@ -134,7 +134,7 @@ class ShardedLookup(Lookup):
         tables = layout.tables
         sent = []
         for number, block in enumerate(self._blocks):
-            parts_of_block = with_nothing(layout, parts[block.first : block.first + block.size])
+            parts_of_block = with_empty_sums(layout, parts[block.first : block.first + block.size])
             counts = [of_rank[number] for of_rank in asked.asks]
             sums = torch.empty(_floats(tables, counts))
             if parts_of_block:

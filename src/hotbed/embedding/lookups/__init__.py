@@ -15,7 +15,7 @@ from .host_ids import HostIds
 from .layout import Buckets, Feature, FeatureLayout, Group
 from .local import LocalIds, LocalLookup, merged_sums
 from .lookup import Lookup, Pooled
-from .mapped import MappedIds, Sums, with_nothing
+from .mapped import MappedIds, Sums, with_empty_sums
 from .plan import Plan, Plans, statistics_after
 
 __all__ = [
@@ -34,5 +34,5 @@ __all__ = [
     "Sums",
     "merged_sums",
     "statistics_after",
-    "with_nothing",
+    "with_empty_sums",
 ]

@@ -21,7 +21,7 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import MapQueue
 
 from .layout import FeatureLayout, Group
-from .mapped import MappedIds, Sums, with_nothing
+from .mapped import MappedIds, Sums, with_empty_sums
 from .plan import Plan
 
 Pooled = tuple[Tensor, list[Tensor]]
@@ -144,7 +144,7 @@ class Lookup(ABC):
             mapped: the ids of the batch, which was divided.
             parts: of each grain; None = it has no sums.
         """
-        every = with_nothing(layout, parts)
+        every = with_empty_sums(layout, parts)
         return self.join(every) if every else None
 
     @abstractmethod

@@ -95,7 +95,7 @@ class Sums:
         )
 
 
-def with_nothing(layout: FeatureLayout, parts: Sequence[Sums | None]) -> list[Sums]:
+def with_empty_sums(layout: FeatureLayout, parts: Sequence[Sums | None]) -> list[Sums]:
     """Return the parts, with the sums of no id in place of None; [] where all are None."""
     mapped = [part.mapped for part in parts if part is not None]
     if not mapped:

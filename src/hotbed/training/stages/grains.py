@@ -113,6 +113,7 @@ class GrainLearner(StepLearner):
         self._results: list[GrainResult | None] = []
         self._joined: Joined | None = None
         self._plans: list[Plan | None] = []
+        self._connect()
 
     def begin(self) -> None:
         _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
@@ -174,6 +175,9 @@ class GrainLearner(StepLearner):
                 result = self._run_one(grain, num_samples)
             results.append(result)
         return results
+
+    def _connect(self) -> None:
+        """Find the processes that share the grains; here is only this one."""
 
     def _computes(self, grain: int) -> bool:
         """Return whether this process computes a grain."""

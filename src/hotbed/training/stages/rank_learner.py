@@ -11,17 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hotbed
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.ranks import world_size
-from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Placement, Ranks, ShardedLookup, joined_over_ranks
-from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
 
@@ -32,41 +29,19 @@ class RankLearner(GrainLearner):
     All ranks get the same batches. They hold the dense part of the network, equal on all of them,
     and each holds a part of the rows of each table. The results have the bits of one process.
 
-    Args:
-        network: as of `GrainLearner`, as are the others.
-        criterion: its loss; None: the network returns its loss.
-        dense: the optimizer of dense parameters; None if there are none.
-        sparse: the optimizer of tables; None if there are none.
-        grains: their number, a power of two, at least that of the ranks.
-        combined: the optimizers whose parts these two are; they are stepped instead.
-        precision: the number format of the network.
-
-    Raises:
-        ConfigError: there are more ranks than grains, or a reason of `GrainLearner`.
+    Arguments and errors are those of `GrainLearner`, and it raises ConfigError if there are more
+    ranks than grains.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        criterion: Criterion | None,
-        dense: torch.optim.Optimizer | None,
-        sparse: SparseOptimizer | None,
-        grains: int,
-        *,
-        combined: Sequence[torch.optim.Optimizer] = (),
-        precision: AmpPrecision | None = None,
-    ) -> None:
-        super().__init__(
-            network, criterion, dense, sparse, grains, combined=combined, precision=precision
-        )
+    def _connect(self) -> None:
         self.num_ranks = world_size()
-        if self.num_ranks > grains:
+        if self.num_ranks > self.grains:
             raise ConfigError(
-                f"grains: each rank computes at least one, got {grains} grains and a world of "
+                f"grains: each rank computes at least one, got {self.grains} grains and a world of "
                 f"{self.num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
         self._ranks = Ranks.of_job()
-        self._placement = Placement(self.num_ranks, grains)
+        self._placement = Placement(self.num_ranks, self.grains)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
 
