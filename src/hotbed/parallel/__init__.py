@@ -4,9 +4,11 @@
 dense.py      values of grains that all ranks need, joined
 halves.py     the order in which values of grains are added
 ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
+log_lines.py  the rank in every log line of Hotbed
 placement.py  Placement: which rank owns which rows and computes which grains
 ranks.py      Ranks: the processes of a job, and what they send each other
 sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
+traffic.py    Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
 from .dense import joined_over_ranks
@@ -14,5 +16,14 @@ from .halves import joined
 from .placement import Placement
 from .ranks import Ranks
 from .sharded import ShardedLookup
+from .traffic import RankWork, Traffic
 
-__all__ = ["Placement", "Ranks", "ShardedLookup", "joined", "joined_over_ranks"]
+__all__ = [
+    "Placement",
+    "RankWork",
+    "Ranks",
+    "ShardedLookup",
+    "Traffic",
+    "joined",
+    "joined_over_ranks",
+]
