@@ -7,6 +7,7 @@ ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on severa
 placement.py  Placement: which rank owns which rows and computes which grains
 ranks.py      Ranks: the processes of a job, and what they send each other
 sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
+shards.py     Shard: the rows that a process holds, for those who write and read states
 """
 
 from .dense import joined_over_ranks
@@ -14,5 +15,15 @@ from .halves import joined
 from .placement import Placement
 from .ranks import Ranks
 from .sharded import ShardedLookup
+from .shards import WHOLE, RankShard, Shard
 
-__all__ = ["Placement", "Ranks", "ShardedLookup", "joined", "joined_over_ranks"]
+__all__ = [
+    "WHOLE",
+    "Placement",
+    "RankShard",
+    "Ranks",
+    "Shard",
+    "ShardedLookup",
+    "joined",
+    "joined_over_ranks",
+]
