@@ -8,6 +8,7 @@ log_lines.py  the rank in every log line of Hotbed
 placement.py  Placement: which rank owns which rows and computes which grains
 ranks.py      Ranks: the processes of a job, and what they send each other
 sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
+shards.py     Shard: the rows that a process holds, for those who write and read states
 traffic.py    Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
@@ -16,12 +17,16 @@ from .halves import joined
 from .placement import Placement
 from .ranks import Ranks
 from .sharded import ShardedLookup
+from .shards import WHOLE, RankShard, Shard
 from .traffic import RankWork, Traffic
 
 __all__ = [
+    "WHOLE",
     "Placement",
+    "RankShard",
     "RankWork",
     "Ranks",
+    "Shard",
     "ShardedLookup",
     "Traffic",
     "joined",

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +24,9 @@ from .traffic import Traffic
 
 TIMEOUT = timedelta(seconds=60)
 """How long a call waits for the other ranks."""
+SAVE_TIMEOUT = timedelta(minutes=30)
+"""How long a save waits for the other ranks, which write as much as this one."""
+T = TypeVar("T")
 
 
 class Ranks:
@@ -67,6 +72,10 @@ class Ranks:
             return cls()
         return cls(dist.new_group(backend="gloo", timeout=TIMEOUT))
 
+    def another(self, timeout: timedelta = SAVE_TIMEOUT) -> Ranks:
+        """Return the same ranks with connections of their own, for another thread."""
+        return Ranks(dist.new_group(backend="gloo", timeout=timeout))
+
     def exchange(self, parts: Sequence[Sequence[Tensor]], received: Sequence[int]) -> Tensor:
         """Send each rank its parts; return what all ranks sent here, [m], in their order.
 
@@ -103,6 +112,47 @@ class Ranks:
             for received, size in zip(every, sizes, strict=True)
         ]
 
+    def collect(self, data: Any) -> list[memoryview]:
+        """Send bytes to rank 0; return there those of each rank, and nothing elsewhere."""
+        sent = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        sizes = self.gather(torch.tensor([len(sent)])).view(-1).tolist()
+        nothing = sent[:0]
+        parts = [sent] + [nothing] * (self.size - 1)
+        received = self.exchange([parts], sizes if self.rank == 0 else [0] * self.size)
+        if self.rank:
+            return []
+        return [part.numpy().data for part in received.split(sizes)]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error of the block on every rank: that of the first rank that has one."""
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            own = error
+        every = self.gather_objects(None if own is None else _portable(own))
+        for rank, received in enumerate(every):
+            if received is not None:
+                raise own if own is not None and rank == self.rank else received
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns on rank 0, on every rank; an error is raised on each."""
+        message: list[Any] = [None]
+        own: Exception | None = None
+        if self.rank == 0:
+            try:
+                message = [(make(), None)]
+            except Exception as error:
+                own = error
+                message = [(None, _portable(error))]
+        dist.broadcast_object_list(message, src=0, group=self._group)
+        value: T
+        value, received = message[0]
+        if received is not None:
+            raise own or received
+        return value
+
     def check_equal(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError, on every rank, if a setting is not the same on all of them."""
         every = self.gather_objects(dict(settings))
@@ -114,3 +164,12 @@ class Ranks:
                     f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
                     "the same seed on each rank."
                 )
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

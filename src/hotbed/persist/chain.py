@@ -12,7 +12,7 @@ from hotbed.errors import DeltaGap, ForkedLineage, PersistError
 from hotbed.files import Where
 from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_checkpoint
 from hotbed.persist.manifest import Manifest
-from hotbed.persist.tables import check_loaded, load_changes, write_merged
+from hotbed.persist.tables import check_rows, load_changes, write_merged
 
 _REMEMBERED = 4096
 
@@ -136,7 +136,8 @@ class Replica:
             if link.manifest.kind == "full":
                 table.clear()
             load_changes(link, name, table)
-            check_loaded(link, name, table)
+            table.load_scalars(entry.scalars)
+            check_rows(link, name, len(table))
         self.lineage.took(link.manifest)
 
 

@@ -13,9 +13,11 @@ thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
@@ -29,6 +31,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
+from hotbed.parallel import WHOLE, Shard
 from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
 from hotbed.persist.manifest import (
     DENSE_FILE,
@@ -36,7 +39,9 @@ from hotbed.persist.manifest import (
     Arrays,
     DenseEntry,
     Manifest,
+    PartEntry,
     ProgressEntry,
+    TableEntry,
     encode,
     packed,
 )
@@ -52,7 +57,16 @@ from hotbed.persist.network import (
 from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.retention import retain
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
-from hotbed.persist.tables import CapturedRows, CapturedTable, LiveRows, load_table, write_table
+from hotbed.persist.tables import (
+    CapturedRows,
+    CapturedTable,
+    LiveRows,
+    check_rows,
+    joined_scalars,
+    load_table,
+    write_rows,
+    write_waiting,
+)
 
 log = logging.getLogger("hotbed.persist")
 
@@ -75,6 +89,8 @@ class State:
         random: states of torch's generators by name.
         version: number of the state in its lineage.
         parent: digest of the state before.
+        shard: the part of the rows that the tables hold. The processes that hold the other parts
+            make the same calls, to write and read one state.
     """
 
     network: nn.Module | None = None
@@ -89,6 +105,7 @@ class State:
     random: Mapping[str, Tensor] = field(default_factory=dict)
     version: int = 0
     parent: str | None = None
+    shard: Shard = WHOLE
 
 
 # --- saving -------------------------------------------------------------------------------------
@@ -106,6 +123,7 @@ class Capture:
         arrays: of the progress.
         tables: snapshots of the tables.
         changes: whether the tables hold only what changed.
+        shard: the part of the rows that the tables hold.
     """
 
     manifest: Manifest
@@ -113,6 +131,7 @@ class Capture:
     arrays: Arrays
     tables: tuple[CapturedTable, ...]
     changes: bool
+    shard: Shard = WHOLE
 
     def close(self, saved: bool) -> None:
         """End the snapshots. If it was not saved, the next capture holds these changes too."""
@@ -136,7 +155,7 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
         PersistError: a snapshot of a table is open, or a value cannot be saved; the message names
             it.
     """
-    with contextlib.ExitStack() as undo:
+    with ExitStack() as undo:
         tables = []
         for name, table in sorted(state.tables.items()):
             rows = table.snapshot(changes=changes, takes=takes)
@@ -184,7 +203,7 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         progress=progress,
         tables=(),
     )
-    return Capture(manifest, tensors, arrays, tables, changes)
+    return Capture(manifest, tensors, arrays, tables, changes, state.shard)
 
 
 def track_changes(tables: Iterable[Table]) -> bool:
@@ -216,13 +235,15 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
             and the next capture holds these changes too.
     """
     is_saved = False
+    shard = captured.shard
     try:
-        with CheckpointWriter(where) as writer:
+        with ExitStack() as opened:
+            writer = _opened(where, shard, opened)
             saved = _write(writer, captured, parent)
         is_saved = True
     finally:
         captured.close(is_saved)
-    if saved.kind == "full":
+    if saved.kind == "full" and shard.is_first:
         try:
             retain(writer.store, keep)
         except (PersistError, OSError) as error:
@@ -230,19 +251,63 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     return saved
 
 
+def _opened(where: Where, shard: Shard, opened: ExitStack) -> CheckpointWriter:
+    """Return a writer of a new checkpoint, which all processes write."""
+    writers = []
+    with shard.together():
+        if shard.is_first:
+            writers.append(opened.enter_context(CheckpointWriter(where)))
+    draft = shard.from_first(lambda: writers[0].draft)
+    with shard.together():
+        if not shard.is_first:
+            writers.append(opened.enter_context(CheckpointWriter(where, draft)))
+    return writers[0]
+
+
 def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) -> Saved:
+    shard = captured.shard
     manifest = captured.manifest
     if captured.changes:
-        parent = _checked_parent(writer, parent)
+        parent = shard.from_first(lambda: _checked_parent(writer, parent))
         manifest = replace(manifest, kind="delta", chain=parent.chain)
     if parent is not None:
         manifest = replace(manifest, parent=parent.digest)
-    if captured.tensors:
-        writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
-    if captured.arrays:
-        writer.write(PROGRESS_FILE, packed(captured.arrays))
-    tables = [write_table(writer, number, table) for number, table in enumerate(captured.tables)]
-    return writer.commit(replace(manifest, tables=tuple(tables)))
+    with shard.together():
+        if shard.is_first and captured.tensors:
+            writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
+        if shard.is_first and captured.arrays:
+            writer.write(PROGRESS_FILE, packed(captured.arrays))
+        parts = [
+            write_rows(writer, number, table, shard) for number, table in enumerate(captured.tables)
+        ]
+        files = writer.entries()
+    totals = [(table.total, table.rows.scalars) for table in captured.tables]
+    every = shard.gathered((files, parts, totals))
+    tables = []
+    for number, table in enumerate(captured.tables):
+        candidates, sketch = write_waiting(writer, number, table, shard)
+        counted = [totals[number] for _, _, totals in every]
+        tables.append(
+            TableEntry(
+                name=table.name,
+                config=dict(table.config),
+                rows=sum(total for total, _ in counted),
+                scalars=joined_scalars(table.name, [scalars for _, scalars in counted]),
+                parts=_in_order(parts[number][0] for _, parts, _ in every),
+                removed=_in_order(parts[number][1] for _, parts, _ in every),
+                candidates=candidates,
+                sketch=sketch,
+            )
+        )
+    if shard.is_first:
+        for files, _, _ in every:
+            writer.add(files)
+    return shard.from_first(lambda: writer.commit(replace(manifest, tables=tuple(tables))))
+
+
+def _in_order(parts: Iterable[Sequence[PartEntry]]) -> tuple[PartEntry, ...]:
+    """Return the parts of all processes by rising partition."""
+    return tuple(sorted(itertools.chain(*parts), key=lambda part: part.first))
 
 
 def _checked_parent(writer: CheckpointWriter, parent: Saved | None) -> Saved:
@@ -281,8 +346,11 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
     for name, table in sorted(state.tables.items()):
         tables.append(_captured_table(name, table, LiveRows(table)))
     store = open_store(where)
-    with _only_writer(store):
-        store.newest_state()  # raises if CURRENT is lost: retention would remove the states
+    with ExitStack() as locked:
+        with state.shard.together():
+            if state.shard.is_first:
+                locked.enter_context(_only_writer(store))
+                store.newest_state()  # raises if CURRENT is lost: retention would remove the states
         return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
@@ -322,13 +390,38 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         FormatError: a file is bad; the message names it.
         PersistError: a field, parameter, table or optimizer does not fit; the message names it.
     """
+    shard = state.shard
+    digests = shard.gathered(reader.manifest.digest)
+    if any(digest != digests[0] for digest in digests):
+        raise PersistError(
+            f"{reader.folder}: all ranks must read one state, got digests "
+            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder that "
+            "they share."
+        )
+    with shard.together():
+        tensors, accepted = _checked(reader, state, allow)
+    with shard.together():
+        if state.network is not None:
+            load_network(state.network, tensors)
+        for name in reader.table_names:
+            load_table(reader, name, state.tables[name], shard)
+        _load_optimizers(reader, state, tensors, accepted)
+    every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
+    for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
+        check_rows(reader.newest_link, name, sum(counts))
+
+
+def _checked(
+    reader: Reader, state: State, allow: Sequence[str]
+) -> tuple[Mapping[str, Tensor], set[str]]:
+    """Check all that will be loaded; return the tensors, and the names of accepted changes."""
     folder = reader.folder
     if reader.manifest.contents == "values":
         raise PersistError(
             f"{folder}: expected a state, got published values. Give the path that training saves "
             "to."
         )
-    reader.verify()
+    reader.verify(state.shard.owned)
     if set(reader.table_names) != set(state.tables):
         raise PersistError(
             f"{folder}: it has tables {sorted(reader.table_names)}, got a network with "
@@ -347,10 +440,12 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         )
     for entry in reader.manifest.tables:
         state.tables[entry.name].check_clock(entry.scalars)
-    if state.network is not None:
-        load_network(state.network, tensors)
-    for name in reader.table_names:
-        load_table(reader, name, state.tables[name])
+    return tensors, accepted
+
+
+def _load_optimizers(
+    reader: Reader, state: State, tensors: Mapping[str, Tensor], accepted: set[str]
+) -> None:
     dense = reader.manifest.dense
     optimizers: Mapping[str, Any] = {} if dense is None else dense.optimizers
     for name, optimizer in state.optimizers.items():
@@ -358,7 +453,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
             try:
                 _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
             except PersistError as error:
-                raise PersistError(f"{folder}: {error}") from error
+                raise PersistError(f"{reader.folder}: {error}") from error
 
 
 def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:

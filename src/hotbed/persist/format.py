@@ -13,7 +13,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -108,17 +108,23 @@ class CheckpointWriter:
 
     Nothing is visible before `commit`. Leaving the block without it removes the files.
 
+    Args:
+        root: where checkpoints lie.
+        draft: `draft` of the writer in another process, whose checkpoint this one writes files of;
+            that one commits them. None: a checkpoint of its own.
+
     Example:
         >>> with CheckpointWriter(root) as writer:
         ...     writer.write("dense.safetensors", data)
         ...     saved = writer.commit(manifest)
     """
 
-    def __init__(self, root: Where | CheckpointStore) -> None:
+    def __init__(self, root: Where | CheckpointStore, draft: str | None = None) -> None:
         self.store = root if isinstance(root, CheckpointStore) else open_store(root)
         self.files: dict[str, HashedFile] = {}
+        self._others: dict[str, FileEntry] = {}
         with writing(self._place):
-            self._draft = self.store.draft()
+            self._draft = self.store.draft() if draft is None else self.store.join(draft)
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -154,12 +160,26 @@ class CheckpointWriter:
         self.files[name] = file
         return rows
 
+    @property
+    def draft(self) -> str:
+        """What a writer in another process needs to write files of this checkpoint."""
+        return self._draft.place
+
+    def entries(self) -> dict[str, FileEntry]:
+        """Return the entries of the files written here, once they are on disk."""
+        entries = {}
+        for name, file in self.files.items():
+            num_bytes, sha256 = file.result()
+            entries[name] = FileEntry(bytes=num_bytes, sha256=sha256)
+        return entries
+
+    def add(self, entries: Mapping[str, FileEntry]) -> None:
+        """Add files that writers in other processes wrote."""
+        self._others.update(entries)
+
     def commit(self, manifest: Manifest) -> Saved:
         """Write the manifest with the entries of all files; make the checkpoint the newest."""
-        files = {}
-        for name in sorted(self.files):
-            num_bytes, sha256 = self.files[name].result()
-            files[name] = FileEntry(bytes=num_bytes, sha256=sha256)
+        files = dict(sorted((self._others | self.entries()).items()))
         text, manifest = manifest.with_files(files)
         self._draft.publish(text)
         folder = self._draft.folder
@@ -179,6 +199,31 @@ def chain_on(manifest: Manifest, folder: str) -> tuple[ChainEntry, ...]:
 
 
 # --- one folder ---------------------------------------------------------------------------------
+
+OwnedPartitions = Callable[[str], NDArray[np.bool_]]
+"""Returns whether the rows of each partition of a table are wanted, [256]."""
+
+
+def every_partition(table: str) -> NDArray[np.bool_]:
+    return np.ones(PARTITIONS, bool)
+
+
+def _holds(part: PartEntry, owned: NDArray[np.bool_]) -> bool:
+    """Return whether a file has rows of partitions that are wanted."""
+    return bool(owned[part.first : part.last + 1].any())
+
+
+def owned_rows(
+    batches: Iterable[pa.RecordBatch], owned: NDArray[np.bool_]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the partitions that are wanted."""
+    for batch in batches:
+        if owned.all():
+            yield batch
+            continue
+        kept = owned[batch.column("partition").to_numpy()]
+        if kept.any():
+            yield batch.filter(pa.array(kept))
 
 
 @dataclass(frozen=True)
@@ -233,16 +278,24 @@ class Link:
         """Yield the record batches of one Arrow file, without copying."""
         return arrow_batches(self.read(name), self._place(name))
 
-    def verify(self) -> None:
+    def verify(self, owned: OwnedPartitions = every_partition) -> None:
         """Check every file, and that the rows are those of their tables.
+
+        Args:
+            owned: files without rows of these partitions are left out.
 
         Raises:
             FormatError: something is wrong; the message names the first bad file.
         """
         check_descriptions(self.manifest, self._place(MANIFEST_FILE))
+        left_out = set()
+        for entry in self.manifest.tables:
+            is_owned = owned(entry.name)
+            left_out |= {part.file for part in entry.all_parts if not _holds(part, is_owned)}
+        names = [name for name in self.manifest.files if name not in left_out]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            _exhaust(pool.map(self.read, self.manifest.files))
-            _exhaust(pool.map(_exhaust, self._all_parts()))
+            _exhaust(pool.map(self.read, names))
+            _exhaust(pool.map(_exhaust, self._all_parts(left_out)))
         for entry in self.manifest.tables:
             for batches in self.waiting(entry.name):
                 _exhaust(batches)
@@ -250,12 +303,11 @@ class Link:
         self.tree("tree")
         self.tree("random")
 
-    def _all_parts(self) -> Iterator[Iterator[pa.RecordBatch]]:
+    def _all_parts(self, left_out: Collection[str]) -> Iterator[Iterator[pa.RecordBatch]]:
         for entry in self.manifest.tables:
-            for part in entry.parts:
-                yield self.part(entry, part)
-            for part in entry.removed:
-                yield self.part(entry, part, removed=True)
+            for part in entry.all_parts:
+                if part.file not in left_out:
+                    yield self.part(entry, part, removed=part in entry.removed)
 
     def entry(self, table: str) -> TableEntry:
         """Return the manifest's entry of a table; raise PersistError for an unknown name."""
@@ -268,17 +320,25 @@ class Link:
             "Name one of these."
         )
 
-    def parts(self, table: str) -> Iterator[pa.RecordBatch]:
+    def parts(
+        self, table: str, owned: OwnedPartitions = every_partition
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows that this folder itself holds of a table, by (partition, id)."""
         entry = self.entry(table)
+        is_owned = owned(table)
         for part in entry.parts:
-            yield from self.part(entry, part)
+            if _holds(part, is_owned):
+                yield from owned_rows(self.part(entry, part), is_owned)
 
-    def removed(self, table: str) -> Iterator[pa.RecordBatch]:
+    def removed(
+        self, table: str, owned: OwnedPartitions = every_partition
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the ids of a table that lost their row since the parent, by (partition, id)."""
         entry = self.entry(table)
+        is_owned = owned(table)
         for part in entry.removed:
-            yield from self.part(entry, part, removed=True)
+            if _holds(part, is_owned):
+                yield from owned_rows(self.part(entry, part, removed=True), is_owned)
 
     def part(
         self, entry: TableEntry, part: PartEntry, *, removed: bool = False
@@ -430,10 +490,13 @@ class Reader:
         """Return the manifest's entry of a table; raise PersistError for an unknown name."""
         return self.newest_link.entry(table)
 
-    def verify(self) -> None:
-        """Check every file of every link; raise FormatError naming the first bad one."""
+    def verify(self, owned: OwnedPartitions = every_partition) -> None:
+        """Check every file of every link; raise FormatError naming the first bad one.
+
+        `owned`: files without rows of these partitions are left out.
+        """
         for link in self.links:
-            link.verify()
+            link.verify(owned)
 
     def rows(self, table: str) -> Iterator[pa.RecordBatch]:
         """Yield all rows of a table, by (partition, id), in batches of some ten thousand."""

@@ -51,9 +51,17 @@ class NewestState(NamedTuple):
 
 
 class Draft(ABC):
-    """A checkpoint being written: nothing is visible before `publish`."""
+    """A checkpoint being written: nothing is visible before `publish`.
+
+    Several processes may write its files. One opens it and publishes it, the others join it.
+
+    Attributes:
+        folder: the name of the checkpoint.
+        place: where its files lie until then; a process that joins needs it.
+    """
 
     folder: str
+    place: str
 
     @abstractmethod
     def create(self, name: str) -> HashedFile:
@@ -69,7 +77,7 @@ class Draft(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove the draft and end its threads; after `publish` nothing is removed."""
+        """End the threads of the draft and remove it, unless it was published or only joined."""
 
 
 class CheckpointStore(ABC):
@@ -105,6 +113,14 @@ class CheckpointStore(ABC):
     @abstractmethod
     def draft(self) -> Draft:
         """Start the next checkpoint; raise OSError if that is not possible."""
+
+    @abstractmethod
+    def join(self, place: str) -> Draft:
+        """Return the draft that another process opened at `Draft.place`, to write some files.
+
+        Raises:
+            PersistError: this process does not see it.
+        """
 
     @abstractmethod
     def remove(self, folder: str) -> None:
@@ -249,6 +265,15 @@ class LocalStore(CheckpointStore):
         used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
         return _LocalDraft(self, max(used, default=0) + 1)
 
+    def join(self, place: str) -> Draft:
+        if not (self.root / place).is_dir():
+            raise PersistError(
+                f"{self.root}: another process writes a checkpoint there which this one does not "
+                f"see, got no folder {place!r}. Save to a folder that all ranks share, under the "
+                "same path."
+            )
+        return _JoinedDraft(self.root / place)
+
     def point(self, folder: str, sha256: str) -> None:
         """Make a checkpoint the newest one; `sha256`: of its manifest."""
         with self.new_file(CURRENT_FILE) as file:
@@ -283,16 +308,31 @@ class LocalStore(CheckpointStore):
                     path.unlink()
 
 
-class _LocalDraft(Draft):
-    def __init__(self, store: LocalStore, number: int) -> None:
-        self.folder = _name_of(number)
-        self._store = store
-        self._partial, self._held = new_partial(store.root, self.folder)
+class _JoinedDraft(Draft):
+    """Files of a draft that another process opened."""
+
+    def __init__(self, partial: Path) -> None:
+        self.place = partial.name
+        self._partial = partial
         self._threads = SaveThreads()
 
     def create(self, name: str) -> HashedFile:
         file = LocalFile(self._partial / name)
         return HashedFile(file, self._threads, file.finish)
+
+    def publish(self, manifest: bytes) -> None:
+        raise AssertionError("who opened the draft publishes it")
+
+    def discard(self) -> None:
+        self._threads.close()
+
+
+class _LocalDraft(_JoinedDraft):
+    def __init__(self, store: LocalStore, number: int) -> None:
+        self.folder = _name_of(number)
+        self._store = store
+        partial, self._held = new_partial(store.root, self.folder)
+        super().__init__(partial)
 
     def publish(self, manifest: bytes) -> None:
         self._threads.settle()
@@ -323,7 +363,7 @@ class _LocalDraft(Draft):
             raise
 
     def discard(self) -> None:
-        self._threads.close()
+        super().discard()
         shutil.rmtree(self._partial, ignore_errors=True)
         self._held.release()
 
@@ -407,7 +447,15 @@ class ObjectStore(CheckpointStore):
         number = number_of(prefixes[-1]) + 1 if prefixes else 1
         while not self.create(f"{_name_of(number)}/{CLAIM_FILE}", b""):
             number += 1
-        return _ObjectDraft(self, _name_of(number))
+        return _ObjectDraft(self, _name_of(number), is_open=True)
+
+    def join(self, place: str) -> Draft:
+        if not self.exists(f"{place}/{CLAIM_FILE}"):
+            raise PersistError(
+                f"{self.url}: another process writes a checkpoint there which this one does not "
+                f"see, got no object {place}/{CLAIM_FILE}. Save to a store that all ranks reach."
+            )
+        return _ObjectDraft(self, place, is_open=False)
 
     def remove(self, folder: str) -> None:
         self._fs.invalidate_cache()
@@ -489,11 +537,11 @@ class _ErrorTranslation(contextlib.ContextDecorator):
 
 
 class _ObjectDraft(Draft):
-    def __init__(self, store: ObjectStore, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, store: ObjectStore, folder: str, *, is_open: bool) -> None:
+        self.folder = self.place = folder
         self._store = store
         self._threads = SaveThreads()
-        self._open = True
+        self._open = is_open  # to be removed, unless it is published
 
     def create(self, name: str) -> HashedFile:
         file = self._store.open(f"{self.folder}/{name}")

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -18,14 +18,26 @@ from hotbed.config import describe
 from hotbed.data.schema import Schema
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
+from hotbed.persist.format import (
+    CheckpointWriter,
+    Link,
+    OwnedPartitions,
+    Reader,
+    every_partition,
+    owned_rows,
+    partition_ranges,
+)
 from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
 from hotbed.persist.store import ADVICE
 from hotbed.persist.words import Translation, left_out, translation_of
 
+if TYPE_CHECKING:
+    from hotbed.parallel import Shard
+
 log = logging.getLogger("hotbed.persist")
 
 BATCH_ROWS = 4096
+_COUNTED = ("admitted", "refused", "evicted", "evicted_by")  # scalars that count rows
 
 
 class CapturedRows(Protocol):
@@ -75,35 +87,65 @@ class LiveRows:
 # --- writing ------------------------------------------------------------------------------------
 
 
-def write_table(writer: CheckpointWriter, number: int, table: CapturedTable) -> TableEntry:
-    """Write the files of a captured table, and return its entry in the manifest."""
+def write_rows(
+    writer: CheckpointWriter, number: int, table: CapturedTable, shard: Shard
+) -> tuple[tuple[PartEntry, ...], tuple[PartEntry, ...]]:
+    """Write the rows of a captured table that this process holds; return their parts.
+
+    The second value: the parts of removed ids, where the capture holds only what changed.
+    """
     folder = table_folder(number, table.name)
     rows = table.rows
     # every part before the removed ids: a part's file is written in one go, and removals are few
-    parts = _write_parts(writer, f"{folder}/rows", partition_ranges(rows.num_rows), rows.rows)
+    spans = shard.spans(table.name, partition_ranges(rows.num_rows * shard.size))
+    parts = _write_parts(writer, f"{folder}/rows", spans, rows.rows)
     removed: tuple[PartEntry, ...] = ()
     if rows.changes:
-        removed = _write_parts(writer, f"{folder}/removed", partition_ranges(0), rows.removed)
-    file = f"{folder}/candidates.arrow"
-    num_candidates = writer.write_batches(file, rows.candidates())
+        spans = shard.spans(table.name, partition_ranges(0))
+        removed = _write_parts(writer, f"{folder}/removed", spans, rows.removed)
+    return parts, removed
+
+
+def write_waiting(
+    writer: CheckpointWriter, number: int, table: CapturedTable, shard: Shard
+) -> tuple[CandidatesEntry | None, SketchEntry | None]:
+    """Write the counts of the ids of all processes that wait for admission, in the first one."""
+    folder = table_folder(number, table.name)
+    owned = shard.owned(table.name)
     candidates = None
-    if num_candidates:
-        candidates = CandidatesEntry(file=file, rows=num_candidates)
-    sketch_file = f"{folder}/sketch.arrow"
-    num_generations = writer.write_batches(sketch_file, rows.sketch())
     sketch = None
-    if num_generations:
-        sketch = SketchEntry(file=sketch_file, rows=num_generations)
-    return TableEntry(
-        name=table.name,
-        config=dict(table.config),
-        rows=table.total,
-        scalars=cast(Scalars, rows.scalars),
-        parts=parts,
-        removed=removed,
-        candidates=candidates,
-        sketch=sketch,
-    )
+    waiting = shard.collected(owned_rows(table.rows.candidates(), owned))
+    sketches = shard.collected(owned_rows(table.rows.sketch(), owned))
+    with shard.together():
+        file = f"{folder}/candidates.arrow"
+        if num_candidates := writer.write_batches(file, waiting):
+            candidates = CandidatesEntry(file=file, rows=num_candidates)
+        file = f"{folder}/sketch.arrow"
+        if num_generations := writer.write_batches(file, sketches):
+            sketch = SketchEntry(file=file, rows=num_generations)
+    return candidates, sketch
+
+
+def joined_scalars(name: str, every: Sequence[Mapping[str, Any]]) -> Scalars:
+    """Return the scalars of a table of which each process holds a part.
+
+    Raises:
+        PersistError: they differ in more than the counters of rows.
+    """
+    joined = dict(every[0])
+    for counter in ("admitted", "refused", "evicted"):
+        joined[counter] = sum(scalars[counter] for scalars in every)
+    reasons = [scalars["evicted_by"] for scalars in every]
+    joined["evicted_by"] = {reason: sum(of[reason] for of in reasons) for reason in reasons[0]}
+    for number, scalars in enumerate(every):
+        differ = [key for key in joined if key not in _COUNTED and joined[key] != scalars.get(key)]
+        if differ:
+            raise PersistError(
+                f"table {name!r}: all ranks must have learned the same steps, got "
+                f"{differ[0]} {joined[differ[0]]} on rank 0 and {scalars.get(differ[0])} on rank "
+                f"{number}. Resume from the newest checkpoint."
+            )
+    return cast(Scalars, joined)
 
 
 def write_merged(
@@ -193,23 +235,33 @@ def flat(column: pa.Array) -> NDArray[Any]:
 # --- loading ------------------------------------------------------------------------------------
 
 
-def load_table(reader: Reader, name: str, table: Table) -> None:
-    """Load a table of a checkpoint, its chain in order, in the place of all that `table` holds."""
+def load_table(reader: Reader, name: str, table: Table, shard: Shard) -> None:
+    """Load what this process holds of a table of a checkpoint, its chain in order.
+
+    It takes the place of all that `table` holds.
+    """
     if len(table) or table.step:
         table.clear()
     for link in reader.links:
-        load_changes(link, name, table)
-    check_loaded(link, name, table)
+        load_changes(link, name, table, shard.owned)
+    scalars = dict(link.entry(name).scalars)
+    if not shard.is_first:  # one process goes on counting from the counts of all
+        scalars |= {counter: 0 for counter in _COUNTED if counter in scalars}
+        scalars["evicted_by"] = {}
+    table.load_scalars(scalars)
     waiting = reader.waiting(name)
-    table.load_candidates(waiting.candidates)
-    table.load_sketch(waiting.sketch)
+    owned = shard.owned(name)
+    table.load_candidates(owned_rows(waiting.candidates, owned))
+    table.load_sketch(owned_rows(waiting.sketch, owned))
 
 
-def load_changes(link: Link, name: str, table: Table) -> None:
+def load_changes(
+    link: Link, name: str, table: Table, owned: OwnedPartitions = every_partition
+) -> None:
     """Load the rows of one link into a table that holds the state before it."""
-    for batch in link.removed(name):
+    for batch in link.removed(name, owned):
         table.remove(batch.column("id"))
-    batches = link.parts(name)
+    batches = link.parts(name, owned)
     if table.clock == "steps":
         # rows of a table that kept no ages count as seen now: else all of them would expire at once
         step = int(link.entry(name).scalars["step"])
@@ -225,14 +277,13 @@ def _seen(batch: pa.RecordBatch, moment: int) -> pa.RecordBatch:
     return batch.append_column("last_seen", pa.array(times))
 
 
-def check_loaded(link: Link, name: str, table: Table) -> None:
-    """Load what belongs to a table as a whole, after its rows; check the number of rows."""
+def check_rows(link: Link, name: str, num_rows: int) -> None:
+    """Raise FormatError unless a table that was loaded has the rows that the manifest says."""
     entry = link.entry(name)
-    table.load_scalars(entry.scalars)
-    if len(table) != entry.rows:
+    if num_rows != entry.rows:
         raise FormatError(
             f"{link.store.place(link.folder)}: table {name!r} has other rows than the manifest "
-            f"says, got {len(table)} instead of {entry.rows}. {ADVICE}"
+            f"says, got {num_rows} instead of {entry.rows}. {ADVICE}"
         )
 
 

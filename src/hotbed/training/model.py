@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -187,7 +188,7 @@ class RecModel:
         goal = Goal(
             train,
             valid,
-            depth_for(self.learner.planner, depth if self.learner.num_ranks == 1 else 0),
+            depth_for(self.learner.planner, depth if self.learner.shard.size == 1 else 0),
             first_epoch=first,
             end_epoch=first + num_epochs,
             epoch_steps=_num_batches(train),
@@ -392,13 +393,15 @@ class RecModel:
     def save(self, path: str | Path) -> str | Path:
         """Write a checkpoint under `path`, a local path or URL, and return its folder.
 
-        The checkpoint is then the newest under `path`; see docs/format.md.
+        The checkpoint is then the newest under `path`; see docs/format.md. Of several ranks all
+        call it, with one folder that they share, and write one checkpoint.
 
         Raises:
             PersistError: it cannot be written, or `path` holds the states of a stream or published
                 versions.
         """
-        refuse_others(open_store(path))  # retention would remove them
+        with self.learner.shard.together():
+            refuse_others(open_store(path))  # retention would remove them
         saved = checkpoint.save(path, self.state())
         self.parent = saved.digest
         return saved.folder
@@ -431,12 +434,20 @@ class RecModel:
         docs/serving.md. `state`: the checkpoint whose newest state is frozen; None: the model as it
         is now.
         """
-        graph = self.graph()
-        with tempfile.TemporaryDirectory(prefix="hotbed-export-") as now:
+        shard = self.learner.shard
+        with ExitStack() as opened:
+            now: Where = ""
             if state is None:
+                now = shard.from_first(lambda: opened.enter_context(_temporary_folder()))
                 checkpoint.save(now, self.state())
-            schema = self._request_schema()
-            return export(state or now, path, graph, () if schema is None else schema.maps).folder
+
+            def export_now() -> Where:
+                graph = self.graph()
+                schema = self._request_schema()
+                maps = () if schema is None else schema.maps
+                return export(state or now, path, graph, maps).folder
+
+            return shard.from_first(export_now)
 
     def graph(self) -> OnnxGraph:
         """Return the part of the network after the lookups as an ONNX graph, checked.
@@ -509,17 +520,7 @@ class RecModel:
         return read_newest(path, warm)
 
     def state(self) -> checkpoint.State:
-        """Everything that `save` writes, for `hotbed.persist`.
-
-        Raises:
-            ConfigError: several ranks hold it.
-        """
-        if self.learner.num_ranks > 1:
-            raise ConfigError(
-                f"state: one process writes and reads states, got a model whose rows lie on "
-                f"{self.learner.num_ranks} ranks. Leave save, restore, export and Checkpoint out, "
-                "or start one process."
-            )
+        """Everything that `save` writes, for `hotbed.persist`."""
         dense = {id(parameter) for parameter in dense_parameters(self.network)}
         described = {name: described_argument(value) for name, value in self._arguments.items()}
         schema = None
@@ -541,6 +542,7 @@ class RecModel:
             counters=self.counters,
             version=self.counters["steps"],
             parent=self.parent,
+            shard=self.learner.shard,
         )
 
     def _scorer(self) -> Scorer:
@@ -598,7 +600,7 @@ class RecModel:
 
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
-        if goal.online and self.learner.num_ranks > 1:
+        if goal.online and self.learner.shard.size > 1:
             raise ConfigError(
                 "online_train: one process learns a stream, got several ranks. Start one process."
             )
@@ -760,6 +762,10 @@ class Evaluation:
     def results(self) -> dict[str, float]:
         """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
         return self._scorer.results()
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="hotbed-export-")
 
 
 def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:

@@ -20,7 +20,7 @@ from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
-from hotbed.parallel import RankWork
+from hotbed.parallel import WHOLE, RankWork, Shard
 from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
@@ -88,7 +88,7 @@ class StepLearner:
         self.precision = precision or AmpPrecision()
         self.device = device_of(network)
         self.grains = 1
-        self.num_ranks = 1
+        self.shard: Shard = WHOLE
         self.skipped = 0
         self.outputs: Any = None  # of the network in the last training forward
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
@@ -124,7 +124,7 @@ class StepLearner:
 
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
-        if self.num_ranks == 1:
+        if self.shard is WHOLE:
             check_single_rank("RecModel")
         # what an interrupted training, or a loop of the user's own, left behind
         self.forget()
@@ -247,7 +247,7 @@ class SelfUpdating:
         self.sparse = None
         self.planner: Mapper | None = None
         self.grains = 1
-        self.num_ranks = 1
+        self.shard: Shard = WHOLE
         self.skipped = 0
         self.outputs: Any = None
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion

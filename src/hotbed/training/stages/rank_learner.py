@@ -18,7 +18,15 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
-from hotbed.parallel import Placement, Ranks, RankWork, ShardedLookup, Traffic, joined_over_ranks
+from hotbed.parallel import (
+    Placement,
+    Ranks,
+    RankShard,
+    RankWork,
+    ShardedLookup,
+    Traffic,
+    joined_over_ranks,
+)
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
 
@@ -34,14 +42,15 @@ class RankLearner(GrainLearner):
     """
 
     def _connect(self) -> None:
-        self.num_ranks = world_size()
-        if self.num_ranks > self.grains:
+        num_ranks = world_size()
+        if num_ranks > self.grains:
             raise ConfigError(
                 f"grains: each rank computes at least one, got {self.grains} grains and a world of "
-                f"{self.num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
+                f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
         self._ranks = Ranks.of_job()
-        self._placement = Placement(self.num_ranks, self.grains)
+        self._placement = Placement(num_ranks, self.grains)
+        self.shard = RankShard(self._ranks, self._placement)
         self._count_anew()
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of each table that a process holds, for those who write and read states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from hotbed.embedding.policy import PARTITIONS
+
+from .placement import Placement
+from .ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Shard:
+    """All rows of every table: there is one process.
+
+    Every process that holds a part of them makes the same calls in the same order.
+
+    Attributes:
+        size: number of processes that hold the rows.
+        is_first: whether this one writes what all of them hold alike, and decides for all.
+    """
+
+    size = 1
+    is_first = True
+
+    def another(self) -> Shard:
+        """Return the same with connections of its own, for another thread."""
+        return self
+
+    def owned(self, table: str) -> NDArray[np.bool_]:
+        """Return whether this process holds the rows of each partition of a table, [256]."""
+        return np.ones(PARTITIONS, bool)
+
+    def spans(self, table: str, spans: Iterable[range]) -> list[range]:
+        """Return the parts of spans of partitions that this process holds."""
+        return list(spans)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a block whose errors are raised by all processes."""
+        return nullcontext()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return what `make` returns, or raise what it raises, in the first process."""
+        return make()
+
+    def gathered(self, value: T) -> list[T]:
+        """Return a small value of each process."""
+        return [value]
+
+    def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the batches of all processes to the first one, by rising partition.
+
+        Each is of one partition. The other processes get none.
+        """
+        return iter(batches)
+
+
+WHOLE = Shard()
+
+
+class RankShard(Shard):
+    """The rows of the partitions that a rank owns."""
+
+    def __init__(self, ranks: Ranks, placement: Placement) -> None:
+        self._ranks = ranks
+        self._placement = placement
+        self.size = ranks.size
+        self.is_first = ranks.rank == 0
+
+    def another(self) -> Shard:
+        return RankShard(self._ranks.another(), self._placement)
+
+    def owned(self, table: str) -> NDArray[np.bool_]:
+        owned: NDArray[np.bool_] = self._placement.owners(table) == self._ranks.rank
+        return owned
+
+    def spans(self, table: str, spans: Iterable[range]) -> list[range]:
+        owned = self.owned(table)
+        edges = np.flatnonzero(np.diff(owned, prepend=False, append=False)).tolist()
+        parts = []
+        for span in spans:
+            for first, stop in zip(edges[::2], edges[1::2], strict=True):
+                part = range(max(first, span.start), min(stop, span.stop))
+                if part:
+                    parts.append(part)
+        return parts
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._ranks.together()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        return self._ranks.from_first(make)
+
+    def gathered(self, value: T) -> list[T]:
+        return self._ranks.gather_objects(value)
+
+    def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        every: list[pa.RecordBatch] = []
+        for data in self._ranks.collect(_packed(list(batches))):
+            if len(data):
+                every.extend(pa.ipc.open_stream(data))
+        return iter(sorted(every, key=_partition))
+
+
+def _packed(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """Return batches as an Arrow stream; no bytes for none."""
+    sink = pa.BufferOutputStream()
+    if batches:
+        with pa.ipc.new_stream(sink, batches[0].schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def _partition(batch: pa.RecordBatch) -> int:
+    return int(batch.column("partition")[0].as_py())
