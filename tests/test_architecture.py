@@ -58,6 +58,7 @@ ONLY = {
         "cli",
         "connectors.prepared",
         "job",
+        "parallel.launch",
         "persist.inspect",
         "persist.resume",
         "prepare",

@@ -17,13 +17,14 @@ import typer
 
 from hotbed import config
 from hotbed.cli import doctor as machine
-from hotbed.cli import show
+from hotbed.cli import processes, show
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
 from hotbed.job.json_schema import json_schema
+from hotbed.job.ranks import for_ranks
 from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.inspect import diff as difference_of
 from hotbed.persist.inspect import verify as verify_checkpoint
@@ -51,6 +52,10 @@ ServerSettings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one value of the server; may be repeated."
     ),
 ]
+Ranks = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of this machine that do it together: see docs/ranks.md."),
+]
 Host = Annotated[str, typer.Option(help="The address to listen at.")]
 TokenFile = Annotated[
     Path | None,
@@ -71,6 +76,7 @@ def train(
     restart: Annotated[
         bool, typer.Option("--restart", help="Move the state of an earlier stream aside first.")
     ] = False,
+    ranks: Ranks = None,
 ) -> None:
     """Train the job's model from the start, then run its stream; write the model and a report.
 
@@ -78,6 +84,13 @@ def train(
     another system is recognised, and trained as that system does.
     """
     job = run.read(job_file, _assigned(assignments, "job"))
+    if ranks is not None and ranks > 1:
+        if isinstance(job, Job):
+            for_ranks(job, ranks)  # a mistake is known before the processes start
+        flags = [f"--set={assignment}" for assignment in assignments or ()]
+        flags += ["--restart"] if restart else []
+        _run_on_ranks(ranks, "train", str(job_file), *flags)
+        return
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
         return
@@ -411,16 +424,36 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback."""
+    """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback.
+
+    Of several ranks the first prints; the launcher reports the error that ended them.
+    """
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
+    if processes.is_rank():
+        processes.behave_as_rank()
+        show.console.quiet = not processes.is_first()
     try:
         app()
     except HotbedError as error:
+        if processes.is_rank():
+            processes.leave(error, 2)
         if os.environ.get("HOTBED_TRACEBACK"):
             raise
         show.print_error(error)
         sys.exit(2)
+    except Exception as error:
+        if processes.is_rank():
+            processes.leave(error, 1)
+        raise
+
+
+def _run_on_ranks(ranks: int, *arguments: str) -> None:
+    """Run a command on several processes; exit with a message if one of them fails."""
+    failure = processes.run(arguments, ranks)
+    if failure is not None:
+        show.print_failure(failure)
+        raise typer.Exit(failure.exit_code)
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:

@@ -23,6 +23,7 @@ from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+    from hotbed.parallel.launch import RankFailure
     from hotbed.training.watching.history import History
 
 console = Console()
@@ -423,6 +424,14 @@ def print_error(error: Exception) -> None:
     """Print an error on stderr, as one message without its traceback."""
     text = f"[bold red]{type(error).__name__}[/] {escape(str(error))}"
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
+def print_failure(failure: RankFailure) -> None:
+    """Print the error that ended several ranks, on stderr."""
+    whose = "" if failure.rank is None else f"rank {failure.rank}: "
+    Console(stderr=True).print(
+        f"[bold red]{whose}[/]{escape(failure.message)}", highlight=False, soft_wrap=True
+    )
 
 
 def _mebibytes(num_bytes: float) -> str:

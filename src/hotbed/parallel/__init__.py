@@ -4,6 +4,7 @@
 dense.py      values of grains that all ranks need, joined
 halves.py     the order in which values of grains are added
 ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
+launch.py     run a command on several processes, and say why it failed
 log_lines.py  the rank in every log line of Hotbed
 placement.py  Placement: which rank owns which rows and computes which grains
 ranks.py      Ranks: the processes of a job, and what they send each other
