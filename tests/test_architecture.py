@@ -59,6 +59,7 @@ ONLY = {
         "connectors.prepared",
         "job",
         "parallel.launch",
+        "parallel.probe",
         "persist.inspect",
         "persist.resume",
         "prepare",

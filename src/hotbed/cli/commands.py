@@ -416,11 +416,20 @@ def schema() -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """List what this machine and this install can do."""
+def doctor(ranks: Ranks = None) -> None:
+    """List what this machine and this install can do.
+
+    With --ranks, connect so many processes, and measure how fast they reach each other. Under
+    torchrun, do it with the processes that it started, also on several hosts.
+    """
+    if processes.is_rank():
+        show.print_connection(machine.connection())
+        return
     show.print_machine(machine.diagnose())
     if not machine.has_native_core():
         raise typer.Exit(1)
+    if ranks is not None and ranks > 1:
+        _run_on_ranks(ranks, "doctor")
 
 
 def main() -> None:

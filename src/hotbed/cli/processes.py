@@ -34,11 +34,8 @@ def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
 
 
 def is_rank() -> bool:
-    """Return whether torch's launcher started this process as one of several.
-
-    With HOTBED_INDEPENDENT_RANKS=1 each of them is on its own.
-    """
-    several = os.environ.get("WORLD_SIZE", "1") != "1" and "TORCHELASTIC_ERROR_FILE" in os.environ
+    """Return whether a launcher started this process as one of several that work together."""
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
     return several and os.environ.get("HOTBED_INDEPENDENT_RANKS") != "1"
 
 

@@ -24,6 +24,7 @@ from hotbed.prepare import Stage, Workflow
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.parallel.launch import RankFailure
+    from hotbed.parallel.probe import Connection
     from hotbed.training.watching.history import History
 
 console = Console()
@@ -418,6 +419,25 @@ def print_machine(parts: Iterable[Part]) -> None:
     for part in parts:
         grid.add_row(part.name, escape(part.state), part.purpose)
     console.print(grid)
+
+
+def print_connection(connection: Connection) -> None:
+    """Print how the ranks of a job reach each other."""
+    hosts = len(set(connection.hosts))
+    grid = Grid(
+        "each rank sends to each other one",
+        "a call takes",
+        "each sends",
+        title=f"{len(connection.hosts)} ranks on {hosts} host{'s' if hosts > 1 else ''}, over gloo",
+        title_justify="left",
+    )
+    for num_bytes, seconds in connection.seconds.items():
+        size = f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes // 1024:,} KiB"
+        rate = f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
+        grid.add_row(size, f"{seconds * 1e6:,.0f} us", rate)
+    console.print(grid)
+    for problem in connection.problems:
+        print_line(escape(problem))
 
 
 def print_error(error: Exception) -> None:

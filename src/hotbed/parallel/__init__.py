@@ -7,6 +7,7 @@ ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on severa
 launch.py     run a command on several processes, and say why it failed
 log_lines.py  the rank in every log line of Hotbed
 placement.py  Placement: which rank owns which rows and computes which grains
+probe.py      connect the ranks of a job, and measure how fast they reach each other
 ranks.py      Ranks: the processes of a job, and what they send each other
 sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
 shards.py     Shard: the rows that a process holds, for those who write and read states

@@ -78,7 +78,7 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
 
 
 def record(error: BaseException) -> None:
-    """Write the error that ends this process where its launcher reads it.
+    """Write the error that ends this process where its launcher reads it, else on stderr.
 
     An error of Hotbed is its message alone; others have their traceback.
     """
@@ -88,6 +88,9 @@ def record(error: BaseException) -> None:
         text = f"the connection to another rank was lost: {error}"
     elif not isinstance(error, HotbedError) or os.environ.get("HOTBED_TRACEBACK"):
         text = "".join(traceback.format_exception(error)).rstrip()
+    if ERROR_FILE not in os.environ:
+        print(f"rank {os.environ.get('RANK')}: {text}", file=sys.stderr)
+        return
     message = {"message": text, "lost": _is_lost(error), "extraInfo": details}
     with open(os.environ[ERROR_FILE], "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
