@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,9 +88,8 @@ def train(
     if ranks is not None and ranks > 1:
         if isinstance(job, Job):
             for_ranks(job, ranks)  # a mistake is known before the processes start
-        flags = [f"--set={assignment}" for assignment in assignments or ()]
-        flags += ["--restart"] if restart else []
-        _run_on_ranks(ranks, "train", str(job_file), *flags)
+        flags = ["--restart"] if restart else []
+        _run_on_ranks(ranks, ["train", str(job_file), *flags], assignments)
         return
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
@@ -162,14 +162,18 @@ def prepare(
 
 
 @app.command()
-def evaluate(job_file: JobFile, assignments: Assignments = None) -> None:
+def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = None) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
     if not names_a_job(str(job_file)):
         raise ConfigError(
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
+    job = _read(job_file, assignments)
+    if ranks is not None and ranks > 1:
+        _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
+        return
+    show.print_values("evaluation", run.evaluate(job))
 
 
 @app.command()
@@ -186,6 +190,7 @@ def predict(
     ] = None,
     out: Annotated[str | None, typer.Option(help="The Parquet file to write, or its URL.")] = None,
     assignments: Assignments = None,
+    ranks: Ranks = None,
 ) -> None:
     """Score files with an exported model, or a job's `predict` source with its newest model.
 
@@ -198,12 +203,18 @@ def predict(
                 f"{what}: a job scores the files it names, got {files}. Give MODEL FILES, or the "
                 "job alone with --set predict=…"
             )
-        show.print_predictions(run.predict(_read(Path(what), assignments), out))
+        job = _read(Path(what), assignments)
+        if ranks is not None and ranks > 1:
+            flags = [] if out is None else ["--out", out]
+            _run_on_ranks(ranks, ["predict", what, *flags], assignments)
+            return
+        show.print_predictions(run.predict(job, out))
         return
-    if not files or assignments:
+    if not files or assignments or ranks:
         raise ConfigError(
-            f"{what}: an exported model scores files, got {files or 'none'} and --set "
-            f"{assignments or 'nothing'}. Write hotbed predict MODEL FILES..."
+            f"{what}: an exported model scores files in one process, got {files or 'no files'}, "
+            f"--set {assignments or 'nothing'} and --ranks {ranks or 'nothing'}. Write hotbed "
+            "predict MODEL FILES..."
         )
     with show.ScoringBar() as bar:
         predictions = run.predict_files(what, files, out or "predictions.parquet", bar.update)
@@ -429,7 +440,7 @@ def doctor(ranks: Ranks = None) -> None:
     if not machine.has_native_core():
         raise typer.Exit(1)
     if ranks is not None and ranks > 1:
-        _run_on_ranks(ranks, "doctor")
+        _run_on_ranks(ranks, ["doctor"])
 
 
 def main() -> None:
@@ -457,9 +468,12 @@ def main() -> None:
         raise
 
 
-def _run_on_ranks(ranks: int, *arguments: str) -> None:
+def _run_on_ranks(
+    ranks: int, arguments: Sequence[str], assignments: Sequence[str] | None = None
+) -> None:
     """Run a command on several processes; exit with a message if one of them fails."""
-    failure = processes.run(arguments, ranks)
+    flags = [f"--set={assignment}" for assignment in assignments or ()]
+    failure = processes.run([*arguments, *flags], ranks)
     if failure is not None:
         show.print_failure(failure)
         raise typer.Exit(failure.exit_code)

@@ -70,7 +70,7 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
         # -P: as in the command `hotbed`, modules are not taken from the working directory
         launch_agent(config, sys.executable, ["-P", "-m", "hotbed.cli", *arguments])
     except ChildFailedError as error:
-        return _first_failure(error.failures)
+        return first_failure(error.failures)
     except SignalException as error:
         name = signal.Signals(error.sigval).name
         return RankFailure(None, f"{name}: all {ranks} ranks were ended", 128 + error.sigval)
@@ -101,7 +101,7 @@ def _is_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "gloo" in str(error)
 
 
-def _first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
+def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
     """Return the failure that brought about the others."""
     rank = min(failures, key=lambda rank: (_order(failures[rank]), rank))
     failure = failures[rank]
