@@ -134,6 +134,7 @@ ALLOWED: dict[str, str] = {
 # Functions that only pass on the keywords of what they wrap.
 WRAPPERS = {
     "config.py:described.remembering.__init__",
+    "parallel/log_lines.py:name_rank_in_logs.with_rank",
     "persist/publish/plain/integers.py:_for_integers.decomposed",
 }
 BAD_NAMES = re.compile(

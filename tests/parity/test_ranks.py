@@ -31,6 +31,7 @@ import torch
 import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.parallel import Placement, Ranks
+from hotbed.parallel.probe import probe
 from hotbed.training.watching.report import write_report
 
 Results = dict[str, Any]
@@ -272,6 +273,7 @@ def watched() -> Results:
         "page": Path(f"{rank}.html").read_text(),
         "sent": sent,
         "more is sent": ranks.traffic.sent_bytes > sent,
+        "connection": dataclasses.asdict(probe()),
     }
 
 
@@ -295,6 +297,11 @@ def test_ranks_show_one_progress_bar_name_themselves_in_logs_and_count_their_wor
     assert [work["samples"] for work in works] == [26, 26]  # half of two epochs of 16 and 10
     assert sum(work["rows"] for work in works) == 16
     assert all(work["sent_bytes"] > 0 and work["wait_seconds"] > 0 for work in works)
+    connection = found[0]["connection"]
+    assert connection == found[1]["connection"]
+    assert connection["hosts"] == [socket.gethostname()] * 2
+    assert list(connection["seconds"]) == ["8", "65536", "4194304"]
+    assert min(connection["seconds"].values()) > 0
 
 
 def killed() -> Results:

@@ -9,7 +9,7 @@ from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from hotbed.parallel.probe import Connection
+    from hotbed.parallel.probe import RankConnections
 
 # package, module, the extra that installs it, what it is for
 _PACKAGES = (
@@ -52,7 +52,7 @@ def diagnose() -> list[Part]:
     return parts
 
 
-def connection() -> Connection:
+def connection() -> RankConnections:
     """Return how the ranks of which this process is one reach each other.
 
     Raises:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command on several processes, called ranks: how it starts them, and how each of them behaves."""
+"""A command on several processes, called ranks: how it starts them, and how each behaves."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from hotbed.prepare import Stage, Workflow
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.parallel.launch import RankFailure
-    from hotbed.parallel.probe import Connection
+    from hotbed.parallel.probe import RankConnections
     from hotbed.training.watching.history import History
 
 console = Console()
@@ -421,7 +421,7 @@ def print_machine(parts: Iterable[Part]) -> None:
     console.print(grid)
 
 
-def print_connection(connection: Connection) -> None:
+def print_connection(connection: RankConnections) -> None:
     """Print how the ranks of a job reach each other."""
     hosts = len(set(connection.hosts))
     grid = Grid(

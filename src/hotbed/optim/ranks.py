@@ -30,7 +30,7 @@ def trains_together() -> bool:
 
 
 def speaks() -> bool:
-    """Return whether this process shows what is going on: of ranks that train together, the first."""
+    """Return whether this process shows progress: of ranks that train together, the first does."""
     if not trains_together():
         return True
     if torch.distributed.is_initialized():

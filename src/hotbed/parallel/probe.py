@@ -25,7 +25,7 @@ ROUNDS: Mapping[int, int] = {8: 100, 64 * 1024: 40, 4 * 1024 * 1024: 8}
 
 
 @dataclass(frozen=True)
-class Connection:
+class RankConnections:
     """How the ranks of a job reach each other.
 
     Attributes:
@@ -44,7 +44,7 @@ class Connection:
         return (len(self.hosts) - 1) * num_bytes / self.seconds[num_bytes]
 
 
-def probe() -> Connection:
+def probe() -> RankConnections:
     """Connect all ranks, and measure; each of them calls this.
 
     Raises:
@@ -61,13 +61,14 @@ def probe() -> Connection:
             f"See that all ranks are started, that {place} is reachable from each host, and that "
             f"{INTERFACE} names the interface between them."
         )
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:200]
+        hints = " ".join([advice, *problems])
         raise ConfigError(
             f"ranks: rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} cannot reach "
-            f"the others within {TIMEOUT.seconds} s, got {reason:.200}. {' '.join([advice, *problems])}"
+            f"the others within {TIMEOUT.seconds} s, got {reason}. {hints}"
         ) from error
     every_problem = dict.fromkeys(problem for _, of_rank in names for problem in of_rank)
-    return Connection([host for host, _ in names], seconds, list(every_problem))
+    return RankConnections([host for host, _ in names], seconds, list(every_problem))
 
 
 def name_problems() -> list[str]:
