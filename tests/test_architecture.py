@@ -58,6 +58,8 @@ ONLY = {
         "cli",
         "connectors.prepared",
         "job",
+        "parallel.launch",
+        "parallel.probe",
         "persist.inspect",
         "persist.resume",
         "prepare",

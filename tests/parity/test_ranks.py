@@ -5,9 +5,13 @@ do, or must not, is refused on each of them.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
+import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -26,7 +30,8 @@ import torch
 
 import hotbed as hb
 from hotbed.errors import HotbedError
-from hotbed.parallel import Placement
+from hotbed.parallel import Placement, Ranks
+from hotbed.training.watching.report import write_report
 
 Results = dict[str, Any]
 
@@ -240,6 +245,58 @@ def test_what_several_processes_cannot_do_is_refused_on_each() -> None:
         assert first[name].startswith(start), first[name]
 
 
+def watched() -> Results:
+    """Fit with a progress bar and log lines on every rank; return what each showed and counted."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]  # the short way
+    logging.getLogger().addHandler(handler)
+    model = small()
+    for name in ("hotbed", "hotbed.persist", "hotbeds"):
+        logging.getLogger(name).warning("%d rows", 7)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        history = model.fit([batch(), batch(10)], [batch(12)], epochs=2)
+    rank = os.environ["RANK"]
+    write_report(f"{rank}.html", {"train": history})
+    ranks = Ranks.of_job()
+    first = ranks.rank == 0
+    parts = [torch.zeros(3), torch.zeros(5)] if first else [torch.zeros(7), torch.zeros(1)]
+    ranks.exchange([parts], [3, 7] if first else [5, 1])
+    ranks.gather(torch.zeros(4, dtype=torch.int64))
+    sent = ranks.traffic.sent_bytes
+    assert ranks.gather_objects({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
+    return {
+        "lines": lines,
+        "printed": printed.getvalue(),
+        "ranks": [dataclasses.asdict(work) for work in history.ranks],
+        "page": Path(f"{rank}.html").read_text(),
+        "sent": sent,
+        "more is sent": ranks.traffic.sent_bytes > sent,
+    }
+
+
+def test_ranks_show_one_progress_bar_name_themselves_in_logs_and_count_their_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_ranks("watched", 2)
+    for rank, of_rank in enumerate(found):
+        assert of_rank["lines"][:3] == [f"rank {rank}: 7 rows", f"rank {rank}: 7 rows", "7 rows"]
+        assert of_rank["sent"] == (5 * 4 if rank == 0 else 7 * 4) + 4 * 8
+        assert of_rank["more is sent"]
+        assert of_rank["ranks"] == found[0]["ranks"]
+        assert "Ranks, train" in of_rank["page"]
+    first, second = (of_rank["printed"] for of_rank in found)
+    assert first.count("epoch") == 2
+    assert not second
+    works = found[0]["ranks"]
+    assert [work["rank"] for work in works] == [0, 1]
+    assert [work["steps"] for work in works] == [4, 4]
+    assert [work["samples"] for work in works] == [26, 26]  # half of two epochs of 16 and 10
+    assert sum(work["rows"] for work in works) == 16
+    assert all(work["sent_bytes"] > 0 and work["wait_seconds"] > 0 for work in works)
+
+
 def killed() -> Results:
     """The second of the ranks is gone in its third step."""
     model = small()
@@ -262,5 +319,6 @@ if __name__ == "__main__":
         "learned": learned,
         "refusals": refusals,
         "killed": killed,
+        "watched": watched,
     }
     print(json.dumps(tasks[name](*arguments)))

@@ -97,10 +97,10 @@ def test_verbs_and_flags_are_frozen() -> None:
     }
     job = ["--set", "job_file"]
     assert flags == {
-        "train": ["--restart", *job],
+        "train": ["--ranks", "--restart", *job],
         "online": ["--max-seconds", "--max-steps", *job],
-        "evaluate": job,
-        "predict": ["--out", "--set", "files", "what"],
+        "evaluate": ["--ranks", *job],
+        "predict": ["--out", "--ranks", "--set", "files", "what"],
         "export": ["--out", "--set", "what"],
         "serve": [
             "--grpc-port",
@@ -128,7 +128,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
-        "doctor": [],
+        "doctor": ["--ranks"],
     }
 
 

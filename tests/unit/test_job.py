@@ -6,6 +6,7 @@ dotted path.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,52 @@ def test_a_job_that_is_nested_too_deeply_is_an_error(tmp_path: Path, name: str) 
     (tmp_path / name).write_text('{"train": ' + "[" * 20_000 + "]" * 20_000 + "}")
     with pytest.raises(ConfigError, match=f"{name}: cannot be parsed .nested too deeply"):
         read_mapping(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("grains", "batch_size", "ranks", "expected"),
+    [
+        (None, 65_536, 1, 1),
+        (None, 4096, 2, 8),
+        (None, 4095, 2, 4),
+        (None, 1024, 2, 2),
+        (None, 65_536, 8, 8),
+        ("auto", 65_536, 1, 8),
+        ("auto", 511, 1, 1),
+        (16, 64, 9, 16),
+    ],
+)
+def test_grains_of_a_job_are_a_number_where_it_runs(
+    job_file: Path, grains: Any, batch_size: int, ranks: int, expected: int
+) -> None:
+    changes = {"grains": grains, "fit.batch_size": batch_size, "fit.stream_batch_size": None}
+    assert Job.read(job_file, changes).num_grains(ranks) == expected
+
+
+def test_the_smaller_batches_of_a_stream_count_for_its_grains(job_file: Path) -> None:
+    job = Job.read(
+        job_file, {"grains": "auto", "fit.batch_size": 4096, "fit.stream_batch_size": 1024}
+    )
+    assert job.num_grains(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("grains", "batch_size", "ranks", "advice"),
+    [
+        (None, 512, 2, "Give fit.batch_size: 1024 or more, or grains: 2; or start one process."),
+        (
+            None,
+            2047,
+            3,
+            "Give fit.batch_size: 2048 or more, or grains: 4; or start at most 2 ranks.",
+        ),
+        (None, 65_536, 9, "Give grains: 16; or start at most 8 ranks."),
+        (2, 4096, 3, "Give grains: 4, or start at most 2 ranks."),
+    ],
+)
+def test_too_few_grains_for_the_ranks_say_what_works(
+    job_file: Path, grains: Any, batch_size: int, ranks: int, advice: str
+) -> None:
+    changes = {"grains": grains, "fit.batch_size": batch_size, "fit.stream_batch_size": None}
+    with pytest.raises(ConfigError, match=re.escape(advice)):
+        Job.read(job_file, changes).num_grains(ranks)

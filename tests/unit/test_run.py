@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ pytest.importorskip("torch", reason="torch absent")
 import pyarrow as pa
 
 import hotbed as hb
+from hotbed.errors import ConfigError
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
@@ -99,3 +102,25 @@ def test_job_measures_errors_of_amounts(job: hb.Job) -> None:
     assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), abs=1e-6)
     assert metrics["mae"] == pytest.approx(np.mean(np.abs(error)), abs=1e-6)
     assert metrics["smape"] == pytest.approx(np.mean(np.abs(error) / half), abs=1e-6)
+
+
+def test_several_ranks_follow_no_stream_and_write_nothing(
+    job: hb.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for learn in (run.train, run.online):
+        with pytest.raises(ConfigError, match=r"job\.stream: one process .* got 2 ranks"):
+            learn(job)
+    assert not Path("out").exists()
+
+
+def test_grains_of_a_trained_job_are_those_of_its_state(job: hb.Job) -> None:
+    """A job without a number of its own was trained with one, as by several ranks."""
+    batches = dataclasses.replace(job.fit, batch_size=1024)
+    trained = dataclasses.replace(job, stream=None, grains="auto", fit=batches)
+    run.train(trained)
+    assert json.loads(Path("out/job.json").read_text())["grains"] == 2
+    assert hb.load("out").grains == 2
+    later = dataclasses.replace(trained, grains=None)
+    assert run.export(later).manifest.tables[0].rows == 20
+    assert run.publish(later, "published").version is not None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: commands, and what they print.
 
-__main__.py  `python -m hotbed.cli`: the same as the command `hotbed`
-commands.py  the command line: read the arguments, call `hotbed.job.run`, print what it returns
-doctor.py    the parts of this machine and this install, and their state, for `hotbed doctor`
-show.py      what the commands print: columns, events, results, tables, checkpoints, the machine
+__main__.py   `python -m hotbed.cli`: the same as the command `hotbed`
+commands.py   the command line: read the arguments, call `hotbed.job.run`, print what it returns
+doctor.py     the parts of this machine and this install, and their state, for `hotbed doctor`
+processes.py  a command on several processes: how it starts them, and how each of them behaves
+show.py       what the commands print: columns, events, results, tables, checkpoints, the machine
 """

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,14 @@ import typer
 
 from hotbed import config
 from hotbed.cli import doctor as machine
-from hotbed.cli import show
+from hotbed.cli import processes, show
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
 from hotbed.job.json_schema import json_schema
+from hotbed.job.ranks import for_ranks
 from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.inspect import diff as difference_of
 from hotbed.persist.inspect import verify as verify_checkpoint
@@ -51,6 +53,10 @@ ServerSettings = Annotated[
         "--set", metavar="KEY=VALUE", help="Set one value of the server; may be repeated."
     ),
 ]
+Ranks = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of this machine that do it together: see docs/ranks.md."),
+]
 Host = Annotated[str, typer.Option(help="The address to listen at.")]
 TokenFile = Annotated[
     Path | None,
@@ -71,6 +77,7 @@ def train(
     restart: Annotated[
         bool, typer.Option("--restart", help="Move the state of an earlier stream aside first.")
     ] = False,
+    ranks: Ranks = None,
 ) -> None:
     """Train the job's model from the start, then run its stream; write the model and a report.
 
@@ -78,6 +85,12 @@ def train(
     another system is recognised, and trained as that system does.
     """
     job = run.read(job_file, _assigned(assignments, "job"))
+    if ranks is not None and ranks > 1:
+        if isinstance(job, Job):
+            for_ranks(job, ranks)  # a mistake is known before the processes start
+        flags = ["--restart"] if restart else []
+        _run_on_ranks(ranks, ["train", str(job_file), *flags], assignments)
+        return
     if isinstance(job, run.ForeignJob):
         job.train(restart=restart)
         return
@@ -149,14 +162,18 @@ def prepare(
 
 
 @app.command()
-def evaluate(job_file: JobFile, assignments: Assignments = None) -> None:
+def evaluate(job_file: JobFile, assignments: Assignments = None, ranks: Ranks = None) -> None:
     """Evaluate the trained model in the job's output folder on the job's validation data."""
     if not names_a_job(str(job_file)):
         raise ConfigError(
             f"{job_file}: not a job file, got a folder or URL. Give the job file: its `valid` "
             "is the data to evaluate on."
         )
-    show.print_values("evaluation", run.evaluate(_read(job_file, assignments)))
+    job = _read(job_file, assignments)
+    if ranks is not None and ranks > 1:
+        _run_on_ranks(ranks, ["evaluate", str(job_file)], assignments)
+        return
+    show.print_values("evaluation", run.evaluate(job))
 
 
 @app.command()
@@ -173,6 +190,7 @@ def predict(
     ] = None,
     out: Annotated[str | None, typer.Option(help="The Parquet file to write, or its URL.")] = None,
     assignments: Assignments = None,
+    ranks: Ranks = None,
 ) -> None:
     """Score files with an exported model, or a job's `predict` source with its newest model.
 
@@ -185,12 +203,18 @@ def predict(
                 f"{what}: a job scores the files it names, got {files}. Give MODEL FILES, or the "
                 "job alone with --set predict=…"
             )
-        show.print_predictions(run.predict(_read(Path(what), assignments), out))
+        job = _read(Path(what), assignments)
+        if ranks is not None and ranks > 1:
+            flags = [] if out is None else ["--out", out]
+            _run_on_ranks(ranks, ["predict", what, *flags], assignments)
+            return
+        show.print_predictions(run.predict(job, out))
         return
-    if not files or assignments:
+    if not files or assignments or ranks:
         raise ConfigError(
-            f"{what}: an exported model scores files, got {files or 'none'} and --set "
-            f"{assignments or 'nothing'}. Write hotbed predict MODEL FILES..."
+            f"{what}: an exported model scores files in one process, got {files or 'no files'}, "
+            f"--set {assignments or 'nothing'} and --ranks {ranks or 'nothing'}. Write hotbed "
+            "predict MODEL FILES..."
         )
     with show.ScoringBar() as bar:
         predictions = run.predict_files(what, files, out or "predictions.parquet", bar.update)
@@ -403,24 +427,56 @@ def schema() -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """List what this machine and this install can do."""
+def doctor(ranks: Ranks = None) -> None:
+    """List what this machine and this install can do.
+
+    With --ranks, connect so many processes, and measure how fast they reach each other. Under
+    torchrun, do it with the processes that it started, also on several hosts.
+    """
+    if processes.is_rank():
+        show.print_connection(machine.connection())
+        return
     show.print_machine(machine.diagnose())
     if not machine.has_native_core():
         raise typer.Exit(1)
+    if ranks is not None and ranks > 1:
+        _run_on_ranks(ranks, ["doctor"])
 
 
 def main() -> None:
-    """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback."""
+    """Entry point: a deliberate error is one line on stderr and exit code 2, not a traceback.
+
+    Of several ranks the first prints; the launcher reports the error that ended them.
+    """
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a crash of native code prints what each thread did
+    if processes.is_rank():
+        processes.behave_as_rank()
+        show.console.quiet = not processes.is_first()
     try:
         app()
     except HotbedError as error:
+        if processes.is_rank():
+            processes.leave(error, 2)
         if os.environ.get("HOTBED_TRACEBACK"):
             raise
         show.print_error(error)
         sys.exit(2)
+    except Exception as error:
+        if processes.is_rank():
+            processes.leave(error, 1)
+        raise
+
+
+def _run_on_ranks(
+    ranks: int, arguments: Sequence[str], assignments: Sequence[str] | None = None
+) -> None:
+    """Run a command on several processes; exit with a message if one of them fails."""
+    flags = [f"--set={assignment}" for assignment in assignments or ()]
+    failure = processes.run([*arguments, *flags], ranks)
+    if failure is not None:
+        show.print_failure(failure)
+        raise typer.Exit(failure.exit_code)
 
 
 def _read(job_file: Path, assignments: list[str] | None) -> Job:

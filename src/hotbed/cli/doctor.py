@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import platform
 from importlib import import_module, metadata, util
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hotbed.parallel.probe import Connection
 
 # package, module, the extra that installs it, what it is for
 _PACKAGES = (
@@ -47,6 +50,17 @@ def diagnose() -> list[Part]:
         parts.append(Part(package, state, purpose))
     parts.append(Part("device", _device(), "the dense network; tables stay on the host"))
     return parts
+
+
+def connection() -> Connection:
+    """Return how the ranks of which this process is one reach each other.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from hotbed.parallel.probe import probe
+
+    return probe()
 
 
 def has_native_core() -> bool:

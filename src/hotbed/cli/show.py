@@ -23,6 +23,8 @@ from hotbed.prepare import Stage, Workflow
 
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
+    from hotbed.parallel.launch import RankFailure
+    from hotbed.parallel.probe import Connection
     from hotbed.training.watching.history import History
 
 console = Console()
@@ -419,10 +421,37 @@ def print_machine(parts: Iterable[Part]) -> None:
     console.print(grid)
 
 
+def print_connection(connection: Connection) -> None:
+    """Print how the ranks of a job reach each other."""
+    hosts = len(set(connection.hosts))
+    grid = Grid(
+        "each rank sends to each other one",
+        "a call takes",
+        "each sends",
+        title=f"{len(connection.hosts)} ranks on {hosts} host{'s' if hosts > 1 else ''}, over gloo",
+        title_justify="left",
+    )
+    for num_bytes, seconds in connection.seconds.items():
+        size = f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes // 1024:,} KiB"
+        rate = f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
+        grid.add_row(size, f"{seconds * 1e6:,.0f} us", rate)
+    console.print(grid)
+    for problem in connection.problems:
+        print_line(escape(problem))
+
+
 def print_error(error: Exception) -> None:
     """Print an error on stderr, as one message without its traceback."""
     text = f"[bold red]{type(error).__name__}[/] {escape(str(error))}"
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
+def print_failure(failure: RankFailure) -> None:
+    """Print the error that ended several ranks, on stderr."""
+    whose = "" if failure.rank is None else f"rank {failure.rank}: "
+    Console(stderr=True).print(
+        f"[bold red]{whose}[/]{escape(failure.message)}", highlight=False, soft_wrap=True
+    )
 
 
 def _mebibytes(num_bytes: float) -> str:

@@ -8,6 +8,7 @@ events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
 json_schema.py        the JSON Schema of job files, for completion and checks in editors
+ranks.py              a job on several processes: which can run there, and what the first does
 roles.py              guess the roles of columns
 run.py                the work of the commands, one function each
 sniff.py              look at delimited text as pandas, spreadsheets and databases write it

@@ -26,6 +26,11 @@ from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.file import override, read_mapping
 from hotbed.job.tables import Tables
 
+AUTO_GRAINS = 8
+"""The most grains that `auto` makes."""
+AUTO_SAMPLES = 512
+"""The fewest samples of a grain that `auto` makes."""
+
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
 Spec = Mapping[str, Any] | str
 
@@ -44,8 +49,8 @@ class Fit:
         stream_batch_size: rows of a batch of `stream`; None = `batch_size`.
         shuffle: rows in the shuffle buffer of `train`; 0 = keep the order of the source.
         on_error: `"skip"` leaves out bad rows, which are counted.
-        torch_threads: threads of the dense network; None = torch's choice, with `grains` 1. Small
-            networks are fastest with 1.
+        torch_threads: threads of the dense network; None = torch's choice, with several grains 1.
+            Small networks are fastest with 1.
         amp_level: as in `RecModel`.
         boost_level: as in `RecModel`.
         flush_seconds: of an endless `stream`, as in `Dataset`.
@@ -126,7 +131,9 @@ class Job:
         stream_callbacks: kinds of `hb.callbacks`, for `stream`.
         checkpoint: keywords of the stream's `Checkpoint`; its folder is `checkpoint` in `output`.
         fit: how to go through the data.
-        grains: runs of samples that each batch is computed in, as in `RecModel`.
+        grains: runs of samples that each batch is computed in, as in `RecModel`. `"auto"`: the
+            largest power of two up to 8 with at least 512 samples a grain. None: `"auto"` on
+            several ranks, else 1.
         output: folder or URL of the model and the report.
         seed: of initial rows, dense parameters, shuffles and dropout.
 
@@ -151,7 +158,7 @@ class Job:
     stream_callbacks: Sequence[Spec] = ()
     checkpoint: Mapping[str, Any] = field(default_factory=lambda: {"every_seconds": 60.0})
     fit: Fit = field(default_factory=Fit)
-    grains: int = 1
+    grains: int | Literal["auto"] | None = None
     output: str = "runs/job"
     seed: int = 0
 
@@ -166,7 +173,9 @@ class Job:
                 raise ConfigError(
                     f"{name}: it never ends, got {source}. Give an endless source as `stream`."
                 )
-        checks.power_of_two("grains", self.grains, "Grains are joined by halves: give such as 8.")
+        if self.grains is not None and self.grains != "auto":
+            advice = "Grains are joined by halves: give such as 8, or auto."
+            checks.power_of_two("grains", self.grains, advice)
         self._share_sources()
 
     def _check_kinds(self) -> None:
@@ -280,10 +289,12 @@ class Job:
         The dense parameters depend on `seed` only.
         """
         from hotbed.models.losses import Loss, MultiTask
+        from hotbed.optim.ranks import trains_together, world_size
         from hotbed.training.model import RecModel, set_seed
 
+        grains = self.num_grains(world_size() if trains_together() else 1)
         torch_threads = self.fit.torch_threads
-        if torch_threads is None and self.grains > 1:
+        if torch_threads is None and grains > 1:
             torch_threads = 1  # bits by grains depend on them, so they must not on the machine
         if torch_threads is not None:
             importlib.import_module("torch").set_num_threads(torch_threads)
@@ -299,8 +310,33 @@ class Job:
             self._metrics(),
             amp_level=self.fit.amp_level,
             boost_level=self.fit.boost_level,
-            grains=self.grains,
+            grains=grains,
         )
+
+    def num_grains(self, ranks: int) -> int:
+        """Return the number of grains where so many processes train the job.
+
+        Raises:
+            ConfigError: there are fewer grains than ranks.
+        """
+        if isinstance(self.grains, int):
+            if self.grains < ranks:
+                raise ConfigError(
+                    f"job.grains: each rank computes at least one, got {self.grains} grains and "
+                    f"{ranks} ranks. Give grains: {_power_of_two(ranks)}, or start at most "
+                    f"{self.grains} ranks."
+                )
+            return self.grains
+        if self.grains is None and ranks == 1:
+            return 1
+        sizes = [self.fit.batch_size] if self.train is not None else []
+        if self.stream is not None:
+            sizes.append(self.fit.stream_batch_size or self.fit.batch_size)
+        grains = _power_of_two(min(sizes) // AUTO_SAMPLES + 1) // 2
+        grains = min(max(grains, 1), AUTO_GRAINS)
+        if grains < ranks:
+            raise _too_few(grains, ranks, self.fit.batch_size)
+        return grains
 
     def make_callbacks(self, *, stream: bool = False) -> list[Any]:
         """Return new callbacks for `train`; or for `stream`, with its `Checkpoint`."""
@@ -331,6 +367,24 @@ class Job:
         for label, specs in self.metrics.items():
             metrics[label] = _metrics_of(specs, f"job.metrics.{label}")
         return metrics
+
+
+def _power_of_two(number: int) -> int:
+    """Return the first power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+def _too_few(grains: int, ranks: int, batch_size: int) -> ConfigError:
+    needed = _power_of_two(ranks)
+    advice = f"Give grains: {needed}"
+    if needed <= AUTO_GRAINS:
+        advice = f"Give fit.batch_size: {needed * AUTO_SAMPLES} or more, or grains: {needed}"
+    several = "one process" if grains == 1 else f"at most {grains} ranks"
+    return ConfigError(
+        f"job.grains: auto makes at most {AUTO_GRAINS} grains of at least {AUTO_SAMPLES} samples, "
+        f"and each rank needs one, got batches of {batch_size} samples and {ranks} ranks. "
+        f"{advice}; or start {several}."
+    )
 
 
 def _metrics_of(specs: Sequence[Spec], path: str) -> dict[str, Any]:

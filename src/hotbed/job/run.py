@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
+from hotbed.job.ranks import for_ranks, from_first, num_ranks
 from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
@@ -89,6 +90,8 @@ def train(
 ) -> Learned:
     """Train the job's model from the start, then go through its stream; save model and report.
 
+    Of several ranks each calls it, and the first writes what is not the model.
+
     Args:
         job: the job.
         restart: rename the folder of states that an earlier stream of the job left, and begin anew.
@@ -96,7 +99,8 @@ def train(
         progress: show progress bars.
 
     Raises:
-        ConfigError: the job has no `train`, or its stream has a state and `restart` is not set.
+        ConfigError: the job has no `train`, or its stream has a state and `restart` is not set; or
+            several ranks cannot train it.
         PersistError: another run holds the lock of the stream's states.
     """
     if job.train is None:
@@ -104,7 +108,8 @@ def train(
             "job.train: missing key, got none. `hotbed train` begins with it: add a source, or "
             "use `hotbed online`."
         )
-    with own_states(job, restart=restart, report=report) as live:
+    job = for_ranks(job, num_ranks())
+    with _owned_states(job, restart=restart, report=report) as live:
         if has_state(job.state_path):
             raise ConfigError(
                 f"job.output: its stream has a state in {job.state_path}, got `hotbed train`. "
@@ -138,7 +143,7 @@ def online(
         progress: show progress bars.
 
     Raises:
-        ConfigError: the job has no `stream`.
+        ConfigError: the job has no `stream`, or there are several ranks.
         PersistError: another run holds the lock of the stream's states.
     """
     if job.stream is None:
@@ -146,18 +151,42 @@ def online(
             "job.stream: missing key, got none. `hotbed online` follows it: add a source, or use "
             "`hotbed train`."
         )
-    learning = _Learning(job, report, progress)
+    new_job = for_ranks(job, num_ranks())
     with own_states(job) as live:
         if has_state(job.state_path):
+            job = _with_grains_of(job.state_path, job)
+            learning = _Learning(job, report, progress)
             model = job.rec_model(job.schema_of(job.state_path))
-        elif job.train is None:
-            model = learning.new_model()
         else:
-            model = learning.train()
+            job = new_job
+            learning = _Learning(job, report, progress)
+            model = learning.new_model() if job.train is None else learning.train()
         learning.follow(model, live, max_steps, max_seconds)
     report(Finished(model, learning.histories))
     page = _write_report(job, model, learning.histories)
     return Learned(model, learning.histories, job.state_path, page)
+
+
+@contextmanager
+def _owned_states(job: Job, *, restart: bool, report: Report) -> Iterator[Live | None]:
+    """Do what `own_states` does; of several ranks the first alone takes the lock."""
+    with ExitStack() as opened:
+        states: list[Live | None] = []
+
+        def own() -> None:
+            states.append(opened.enter_context(own_states(job, restart=restart, report=report)))
+
+        from_first(own)
+        yield states[0] if states else None
+
+
+def _with_grains_of(states: Where, job: Job) -> Job:
+    """Return a job with the number of grains of its newest state, unless it has one."""
+    from hotbed.persist.format import open_checkpoint
+
+    if isinstance(job.grains, int):
+        return job
+    return replace(job, grains=(open_checkpoint(states).manifest.model or {}).get("grains", 1))
 
 
 class _Learning:
@@ -227,7 +256,7 @@ class _Learning:
         job = self._job
         set_seed(job.seed)
         text = json.dumps(job.to_json(), indent=1, ensure_ascii=False)
-        write_text(job.output_path("job.json"), text)
+        from_first(lambda: write_text(job.output_path("job.json"), text))
         kind = config.kind_of(type(model.network))
         self._report(Began(part, kind, len(model.schema.ids), len(model.schema.dense)))
 
@@ -238,8 +267,10 @@ def _write_report(job: Job, model: RecModel, histories: Mapping[str, History]) -
     from hotbed.training.watching.report import write_report
 
     about: dict[str, Any] = {"seed": job.seed}
-    if job.grains > 1:
-        about["grains"] = job.grains
+    if model.grains > 1:
+        about["grains"] = model.grains
+    if num_ranks() > 1:
+        about["ranks"] = num_ranks()
     if job.train is not None:
         about["batch size"] = job.fit.batch_size
     if job.stream is not None:
@@ -247,12 +278,11 @@ def _write_report(job: Job, model: RecModel, histories: Mapping[str, History]) -
     for name, source in (("train", job.train), ("valid", job.valid), ("stream", job.stream)):
         if source is not None:
             about[f"data, {name}"] = source
-    return write_report(
-        job.output_path("report.html"),
-        histories,
-        title=f"{config.kind_of(type(model.network))}: {Path(job.output).name}",
-        summary=summary_of(model),
-        about=about,
+    title = f"{config.kind_of(type(model.network))}: {Path(job.output).name}"
+    summary = summary_of(model)
+    page = job.output_path("report.html")
+    return from_first(
+        lambda: write_report(page, histories, title=title, summary=summary, about=about)
     )
 
 
@@ -312,8 +342,12 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
         scores = {model.schema.labels[0].name: scores}
     table = pa.table({name: pa.array(values) for name, values in scores.items()})
     path = out or job.output_path("predictions.parquet")
-    with new_file(path) as file:
-        pq.write_table(table, file)
+
+    def write() -> None:
+        with new_file(path) as file:
+            pq.write_table(table, file)
+
+    from_first(write)
     return Predictions(table.num_rows, path)
 
 
@@ -359,7 +393,7 @@ def predict_files(
 def export(job: Job, out: Where | None = None) -> Exported:
     """Freeze the job's newest model for servers; `out`: None is `export` in the job's output."""
     states = trained(job)
-    model = job.rec_model(job.schema_of(states)).restore(states)
+    model = _with_grains_of(states, job).rec_model(job.schema_of(states)).restore(states)
     return _export(model, states, out or job.output_path("export"))
 
 
@@ -418,7 +452,8 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
     if state is not None:
         reader = open_state(states, state)
     if isinstance(what, Job):
-        model = what.rec_model(what.schema_of(trained(what))).restore(reader)
+        newest_schema = what.schema_of(trained(what))
+        model = _with_grains_of(states, what).rec_model(newest_schema).restore(reader)
     else:
         model = _rebuilt(states, reader)
     publisher = hb.PublishDirectory(to, keep)

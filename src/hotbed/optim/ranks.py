@@ -29,6 +29,15 @@ def trains_together() -> bool:
     return world_size() > 1 and os.environ.get(INDEPENDENT) != "1"
 
 
+def speaks() -> bool:
+    """Return whether this process shows what is going on: of ranks that train together, the first."""
+    if not trains_together():
+        return True
+    if torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
 def check_single_rank(where: str) -> None:
     """Raise ConfigError if several ranks train: each would train a separate copy."""
     if trains_together():

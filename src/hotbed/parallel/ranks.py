@@ -19,6 +19,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError
 
+from .log_lines import name_rank_in_logs
+from .traffic import Traffic
+
 TIMEOUT = timedelta(seconds=60)
 """How long a call waits for the other ranks."""
 SAVE_TIMEOUT = timedelta(minutes=30)
@@ -34,21 +37,27 @@ class Ranks:
     Attributes:
         rank: the number of this process.
         size: how many there are.
+        traffic: what is sent from here is added to it; assign another one to count anew.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        self.traffic = Traffic()
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
     @classmethod
-    def of_job(cls) -> Ranks:
+    def of_job(cls, timeout: timedelta = TIMEOUT) -> Ranks:
         """Return the ranks that the launcher started, such as torchrun.
 
-        A process group that exists is used; gloo carries its tensors in any case.
+        A process group that exists is used; gloo carries its tensors in any case. From now on log
+        lines name the rank.
+
+        Args:
+            timeout: of a call, where there is no process group yet.
         """
         if not dist.is_initialized():
-            store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
             # processes that torchrun starts again meet in the same store: keys of the dead remain
             started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             dist.init_process_group(
@@ -56,8 +65,9 @@ class Ranks:
                 store=PrefixStore(f"hotbed/{started}", store),
                 rank=rank,
                 world_size=size,
-                timeout=TIMEOUT,
+                timeout=timeout,
             )
+        name_rank_in_logs(dist.get_rank())
         if dist.get_backend() == "gloo":
             return cls()
         return cls(dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -77,20 +87,30 @@ class Ranks:
         sizes = [sum(map(len, of_rank)) for of_rank in by_rank]
         sent = torch.cat([part for of_rank in by_rank for part in of_rank])
         out = torch.empty(sum(received), dtype=sent.dtype)
-        dist.all_to_all_single(out, sent, list(received), sizes, group=self._group)
+        with self.traffic.waiting():
+            dist.all_to_all_single(out, sent, list(received), sizes, group=self._group)
+        self.traffic.sent_bytes += (sent.numel() - sizes[self.rank]) * sent.itemsize
         return out
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, [ranks, n]; `values` is [n] on each of them."""
         out = torch.empty(self.size, values.numel(), dtype=values.dtype)
-        dist.all_gather(list(out.unbind()), values.contiguous(), group=self._group)
+        with self.traffic.waiting():
+            dist.all_gather(list(out.unbind()), values.contiguous(), group=self._group)
+        self.traffic.sent_bytes += (self.size - 1) * values.numel() * values.itemsize
         return out
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return a small value of each rank; it is pickled on its way."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        sent = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self.gather(torch.tensor([len(sent)])).view(-1).tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(sent)] = sent
+        every = self.gather(padded)
+        return [
+            pickle.loads(received[:size].numpy().data)
+            for received, size in zip(every, sizes, strict=True)
+        ]
 
     def collect(self, data: Any) -> list[memoryview]:
         """Send bytes to rank 0; return there those of each rank, and nothing elsewhere."""

@@ -28,7 +28,7 @@ from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import trains_together
+from hotbed.optim.ranks import speaks, trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
@@ -202,7 +202,7 @@ class RecModel:
         every_callback = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, every_callback, progress=progress)
         fit_epochs(self._begin(goal, called, observer), history)
-        self.learner.end()
+        history.ranks = self.learner.end()
         return history
 
     def online_train(
@@ -256,7 +256,7 @@ class RecModel:
         every_callback = [*_listed(callbacks), limits, history, *cores]
         called = self._callbacks(goal, every_callback, progress=progress)
         follow(self._begin(goal, called, observer), history)
-        self.learner.end()
+        history.ranks = self.learner.end()
         return history
 
     def step(self, batch: Any) -> float:
@@ -592,7 +592,7 @@ class RecModel:
                 validates = True
         if validates:
             self._check_measurable("valid")
-        if progress:
+        if progress and speaks():
             callbacks = [*callbacks, ProgressBar()]
         return Callbacks(callbacks)
 

@@ -20,7 +20,7 @@ from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
-from hotbed.parallel import WHOLE, Shard
+from hotbed.parallel import WHOLE, RankWork, Shard
 from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
@@ -130,8 +130,9 @@ class StepLearner:
         self.forget()
         self._left_out.look()
 
-    def end(self) -> None:
-        """End a training."""
+    def end(self) -> list[RankWork]:
+        """End a training, and return what each rank did in it; [] where one process trains."""
+        return []
 
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
@@ -257,9 +258,10 @@ class SelfUpdating:
         check_single_rank("RecModel")
         self._unchanged.begin()
 
-    def end(self) -> None:
+    def end(self) -> list[RankWork]:
         """End a training, and log if the network never changes."""
         self._unchanged.look()
+        return []
 
     def forget(self) -> None:
         """Do nothing: the network drops its gradients itself."""

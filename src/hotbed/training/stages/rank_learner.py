@@ -18,7 +18,15 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
-from hotbed.parallel import Placement, Ranks, RankShard, ShardedLookup, joined_over_ranks
+from hotbed.parallel import (
+    Placement,
+    Ranks,
+    RankShard,
+    RankWork,
+    ShardedLookup,
+    Traffic,
+    joined_over_ranks,
+)
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
 
@@ -43,6 +51,7 @@ class RankLearner(GrainLearner):
         self._ranks = Ranks.of_job()
         self._placement = Placement(num_ranks, self.grains)
         self.shard = RankShard(self._ranks, self._placement)
+        self._count_anew()
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
 
@@ -59,6 +68,38 @@ class RankLearner(GrainLearner):
             settings[f"table {table.name!r}"] = f"{table.config}, frozen={table.frozen}"
         settings["weights with the digest"] = self._digest_of_weights()
         self._ranks.check_equal(settings)
+        self._count_anew()
+
+    def end(self) -> list[RankWork]:
+        super().end()
+        tables = [table for module in self._collections for table in module.tables]
+        here = RankWork(
+            self._ranks.rank,
+            self._steps,
+            self._samples,
+            sum(table.stats["rows"] for table in tables),
+            self._traffic.sent_bytes,
+            self._traffic.wait_seconds,
+        )
+        return self._ranks.gather_objects(here)
+
+    def _count_anew(self) -> None:
+        self._steps = 0
+        self._samples = 0
+        self._traffic = Traffic()  # of steps, not of evaluations between them
+
+    def forward(self, example: Example) -> Tensor:
+        self._ranks.traffic = self._traffic
+        return super().forward(example)
+
+    def step(self) -> None:
+        super().step()
+        self._steps += 1
+        self._ranks.traffic = Traffic()
+
+    def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
+        self._samples += grain.num_samples
+        return super()._run_one(grain, num_samples)
 
     def count_rows(self, tables: Sequence[Table]) -> list[int]:
         """Return the rows of each table, of all ranks."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hotbed.metrics.reliability import Reliability
+from hotbed.parallel import RankWork
 from hotbed.training.run import Run
 from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
@@ -113,6 +114,7 @@ class History:
             `hotbed.training.watching.columns.is_counter` for why no state of a history holds them.
         learned: samples that the model had learned before this training, and at its end. If the
             same model is trained further, the next training begins with this end. None before it.
+        ranks: what each of several processes did, at the end of training; empty for one process.
     """
 
     def __init__(self, every_steps: int = 1, window_samples: int = 1000) -> None:
@@ -124,6 +126,7 @@ class History:
         self.reliability: dict[str, Reliability] = {}
         self.evictions: Tables = {}
         self.learned: tuple[int, int] | None = None
+        self.ranks: list[RankWork] = []
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
         self._labels = 0

@@ -41,6 +41,11 @@ RELIABILITY_TEXT = (
     "Share of positives among events of about the same predicted probability. On the diagonal, "
     "predictions are probabilities; below it the model predicts too much, above it too little."
 )
+RANKS_TEXT = (
+    "The processes that trained together. Rows: those that each owns at the end. Bytes and seconds "
+    "are of the steps alone; the seconds are those of calls to other ranks, and a rank that waits "
+    "for a slower one has more of them."
+)
 FLOWS_TEXT = "Ids admitted, refused (once a batch) and evicted, in total so far."
 
 
@@ -75,6 +80,7 @@ def write_report(
         _MORE_SECTIONS,
         _epochs(histories),
         _tables(histories),
+        _ranks(histories),
         _about(histories, about or {}),
     ]
     if summary:
@@ -213,6 +219,27 @@ def _tables(histories: Mapping[str, History]) -> str:
         of_run = "" if len(runs) == 1 else f", {run}"
         blocks.append(section(f"Tables at the end{of_run}", grid(head, rows)))
         blocks += _evictions(parts, of_run)
+    return "\n".join(blocks)
+
+
+def _ranks(histories: Mapping[str, History]) -> str:
+    """Return the sections with what each of several processes did."""
+    blocks = []
+    head = ["rank", "samples", "rows", "bytes sent a step", "seconds waiting", "of them a step"]
+    for name, history in histories.items():
+        rows = []
+        for work in history.ranks:
+            steps = max(work.steps, 1)
+            numbers = (
+                work.samples,
+                work.rows,
+                work.sent_bytes / steps,
+                work.wait_seconds,
+                work.wait_seconds / steps,
+            )
+            rows.append([str(work.rank), *map(number_text, numbers)])
+        if rows:
+            blocks.append(section(f"Ranks, {name}", grid(head, rows), RANKS_TEXT))
     return "\n".join(blocks)
 
 

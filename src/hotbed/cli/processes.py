@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command on several processes, called ranks: how it starts them, and how each of them behaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from hotbed.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from hotbed.parallel.launch import RankFailure
+
+
+def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
+    """Run `hotbed` with `arguments` on so many processes to their end; return why they failed.
+
+    Raises:
+        MissingExtra: there is no torch, whose launcher starts them.
+    """
+    try:
+        from hotbed.parallel.launch import launch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra(
+            f"--ranks: torch starts the processes, got --ranks {ranks} without torch. Run pip "
+            "install hotbed[train]."
+        ) from error
+    return launch(arguments, ranks)
+
+
+def is_rank() -> bool:
+    """Return whether a launcher started this process as one of several that work together."""
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    return several and os.environ.get("HOTBED_INDEPENDENT_RANKS") != "1"
+
+
+def is_first() -> bool:
+    """Return whether this process is rank 0."""
+    return os.environ.get("RANK") == "0"
+
+
+def behave_as_rank() -> None:
+    """Let SIGINT end this process at once, without a word: the launcher says what happened."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def leave(error: Exception, exit_code: int) -> NoReturn:
+    """End this rank; its launcher reports the error."""
+    from hotbed.parallel.launch import record
+
+    record(error)
+    sys.exit(exit_code)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job on several processes, called ranks: which can run there, and what the first does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from hotbed.errors import ConfigError
+from hotbed.job.job import Job
+
+T = TypeVar("T")
+
+
+def num_ranks() -> int:
+    """Return the number of processes that train together; this is one of them."""
+    from hotbed.optim.ranks import trains_together, world_size
+
+    return world_size() if trains_together() else 1
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Return what `make` returns on the first rank; its error is raised on every rank.
+
+    One process calls it.
+    """
+    if num_ranks() == 1:
+        return make()
+    from hotbed.parallel import Ranks
+
+    return Ranks.of_job().from_first(make)
+
+
+def for_ranks(job: Job, ranks: int) -> Job:
+    """Return the job as so many processes train it: with its number of grains.
+
+    Raises:
+        ConfigError: there are several processes and it has a stream, or fewer grains than there are
+            processes.
+    """
+    if ranks > 1 and job.stream is not None:
+        raise ConfigError(
+            f"job.stream: one process follows a stream, got {ranks} ranks. Leave `stream` out, or "
+            "start one process."
+        )
+    return replace(job, grains=job.num_grains(ranks))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a command on several processes of this machine by torch's launcher, and say why it failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+from hotbed.errors import ConfigError, HotbedError
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable: the file that the launcher reads the error of a process from."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """The error that ended all ranks: of which rank, and the exit code to leave with.
+
+    `rank` is None where all ranks raised the same error, or a signal ended the launcher.
+    """
+
+    rank: int | None
+    message: str
+    exit_code: int
+
+
+def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
+    """Run `hotbed` with `arguments` on `ranks` processes to their end; return why they failed.
+
+    The first error ends all of them, and so do SIGINT and SIGTERM. Each process has one thread of
+    torch unless OMP_NUM_THREADS says otherwise.
+
+    Raises:
+        ConfigError: this process is one of several ranks itself.
+    """
+    if ERROR_FILE in os.environ:
+        raise ConfigError(
+            f"--ranks: this process is one of several already, got --ranks {ranks} under torchrun. "
+            "Leave --ranks out, or torchrun."
+        )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # processes that are started again would meet in the store of the dead (pytorch#135712)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    logging.getLogger("torch.distributed.elastic").addHandler(logging.NullHandler())
+    logging.getLogger("torch.distributed.elastic").propagate = False
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+    )
+    try:
+        # -P: as in the command `hotbed`, modules are not taken from the working directory
+        launch_agent(config, sys.executable, ["-P", "-m", "hotbed.cli", *arguments])
+    except ChildFailedError as error:
+        return first_failure(error.failures)
+    except SignalException as error:
+        name = signal.Signals(error.sigval).name
+        return RankFailure(None, f"{name}: all {ranks} ranks were ended", 128 + error.sigval)
+    return None
+
+
+def record(error: BaseException) -> None:
+    """Write the error that ends this process where its launcher reads it, else on stderr.
+
+    An error of Hotbed is its message alone; others have their traceback.
+    """
+    details = {"timestamp": str(int(time.time()))}
+    text = f"{type(error).__name__} {error}"
+    if _is_lost(error):
+        text = f"the connection to another rank was lost: {error}"
+    elif not isinstance(error, HotbedError) or os.environ.get("HOTBED_TRACEBACK"):
+        text = "".join(traceback.format_exception(error)).rstrip()
+    if ERROR_FILE not in os.environ:
+        print(f"rank {os.environ.get('RANK')}: {text}", file=sys.stderr)
+        return
+    message = {"message": text, "lost": _is_lost(error), "extraInfo": details}
+    with open(os.environ[ERROR_FILE], "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Return whether another rank is gone: its error is the one to report."""
+    return isinstance(error, RuntimeError) and "gloo" in str(error)
+
+
+def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
+    """Return the failure that brought about the others."""
+    rank = min(failures, key=lambda rank: (_order(failures[rank]), rank))
+    failure = failures[rank]
+    recorded = _recorded(failure)
+    if recorded is not None:
+        message = recorded["message"]
+        is_of_all = all(
+            (_recorded(other) or {}).get("message") == message for other in failures.values()
+        )
+        return RankFailure(None if is_of_all else rank, message, failure.exitcode)
+    if failure.exitcode < 0:
+        ended_by = signal.Signals(-failure.exitcode).name
+        return RankFailure(rank, f"the process was ended by {ended_by}", 128 - failure.exitcode)
+    return RankFailure(
+        rank, f"the process ended with exit code {failure.exitcode}", failure.exitcode
+    )
+
+
+def _recorded(failure: ProcessFailure) -> dict[str, Any] | None:
+    """Return what `record` wrote; None where the process ended without it."""
+    message: Any = failure.error_file_data["message"]
+    return message if isinstance(message, dict) else None
+
+
+def _order(failure: ProcessFailure) -> int:
+    """Return how likely a failure follows from another one: 0 = it has a reason of its own."""
+    recorded = _recorded(failure)
+    if recorded is not None:
+        return 2 if recorded["lost"] else 0
+    return 3 if failure.exitcode == -signal.SIGTERM else 1  # the launcher ends the others by it

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs on several processes, by the command line: the state is that of one process, the first rank
+alone shows it, and errors and signals end all of them with one message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+from hotbed.persist.inspect import diff
+
+ROOT = Path(__file__).parents[2]
+JOB = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: time, name: timestamp, unit: s}
+    - {kind: id, name: user, column: userId}
+    - {kind: id, name: movie, column: movieId}
+train: {kind: slice, stop: 20000, source: &events {kind: csv, path: RATINGS}}
+valid: {kind: slice, start: 20000, stop: 24000, source: *events}
+model: {kind: deepfm, hidden: [8]}
+tables: {dim: 4, admit: {kind: min_count, count: 2}, evict: {kind: ttl, days: 900}}
+callbacks: [{kind: evict, step_interval: 2}]
+fit: {batch_size: 4096, shuffle: 4096}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a job on shipped data."""
+    ratings = ROOT / "data" / "ml_latest_small" / "ratings.csv"
+    (tmp_path / "job.yaml").write_text(JOB.replace("RATINGS", str(ratings)))
+    return tmp_path
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`hotbed arguments` in a folder, without a launcher above it."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hotbed.cli", *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def hotbed(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `hotbed arguments` in a folder."""
+    process = start(folder, *arguments)
+    printed, errors = process.communicate(timeout=300)
+    return process.returncode, printed, errors
+
+
+def check_state_is_that_of_one_process(folder: Path, ranks: int) -> None:
+    code, _, errors = hotbed(
+        folder, "train", "job.yaml", "--set", "grains=8", "--set", "output=one"
+    )
+    assert code == 0, errors
+    code, printed, errors = hotbed(
+        folder, "train", "job.yaml", "--ranks", str(ranks), "--set", "output=several"
+    )
+    assert code == 0, errors
+    assert diff(folder / "several", folder / "one")["same"]
+    assert printed.count("model: several") == printed.count("epoch 1/1") == 1
+    assert json.loads((folder / "several" / "job.json").read_text())["grains"] == 8
+    page = (folder / "several" / "report.html").read_text()
+    assert "Ranks, train" in page
+    assert f"<td>ranks</td><td>{ranks}</td>" in page
+
+
+def test_a_job_on_three_ranks_gives_the_state_of_one_process(folder: Path) -> None:
+    check_state_is_that_of_one_process(folder, 3)
+
+
+@pytest.mark.soak
+def test_a_job_on_two_ranks_is_trained_evaluated_and_scored_as_by_one_process(folder: Path) -> None:
+    check_state_is_that_of_one_process(folder, 2)
+    printed = []
+    scores = []
+    for flags in ([], ["--ranks", "2"]):
+        output = ["--set", "output=several", *flags]
+        _, evaluated, _ = hotbed(folder, "evaluate", "job.yaml", *output)
+        _, predicted, _ = hotbed(folder, "predict", "job.yaml", *output)
+        printed.append(evaluated + predicted)
+        scores.append((folder / "several" / "predictions.parquet").read_bytes())
+    assert printed[0] == printed[1]
+    assert scores[0] == scores[1]
+    assert printed[0].count("\n") == 2
+
+
+@pytest.mark.soak
+def test_an_error_of_all_ranks_is_one_message(folder: Path) -> None:
+    change = "schema.columns.user.column=nope"
+    code, _, errors = hotbed(folder, "train", "job.yaml", "--ranks", "2", "--set", change)
+    assert code == 2
+    assert errors.startswith("SchemaError columns ['nope'] are missing")
+    assert errors.count("\n") == 1
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The ids of the processes that a process started."""
+    listed = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)], text=True)
+    return [int(pid) for pid in listed.split()]
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def terminate(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+def kill_a_rank(process: subprocess.Popen[str]) -> None:
+    os.kill(workers_of(process)[1], signal.SIGKILL)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        (interrupt, 130, "SIGINT: all 2 ranks were ended\n"),
+        (terminate, 143, "SIGTERM: all 2 ranks were ended\n"),
+        (kill_a_rank, 137, "rank 1: the process was ended by SIGKILL\n"),
+    ],
+)
+def test_a_signal_ends_all_ranks_with_one_message(
+    folder: Path, end: Callable[[subprocess.Popen[str]], None], code: int, message: str
+) -> None:
+    process = start(folder, "train", "job.yaml", "--ranks", "2", "--set", "fit.epochs=100000")
+    assert process.stdout is not None
+    while "epoch 1/" not in process.stdout.readline():
+        pass
+    workers = workers_of(process)
+    end(process)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert errors == message
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.soak
+def test_doctor_measures_ranks_and_says_which_interface_is_absent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, printed, errors = hotbed(folder, "doctor", "--ranks", "2")
+    assert code == 0, errors
+    assert "2 ranks on 1 host, over gloo" in printed
+    assert "4,096 KiB" in printed
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent")
+    code, _, errors = hotbed(folder, "doctor", "--ranks", "2")
+    assert code == 2
+    assert "GLOO_SOCKET_IFNAME=absent: there is no such interface here." in errors
+
+
+@pytest.mark.soak
+def test_doctor_of_a_rank_without_the_others_ends_with_a_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    code, _, errors = hotbed(folder, "doctor")
+    assert code == 2
+    assert errors.startswith("rank 0: ConfigError ranks: rank 0 of 2 cannot reach the others")
