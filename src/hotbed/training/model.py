@@ -31,7 +31,7 @@ from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import speaks, trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
-from hotbed.persist.format import Reader, read_newest, refuse_others
+from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
@@ -420,7 +420,10 @@ class RecModel:
             PersistError: a field differs; the message names the first, and nothing has changed.
         """
         if not isinstance(path, Reader):
-            return read_newest(path, lambda newest: self.restore(newest, allow))
+            if self.learner.shard.size == 1:
+                return read_newest(path, lambda newest: self.restore(newest, allow))
+            with self.learner.shard.together():
+                path = open_checkpoint(path)
         reader = path
         checkpoint.restore(reader, self.state(), allow)
         self.learner.forget()

@@ -19,6 +19,7 @@ from hotbed.connectors import DeadLetters, Journal, Live, Position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
+from hotbed.parallel import WHOLE
 from hotbed.persist.checkpoint import Saver, State, capture, track_changes
 from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.network import random_state, set_random_state
@@ -134,6 +135,7 @@ class Checkpoint:
         self._has_graph = False  # whether the network was exported, or cannot be
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._saver: Saver | None = None
+        self._shard = WHOLE  # for the thread that saves
         self._ready = False
         self._clock = WallClock()
         self._opened = ExitStack()  # journal, dead letters and locks of the run
@@ -163,15 +165,17 @@ class Checkpoint:
 
     def _begin(self, run: Run) -> None:
         """Resume from the newest state, or save the first."""
+        shard = run.learner.shard
         self._saver = Saver(self.path, self._keep)
-        if self._publisher is not None:
+        self._shard = shard.another()
+        if self._publisher is not None and shard.is_first:
             self._thread = ThreadPoolExecutor(1, "hotbed-publish")
             self._has_graph = self._export(run)
         self._saved_at = None
         self._caught = []
-        finish_first(self.path)
-        if open_store(self.path).newest_state() is not None:
-            reader = open_checkpoint(self.path)
+        if shard.from_first(lambda: _has_state(self.path)):
+            with shard.together():
+                reader = open_checkpoint(self.path)
             resume(run, reader, self._allow)
             self._publish(run, reader.saved)  # if it was not published, as after `hotbed restore`
             # tables that were loaded begin anew
@@ -225,6 +229,9 @@ class Checkpoint:
     def on_error(self, run: Run) -> None:
         if not self._ready:  # a half resumed run cannot be saved
             return
+        if run.learner.shard.size > 1:  # the others may not have failed, and would not save
+            log.error("ranks save no state after an error; the newest one in %s stays", self.path)
+            return
         whole = run.ending is None or run.ending.whole
         if not whole:
             log.error(
@@ -262,12 +269,9 @@ class Checkpoint:
             self._settle(run, raises=False)
         now = run.clock()
         self._at = min(self._at, now)  # the clock may be set back
-        if run.ahead or not self._is_due(now):  # behind the next barrier, nothing is ahead
+        if not self._due and self._seconds is None:
             return
-        late = run.step - self._looked >= PATIENCE
-        if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
-            return
-        if sweeping(run) is not None and not (late or idle):
+        if not run.learner.shard.from_first(lambda: self._saves_now(run, now, idle=idle)):
             return
         self._settle(run, raises=False)
         try:
@@ -277,6 +281,15 @@ class Checkpoint:
         self._due = False
         self._looked = run.step
         self._at = now
+
+    def _saves_now(self, run: Run, now: float, *, idle: bool) -> bool:
+        assert self._saver is not None
+        if run.ahead or not self._is_due(now):  # behind the next barrier, nothing is ahead
+            return False
+        if _moment(run) == self._saved_at or (self._saver.busy and not self._wait):
+            return False
+        late = run.step - self._looked >= PATIENCE
+        return sweeping(run) is None or late or idle
 
     def _is_due(self, now: float) -> bool:
         return self._due or (self._seconds is not None and now - self._at >= self._seconds)
@@ -304,7 +317,13 @@ class Checkpoint:
         # another reader of the changes took some that a delta would need
         is_record_whole = self._taken == _num_taken(run)
         changes = self._deltas and not full_due and is_record_whole
-        self._saver.submit(capture(state_of(run), changes=changes, takes=self._deltas))
+        state = replace(state_of(run), shard=self._shard)
+        with ExitStack() as undo:
+            with run.learner.shard.together():
+                captured = capture(state, changes=changes, takes=self._deltas)
+                undo.callback(captured.close, saved=False)
+            undo.pop_all()
+        self._saver.submit(captured)
         self._taken = _num_taken(run)
         if changes:
             self._since_full += 1
@@ -367,6 +386,12 @@ class Checkpoint:
 
         A journal that the user set is kept.
         """
+        with run.learner.shard.together():
+            self._open_journal(run)
+
+    def _open_journal(self, run: Run) -> None:
+        if not run.learner.shard.is_first:  # which decides for all
+            return
         store = open_store(self.path)
         folder = store.root if isinstance(store, LocalStore) else None
         live = getattr(run.dataset, "live", None)
@@ -391,6 +416,12 @@ class Checkpoint:
         run.clock.journal = journal
         if live is not None:
             self._opened.enter_context(_recording(live, journal, letters))
+
+
+def _has_state(path: str | Path) -> bool:
+    """Return whether there is a state to resume from; complete one whose writer was killed."""
+    finish_first(path)
+    return open_store(path).newest_state() is not None
 
 
 @contextmanager
