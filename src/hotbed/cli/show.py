@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.parallel.launch import RankFailure
     from hotbed.parallel.probe import RankConnections
+    from hotbed.training.watching.columns import Tables
     from hotbed.training.watching.history import History
 
 console = Console()
@@ -200,8 +201,12 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
     """Print how tables grew: rows after each part, ids admitted, refused and evicted."""
     parts = [f"rows after {part}" for part in histories]
     grid = Grid("table", *parts, "capacity", "admitted", "refused", "evicted", "MiB")
+    at_end: Tables = {}
+    for history in histories.values():
+        if history.points:
+            at_end = history.points[-1].tables
     for name, table in sorted(tables.items()):
-        stats = table.stats
+        stats = at_end.get(name) or table.stats  # a history counts the rows of all ranks
         num_rows = []
         for history in histories.values():
             num_rows.append(history.points[-1].tables[name]["rows"] if history.points else 0)

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
@@ -56,24 +57,27 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     logging.getLogger("torch.distributed.elastic").addHandler(logging.NullHandler())
     logging.getLogger("torch.distributed.elastic").propagate = False
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-    )
-    try:
+    with tempfile.TemporaryDirectory(prefix="hotbed-ranks-") as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+        )
         # -P: as in the command `hotbed`, modules are not taken from the working directory
-        launch_agent(config, sys.executable, ["-P", "-m", "hotbed.cli", *arguments])
-    except ChildFailedError as error:
-        return first_failure(error.failures)
-    except SignalException as error:
-        name = signal.Signals(error.sigval).name
-        return RankFailure(None, f"{name}: all {ranks} ranks were ended", 128 + error.sigval)
+        command = ["-P", "-m", "hotbed.cli", *arguments]
+        try:
+            launch_agent(config, sys.executable, command)
+        except ChildFailedError as error:
+            return first_failure(error.failures)
+        except SignalException as error:
+            name = signal.Signals(error.sigval).name
+            return RankFailure(None, f"{name}: all {ranks} ranks were ended", 128 + error.sigval)
     return None
 
 
