@@ -27,7 +27,7 @@ from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import trains_together
+from hotbed.optim.ranks import check_not_wrapped, trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, read_newest, refuse_others
@@ -50,7 +50,7 @@ from hotbed.training.loop import (
     fit_epochs,
     pass_over,
 )
-from hotbed.training.online import StreamLimits, follow
+from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.run import Callbacks, Goal, Run
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.grains import GrainLearner
@@ -124,6 +124,8 @@ class RecModel:
         self.network = network
         self.eval_network = eval_network
         self.tables = _tables(network)
+        if self.tables:
+            check_not_wrapped(network, grains)
         self.metrics = metric_set(metrics)
         self._arguments = {
             "loss_fn": loss_fn,
@@ -638,7 +640,7 @@ class RecModel:
         """One pass over `data` that learns nothing; returns the number of its batches."""
         check_batches("data", data)
         check_ends(data)
-        if self.tables and not any(len(table) for table in self.tables.values()):
+        if self.tables and not self._has_rows():
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
         if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
             self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
@@ -650,6 +652,12 @@ class RecModel:
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
             pass_over(batches, run)
         return run.step
+
+    def _has_rows(self) -> bool:
+        """Return whether a table has a row, here or on another rank."""
+        here = {name: {"rows": len(table)} for name, table in self.tables.items()}
+        (rows,) = self.learner.summed([here])
+        return any(counters["rows"] for counters in rows.values())
 
     def _make_learner(self, optimizer: Any, grains: int) -> StepLearner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
@@ -760,29 +768,6 @@ class Evaluation:
     def results(self) -> dict[str, float]:
         """Return the metrics by name, and the mean loss, of the batches so far; {} of none."""
         return self._scorer.results()
-
-
-def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
-    """Return how many batches are learned between two `on_step_end`.
-
-    That is `sink_size` where batches are moved to a device before they are learned, else 1. A CPU
-    learns batch by batch; one line is logged then.
-
-    Raises:
-        ConfigError: `sink_mode` is not a bool; or it is True and `sink_size` not an integer >= 1.
-    """
-    if not isinstance(sink_mode, bool):
-        raise ConfigError(
-            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
-        )
-    if not sink_mode:
-        return 1
-    advice = "Give the number of batches of one call."
-    checks.whole_number("sink_size", sink_size, 1, advice=advice)
-    if device_type == "cpu":
-        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
-        return 1
-    return sink_size
 
 
 def _no_rate(name: str, rate: Any) -> ConfigError:

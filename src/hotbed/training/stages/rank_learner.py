@@ -21,6 +21,7 @@ from hotbed.optim.ranks import world_size
 from hotbed.parallel import Placement, Ranks, ShardedLookup, joined_over_ranks
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
+from hotbed.training.stages.learner import Counters
 
 
 class RankLearner(GrainLearner):
@@ -41,6 +42,7 @@ class RankLearner(GrainLearner):
                 f"{self.num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
         self._ranks = Ranks.of_job()
+        self.rank = self._ranks.rank
         self._placement = Placement(self.num_ranks, self.grains)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
@@ -65,6 +67,24 @@ class RankLearner(GrainLearner):
         counts: list[int] = self._ranks.gather(here).sum(0).tolist()
         return counts
 
+    def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
+        totals: list[Counters] = []
+        for of_ranks in zip(*self._ranks.gather_objects(moments), strict=True):
+            total: Counters = {}
+            for name, counts in ((name, c) for of_rank in of_ranks for name, c in of_rank.items()):
+                sums = total.setdefault(name, {})
+                for key, count in counts.items():
+                    # what was expected of a table is a number for all ranks
+                    sums[key] = count if key == "capacity" else sums.get(key, 0) + count
+            totals.append(total)
+        if totals:
+            self._watch_capacity(totals[-1])
+        return totals
+
+    def _watch_capacity(self, counters: Counters) -> None:
+        for table in (table for module in self._collections for table in module.tables):
+            table.watch_capacity(counters.get(table.name, {}).get("rows", 0))
+
     def _digest_of_weights(self) -> str:
         digest = hashlib.sha256()
         for tensor in [*self._dense_parameters, *self._buffers]:
@@ -81,6 +101,7 @@ class RankLearner(GrainLearner):
                     'table.frozen = "all" instead.'
                 )
         assert example.batch is not None, "the loop divides batches"
+        _check_weights(example.batch)
         self._check_same(example.batch)
         return super()._planned(example)
 
@@ -154,3 +175,13 @@ class RankLearner(GrainLearner):
             for number in range(len(left))
         ]
         return [output for output in all_outputs if output is not None], buffers
+
+
+def _check_weights(batch: Batch) -> None:
+    """Raise ConfigError if weights of ids learn: their gradient reads rows of other ranks."""
+    for name, ids in batch.ids.items():
+        if getattr(ids.weights, "requires_grad", False):
+            raise ConfigError(
+                f"ranks: weights of ids take no gradient on several ranks, got those of feature "
+                f"{name!r}, which require one. Detach them, or start one process."
+            )
