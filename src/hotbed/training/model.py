@@ -485,11 +485,17 @@ class RecModel:
             schema: of the data here; None: the one that the network was built with.
 
         Raises:
+            ConfigError: several ranks hold the rows.
             PersistError: dims or rules differ, no table has a counterpart, or a transform differs
                 so that ids mean other values; the message names it, and nothing has changed.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
+        if self.learner.num_ranks > 1:
+            raise ConfigError(
+                "warm_start: one process takes over rows, got a model whose rows lie on "
+                f"{self.learner.num_ranks} ranks. Leave it out, or start one process."
+            )
 
         def warm(reader: Reader) -> dict[str, str]:
             data_schema = self.schema if schema is None else schema

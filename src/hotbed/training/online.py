@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hotbed import checks
+from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.loop import measure, pass_over, reported
 from hotbed.training.run import Run
