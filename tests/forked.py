@@ -47,9 +47,8 @@ def ranks_of(task: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]
 
 def _rank(rank: int, ranks: int, port: str, work: Callable[[], Any], results: int) -> None:
     """Be a rank: call its work, write what it returns, and end."""
-    if ranks > 1:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.dup2(2, 1)
     status = 1
     try:

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
+import importlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,38 +19,13 @@ pytest.importorskip("torch", reason="torch absent")
 
 import numpy as np
 import torch
+from forked import ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.parallel import Placement
 
 Results = dict[str, Any]
-
-
-def run_ranks(task: str, ranks: int, *arguments: str) -> list[Results]:
-    """Run a task of this file on so many processes; return what each of them found."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    processes = []
-    for rank in range(ranks):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, __file__, task, *arguments]
-        processes.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=500) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(found.splitlines()[-1]) for found, _ in outputs]
 
 
 # --- equal bits -----------------------------------------------------------------------------------
@@ -64,16 +35,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(value).hexdigest()[:16]
 
 
-def learned(steps: str) -> Results:
+def learned(steps: int) -> Results:
     """Learn as the tests of grains do, with all policies; return digests of what this rank has."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    grains: Any = __import__("test_grains")
+    grains: Any = importlib.import_module("test_grains")
     torch.manual_seed(5)
     network = grains.Network()
     optimizer = torch.optim.Adam(hb.dense_parameters(network), lr=0.01)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains.GRAINS)
     callbacks = [hb.callbacks.Evict(step_interval=3), hb.callbacks.ClipGradients(0.05)]
-    batches = list(grains.batches(int(steps)))
+    batches = list(grains.batches(steps))
     history = model.fit(batches, callbacks=callbacks, progress=False)
     rank = int(os.environ["RANK"])
     placement = Placement(int(os.environ["WORLD_SIZE"]), grains.GRAINS)
@@ -109,12 +79,12 @@ def _filled(table: hb.Table) -> set[int]:
 
 @functools.cache
 def one_process(steps: int) -> Results:
-    return run_ranks("learned", 1, str(steps))[0]
+    return ranks_of(learned, 1, steps)[0]
 
 
 def check_equal_bits(ranks: int, steps: int) -> None:
     expected = dict(one_process(steps))
-    every = run_ranks("learned", ranks, str(steps))
+    every = ranks_of(learned, ranks, steps)
     for found in every:
         for name in ("dense", "loss", "metrics", "predictions"):
             assert found[name] == expected[name], name
@@ -223,7 +193,7 @@ def refusals() -> Results:
 
 
 def test_what_several_processes_cannot_do_is_refused_on_each() -> None:
-    first, second = run_ranks("refusals", 2)
+    first, second = ranks_of(refusals, 2)
     assert first == second
     starts = {
         "save": "ConfigError: state: one process writes and reads states",
@@ -253,14 +223,4 @@ def killed() -> Results:
 @pytest.mark.soak
 def test_a_rank_that_is_killed_ends_the_others_with_an_error() -> None:
     with pytest.raises(AssertionError, match=r"Connection (closed|reset) by peer"):
-        run_ranks("killed", 2)
-
-
-if __name__ == "__main__":
-    name, *arguments = sys.argv[1:]
-    tasks: dict[str, Callable[..., Results]] = {
-        "learned": learned,
-        "refusals": refusals,
-        "killed": killed,
-    }
-    print(json.dumps(tasks[name](*arguments)))
+        ranks_of(killed, 2)
