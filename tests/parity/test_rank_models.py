@@ -29,7 +29,7 @@ import hotbed as hb
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError
 from hotbed.models.layers import BatchNorm
-from hotbed.parallel import ShardedLookup
+from hotbed.parallel import Placement, ShardedLookup
 from hotbed.training.stages import rank_learner
 
 Found = dict[str, Any]
@@ -201,7 +201,7 @@ def many_labels() -> Found:
     shape = {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}
     network = hb.models.MMoE(TWO_LABELS, tables(TWO_LABELS), **shape, batch_norm=True, dropout=0.2)
     loss = hb.losses.MultiTask({"y": hb.losses.BCE(), "z": hb.losses.Focal()}, weights={"y": 2.0})
-    return trained(network, dataset(TWO_LABELS), loss=loss)
+    return trained(network, dataset(TWO_LABELS), loss=loss, whole_tables=["item"])
 
 
 @quick
@@ -602,6 +602,20 @@ def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int) -> None:
     every = ranks_of(every_case, ranks, names)
     for name in names:
         check_case(name, every)
+
+
+def test_a_whole_table_lies_on_one_rank(three_ranks: list[Found]) -> None:
+    rows = [of_rank["many_labels"]["rows"] for of_rank in three_ranks]
+    assert sorted(bool(of_rank["item"][0]) for of_rank in rows) == [False, False, True]
+    assert all(of_rank["user"][0] for of_rank in rows)
+    names = [f"table {number}" for number in range(20)]
+    owners = [Placement(3, 8, frozenset(names)).owners(name) for name in names]
+    assert {len(set(of_table)) for of_table in owners} == {1}
+    assert {int(of_table[0]) for of_table in owners} == {0, 1, 2}
+    with pytest.raises(
+        ConfigError, match="whole_tables: the network has no such table, got 'itme'"
+    ):
+        hb.RecModel(small(), "bce", "adam", whole_tables=["itme"])
 
 
 def test_another_order_of_ids_has_other_rows(three_ranks: list[Found]) -> None:

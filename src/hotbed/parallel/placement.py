@@ -28,18 +28,23 @@ class Placement:
     Attributes:
         ranks: their number, at most that of the grains.
         grains: of a step, a power of two.
+        whole_tables: names of tables that lie on one rank each.
     """
 
     ranks: int
     grains: int
+    whole_tables: frozenset[str] = frozenset()
 
     def owners(self, table: str) -> NDArray[np.uint8]:
         """Return the rank that owns each partition of a table, [256].
 
         The runs of partitions begin at another one in each table, so that small tables do not all
-        lie on the first rank.
+        lie on the first rank. The name of a whole table says on which rank it lies.
         """
-        rotated = (np.arange(PARTITIONS) + zlib.crc32(table.encode())) % PARTITIONS
+        number = zlib.crc32(table.encode())
+        if table in self.whole_tables:
+            return np.full(PARTITIONS, number % self.ranks, np.uint8)
+        rotated = (np.arange(PARTITIONS) + number) % PARTITIONS
         return (rotated * self.ranks // PARTITIONS).astype(np.uint8)
 
     def grains_of(self, rank: int) -> range:

@@ -19,7 +19,6 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
-from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
@@ -38,6 +37,7 @@ from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
 from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
+from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
 from hotbed.training.learned_types import typed
@@ -88,6 +88,8 @@ class RecModel:
         boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
             `hotbed.optim.precision`.
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
+        whole_tables: names of tables that lie on one rank each, where there are several; the rows
+            of others are spread over all ranks. No bit depends on it; see docs/ranks.md.
 
     Raises:
         ConfigError: (a ValueError) arguments cannot work together.
@@ -112,18 +114,14 @@ class RecModel:
         amp_level: str = "O0",
         boost_level: str | Boost = "O0",
         grains: int = 1,
+        whole_tables: Sequence[str] = (),
     ) -> None:
-        _check_network(network)
+        check_network(network)
         checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
-        if eval_indexes is not None and eval_network is None:
-            raise ConfigError(
-                f"eval_indexes: positions in the outputs of eval_network, got {eval_indexes!r} "
-                "without eval_network. Give eval_network as well, or leave eval_indexes out."
-            )
-        _check_evaluation(eval_network, eval_indexes)
+        check_evaluation(eval_network, eval_indexes)
         self.network = network
         self.eval_network = eval_network
-        self.tables = _tables(network)
+        self.tables = tables_of(network)
         if self.tables:
             check_not_wrapped(network, grains)
         self.metrics = metric_set(metrics)
@@ -155,6 +153,9 @@ class RecModel:
         self._boost = boost(boost_level)
         self._has_begun = False  # whether step() was called
         self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer, grains)
+        check_names("whole_tables", whole_tables, self.tables)
+        if isinstance(self.learner, RankLearner):
+            self.learner.keep_whole(frozenset(whole_tables))
 
     def fit(
         self,
@@ -781,43 +782,6 @@ def _no_rate(name: str, rate: Any) -> ConfigError:
         f"{name}: the model has no optimizer that has this rate, got {rate!r}. Give RecModel an "
         "optimizer, or a network with tables."
     )
-
-
-def _check_network(network: Any) -> None:
-    if isinstance(network, type):
-        name = network.__name__
-        raise ConfigError(f"network: a class, got {name}. Pass an instance, {name}(…).")
-    if not isinstance(network, nn.Module):
-        kind = type(network).__name__
-        raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
-
-
-def _check_evaluation(network: Any, indexes: Any) -> None:
-    """Raise ConfigError unless these can be eval_network and eval_indexes, or are None."""
-    if isinstance(network, type) or not (network is None or callable(network)):
-        kind = f"the class {network.__name__}" if isinstance(network, type) else repr(network)
-        raise ConfigError(
-            f"eval_network: must be an nn.Module or a function of the items of a batch, got "
-            f"{kind:.60}. Give such, or None."
-        )
-    if indexes is None:
-        return
-    is_three = isinstance(indexes, Sequence) and len(indexes) == 3
-    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
-        raise ConfigError(
-            f"eval_indexes: three positions needed, got {indexes!r:.60}. "
-            "Give those of loss, prediction and label in eval_network's outputs."
-        )
-
-
-def _tables(network: nn.Module) -> dict[str, Table]:
-    tables: dict[str, Table] = {}
-    for table in (table for module in table_modules(network) for table in module.tables):
-        if tables.setdefault(table.name, table) is not table:
-            raise ConfigError(
-                f"network: two tables have the same name, got {table.name!r} twice. Rename one."
-            )
-    return tables
 
 
 def set_seed(seed: int) -> None:

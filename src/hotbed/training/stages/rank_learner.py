@@ -43,7 +43,11 @@ class RankLearner(GrainLearner):
             )
         self._ranks = Ranks.of_job()
         self.rank = self._ranks.rank
-        self._placement = Placement(self.num_ranks, self.grains)
+        self.keep_whole(frozenset())
+
+    def keep_whole(self, tables: frozenset[str]) -> None:
+        """Let each of these tables lie on one rank; call it before anything is learned."""
+        self._placement = Placement(self.num_ranks, self.grains, tables)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
 
@@ -54,6 +58,7 @@ class RankLearner(GrainLearner):
             "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
             "the threads of torch": torch.get_num_threads(),
             "grains": self.grains,
+            "whole_tables": sorted(self._placement.whole_tables),
             "the tables": [table.name for table in tables],
         }
         for table in tables:
