@@ -26,6 +26,14 @@ def world_size() -> int:
     return int(size) if size.isdecimal() else 1
 
 
+def rank() -> int:
+    """Return the number of this process: of the process group, else of the launcher, else 0."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0
+
+
 def trains_together() -> bool:
     """Return whether several ranks train one model."""
     return world_size() > 1 and os.environ.get(INDEPENDENT) != "1"

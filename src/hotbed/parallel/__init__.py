@@ -11,8 +11,8 @@ sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
 
 from .dense import joined_over_ranks
 from .halves import joined
-from .placement import Placement
+from .placement import Placement, grains_for
 from .ranks import Ranks
 from .sharded import ShardedLookup
 
-__all__ = ["Placement", "Ranks", "ShardedLookup", "joined", "joined_over_ranks"]
+__all__ = ["Placement", "Ranks", "ShardedLookup", "grains_for", "joined", "joined_over_ranks"]

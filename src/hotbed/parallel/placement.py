@@ -13,6 +13,20 @@ from numpy.typing import NDArray
 from hotbed.embedding.policy import PARTITIONS
 
 
+MOST_GRAINS = 8
+"""Of a step whose grains nobody has chosen."""
+LEAST_SAMPLES = 512
+"""Of such a grain: below, the calls of its passes cost more than they compute."""
+
+
+def grains_for(batch_size: int) -> int:
+    """Return how many grains suit a batch: a power of two up to 8, of 512 samples each or more."""
+    grains = MOST_GRAINS
+    while grains > 1 and batch_size < LEAST_SAMPLES * grains:
+        grains //= 2
+    return grains
+
+
 @dataclass(frozen=True)
 class GrainBlock:
     """A part of the tree of grains that one rank computes: `size` grains from `first` on."""
