@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +27,9 @@ from forked import ranks_of
 from torch import Tensor, nn
 
 import hotbed as hb
+import hotbed.compat.hugectr as hugectr
+import hotbed.compat.hugectr.model.model as hugectr_module
+import hotbed.compat.mx_rec as mx_rec
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError
 from hotbed.models.layers import BatchNorm
@@ -169,7 +173,7 @@ def counted(counters: Mapping[str, int]) -> dict[str, int]:
 CASES: dict[str, Case] = {}
 QUICK: list[str] = []
 """Cases of every run of the suite; the soak runs all."""
-FEW_GRAINS = ("half_precision", "own_loop")
+FEW_GRAINS = ("half_precision", "own_loop", "hugectr_placements")
 """Cases of four grains."""
 
 
@@ -223,7 +227,7 @@ def callbacks_that_decide() -> Found:
         hb.callbacks.ClipGradients(0.05),
     ]
     data = dataset(ONE_LABEL, shuffle=64)
-    return trained(small(), data, dataset(ONE_LABEL, rows=50), epochs=4, callbacks=called)
+    return trained(small(), data, dataset(ONE_LABEL, rows=50), epochs=3, callbacks=called)
 
 
 @quick
@@ -357,6 +361,54 @@ def own_loop() -> Found:
         evaluation.add(batch)
     predicted = model.predict(next(iter(batches([10]))))
     return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
+
+
+LAYER = hugectr.Layer_t
+
+
+def hugectr_model(**settings: Any) -> hugectr.Model:
+    """A spread and a localized embedding, compiled over data in memory."""
+    solver = hugectr.CreateSolver(seed=7, batchsize=40, batchsize_eval=50, lr=0.05, **settings)
+    reader = hugectr.DataReaderParams(
+        hugectr.DataReaderType_t.Parquet,
+        "train",
+        eval_source="test",
+        check_type=hugectr.Check_t.Non,
+    )
+    model = hugectr.Model(solver, reader, hugectr.CreateOptimizer())
+    sparse = [hugectr.DataReaderSparseParam(name, 1, True, 1) for name in ("user", "item")]
+    model.add(hugectr.Input(1, "y", 0, "x", sparse))
+    for kind, name in zip(("Distributed", "Localized"), ("user", "item"), strict=True):
+        placement = hugectr.Embedding_t[f"{kind}SlotSparseEmbeddingHash"]
+        model.add(hugectr.SparseEmbedding(placement, 1, 4, "sum", f"{name}s", name))
+        model.add(hugectr.DenseLayer(LAYER.Reshape, [f"{name}s"], [f"{name}_row"], leading_dim=4))
+    model.add(hugectr.DenseLayer(LAYER.Concat, ["user_row", "item_row"], ["row"]))
+    model.add(hugectr.DenseLayer(LAYER.InnerProduct, ["row"], ["logit"], num_output=1))
+    model.add(hugectr.DenseLayer(LAYER.BinaryCrossEntropyLoss, ["logit", "y"], ["loss"]))
+
+    def data(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
+        return dataset(schema, solver.batchsize, shuffle=50)
+
+    in_memory = patch.multiple(
+        hugectr_module, columns_of=lambda *_: None, training_data=data, evaluation_data=data
+    )
+    with in_memory, redirect_stdout(io.StringIO()):
+        model.compile()
+        for opened in (model.get_data_reader_train(), model.get_data_reader_eval()):
+            assert opened.dataset is not None
+    return model
+
+
+@quick
+def hugectr_placements() -> Found:
+    model = hugectr_model(grains=4)
+    with redirect_stdout(io.StringIO()):
+        model.fit(max_iter=5, display=2, eval_interval=2, snapshot=0)
+        model.start_data_reading()
+        model.train()
+        model.eval()
+    measured = [model.get_current_loss(), model.get_eval_metrics(), model.get_params_num()]
+    return found(model.learner, measured=measured)
 
 
 # --- negative controls: what must change the bits -------------------------------------------------
@@ -501,6 +553,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hb.RecModel(small(), "bce", "adam", grains=4).warm_start("never"),
         "warm_start: one process takes over rows",
     ),
+    "files of HugeCTR": (
+        lambda: hugectr_model(grains=4).save_params_to_files("never"),
+        "model.save_params_to_files: one process reads and writes files of rows",
+    ),
+    "snapshots of HugeCTR": (
+        lambda: hugectr_model(grains=4).fit(max_iter=50, snapshot=20),
+        "fit.snapshot: one process writes files of rows, got 20 on 3 ranks",
+    ),
+    "a loop of Rec SDK": (mx_rec.init, "init: a loop with Rec SDK's names trains in one process"),
     "copies": (
         lambda: step(nn.parallel.DistributedDataParallel(small())),
         "network: DistributedDataParallel shares out dense parameters alone",
@@ -609,6 +670,8 @@ def test_a_whole_table_lies_on_one_rank(three_ranks: list[Found]) -> None:
     assert sorted(bool(of_rank["item"][0]) for of_rank in rows) == [False, False, True]
     assert all(of_rank["user"][0] for of_rank in rows)
     names = [f"table {number}" for number in range(20)]
+    of_door = [of_rank["hugectr_placements"]["rows"] for of_rank in three_ranks]
+    assert sorted(bool(of_rank["items"][0]) for of_rank in of_door) == [False, False, True]
     owners = [Placement(3, 8, frozenset(names)).owners(name) for name in names]
     assert {len(set(of_table)) for of_table in owners} == {1}
     assert {int(of_table[0]) for of_table in owners} == {0, 1, 2}

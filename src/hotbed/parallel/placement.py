@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 
-
 MOST_GRAINS = 8
 """Of a step whose grains nobody has chosen."""
 LEAST_SAMPLES = 512
