@@ -11,8 +11,11 @@ import functools
 import hashlib
 import io
 import logging
+import re
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -582,6 +585,12 @@ def error_of(call: Callable[[], Any]) -> str:
     return "no error"
 
 
+def text_of(address: str) -> str:
+    with urllib.request.urlopen(address) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def sizes() -> Found:
     """What is shown of a table with a capacity, and what is logged."""
     logged: list[str] = []
@@ -591,7 +600,11 @@ def sizes() -> Found:
     model = hb.RecModel(small(capacity=45), "bce", "adam", {"auc"}, grains=4)
     model.evaluate(dataset(ONE_LABEL))
     windows = hb.callbacks.Windows(samples=64)
-    history = model.fit(dataset(ONE_LABEL), callbacks=[windows], progress=False)
+    server = hb.callbacks.Prometheus(0, every_seconds=0)
+    read = SimpleNamespace(on_epoch_end=lambda run: served.append(text_of(server.address)))
+    served: list[str] = []
+    callbacks = [windows, server, read]
+    history = model.fit(dataset(ONE_LABEL), callbacks=callbacks, progress=False)
     model.evaluate(dataset(ONE_LABEL))
     logging.getLogger("hotbed").removeHandler(handler)
     rows = {name: table["rows"] for name, table in history.points[-1].tables.items()}
@@ -602,6 +615,7 @@ def sizes() -> Found:
         "capacity": sorted(text.split(":")[0] for text in logged if "than its capacity" in text),
         "here": {name: len(table) for name, table in model.tables.items()},
         "shown": (str(model), model.summary()),
+        "served": re.findall(r'hotbed_table_rows\{(.*)table="user"\} (.*)\.0', served[0]),
     }
 
 
@@ -710,5 +724,7 @@ def test_sizes_are_those_of_all_ranks_but_for_the_rows_of_a_table(three_ranks: l
         for what in ("rows", "windows", "empty", "capacity"):
             assert of_rank[what] == expected[what], what
         assert all(f"on rank {rank} of 3" in text for text in of_rank["shown"])
+        assert of_rank["served"] == [(f'rank="{rank}",', str(of_rank["here"]["user"]))]
+    assert expected["served"] == [("", str(expected["here"]["user"]))]
     here = {table: sum(of_rank["here"][table] for of_rank in every) for table in expected["here"]}
     assert here == expected["here"] == expected["rows"]
