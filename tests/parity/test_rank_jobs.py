@@ -64,8 +64,15 @@ def hotbed(folder: Path, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, printed, errors
 
 
+def table_lines(printed: str) -> list[list[str]]:
+    """The cells of each table: rows, capacity, admitted, refused and evicted."""
+    lines = [line.split("│")[1:-2] for line in printed.splitlines() if line.startswith("│")]
+    assert len(lines) == 4, printed
+    return lines
+
+
 def check_state_is_that_of_one_process(folder: Path, ranks: int) -> None:
-    code, _, errors = hotbed(
+    code, shown, errors = hotbed(
         folder, "train", "job.yaml", "--set", "grains=8", "--set", "output=one"
     )
     assert code == 0, errors
@@ -75,6 +82,7 @@ def check_state_is_that_of_one_process(folder: Path, ranks: int) -> None:
     assert code == 0, errors
     assert diff(folder / "several", folder / "one")["same"]
     assert printed.count("model: several") == printed.count("epoch 1/1") == 1
+    assert table_lines(printed) == table_lines(shown)
     assert json.loads((folder / "several" / "job.json").read_text())["grains"] == 8
     page = (folder / "several" / "report.html").read_text()
     assert "Ranks, train" in page

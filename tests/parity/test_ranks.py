@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
+import importlib
 import io
-import json
+import itertools
 import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,84 +24,54 @@ pytest.importorskip("torch", reason="torch absent")
 
 import numpy as np
 import torch
+from forked import ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.parallel import Placement, Ranks
 from hotbed.parallel.probe import probe
+from hotbed.persist import content_digest, open_checkpoint
+from hotbed.persist.digest import part_digests
 from hotbed.training.watching.report import write_report
 
 Results = dict[str, Any]
 
 
-def run_ranks(task: str, ranks: int, *arguments: str) -> list[Results]:
-    """Run a task of this file on so many processes; return what each of them found."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    processes = []
-    for rank in range(ranks):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, __file__, task, *arguments]
-        processes.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=500) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(found.splitlines()[-1]) for found, _ in outputs]
-
-
 # --- equal bits -----------------------------------------------------------------------------------
 
 
-def digest(value: Any) -> str:
-    return hashlib.sha256(value).hexdigest()[:16]
+def learned(folder: str, ends: list[int], begun: str = "") -> Results:
+    """Learn as the tests of grains do, with all policies, and save at each of these steps.
 
-
-def learned(steps: str) -> Results:
-    """Learn as the tests of grains do, with all policies; return digests of what this rank has."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    grains: Any = __import__("test_grains")
+    `begun`: the state to begin from, whose step is the first of `ends`.
+    """
+    grains: Any = importlib.import_module("test_grains")
     torch.manual_seed(5)
     network = grains.Network()
     optimizer = torch.optim.Adam(hb.dense_parameters(network), lr=0.01)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains.GRAINS)
-    callbacks = [hb.callbacks.Evict(step_interval=3), hb.callbacks.ClipGradients(0.05)]
-    batches = list(grains.batches(int(steps)))
-    history = model.fit(batches, callbacks=callbacks, progress=False)
+    if begun:
+        model.restore(begun)
+        torch.set_rng_state(torch.load(f"{begun}/random"))
+    batches = list(grains.batches(ends[-1]))
+    losses = []
+    for first, last in itertools.pairwise(ends):
+        callbacks = [hb.callbacks.Evict(step_interval=3), hb.callbacks.ClipGradients(0.05)]
+        history = model.fit(batches[first:last], callbacks=callbacks, progress=False)
+        losses.append(history.epochs[0]["loss"])
+        saved = f"{folder}/{last}"
+        model.save(saved)
+        if os.environ["RANK"] == "0":
+            torch.save(torch.get_rng_state(), f"{saved}/random")
     rank = int(os.environ["RANK"])
     placement = Placement(int(os.environ["WORLD_SIZE"]), grains.GRAINS)
-    rows = {}
     for name, table in model.tables.items():
-        owners = placement.owners(name)
-        assert set(np.flatnonzero(owners != rank)).isdisjoint(_filled(table))
-        for partition in np.flatnonzero(owners == rank).tolist():
-            parts = [batch.sort_by("id") for batch in table.export([partition])]
-            rows[f"{name} {partition}"] = digest(
-                repr([part.to_pydict() for part in parts]).encode()
-            )
-    state = optimizer.state_dict()["state"]
-    dense = [*network.head.state_dict().values(), torch.get_rng_state()]
-    dense += [value for number in state for value in state[number].values()]
+        assert set(np.flatnonzero(placement.owners(name) != rank)).isdisjoint(_filled(table))
     return {
-        "rows": rows,
-        "stats": {
-            name: {count: table.stats[count] for count in ("admitted", "refused", "evicted")}
-            for name, table in model.tables.items()
-        },
-        "dense": [digest(np.ascontiguousarray(tensor).tobytes()) for tensor in dense],
-        "loss": history.epochs[0]["loss"],
+        "losses": losses,
         "metrics": model.evaluate(batches[:2]),
-        "predictions": digest(np.asarray(model.predict(batches[:2])).tobytes()),
+        "predictions": np.asarray(model.predict(batches[:2])).tobytes(),
+        "random": torch.get_rng_state().tolist(),
     }
 
 
@@ -113,34 +80,92 @@ def _filled(table: hb.Table) -> set[int]:
     return {p for p in range(256) if sum(batch.num_rows for batch in table.export([p]))}
 
 
-@functools.cache
-def one_process(steps: int) -> Results:
-    return run_ranks("learned", 1, str(steps))[0]
+def check_equal_bits(folder: Path, ends: list[int], ranks: list[int]) -> None:
+    """Compare one process with `ranks[0]` up to the second of `ends`, and so on, each by resuming."""
+    (expected,) = ranks_of(learned, 1, f"{folder}/one", ends)
+    begun = ""
+    for number, span in zip(ranks, itertools.pairwise(ends), strict=True):
+        last = ranks_of(learned, number, f"{folder}/several", list(span), begun)
+        begun = f"{folder}/several/{span[1]}"
+        several = open_checkpoint(begun)
+        one = open_checkpoint(f"{folder}/one/{span[1]}")
+        assert part_digests(several) == part_digests(one)
+        assert content_digest(several) == content_digest(one)
+    for found in last:
+        assert found == {**expected, "losses": expected["losses"][-1:]}
 
 
-def check_equal_bits(ranks: int, steps: int) -> None:
-    expected = dict(one_process(steps))
-    every = run_ranks("learned", ranks, str(steps))
-    for found in every:
-        for name in ("dense", "loss", "metrics", "predictions"):
-            assert found[name] == expected[name], name
-    rows: dict[str, str] = {}
-    for found in every:
-        rows |= found["rows"]
-    assert rows == expected["rows"]
-    for table, counts in expected["stats"].items():
-        sums = {name: sum(found["stats"][table][name] for found in every) for name in counts}
-        assert sums == counts, table
-
-
-def test_three_processes_have_the_bits_of_one() -> None:
-    check_equal_bits(3, 10)
+def test_two_processes_and_then_three_have_the_bits_of_one(tmp_path: Path) -> None:
+    check_equal_bits(tmp_path, [0, 5, 10], [2, 3])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
-def test_any_number_of_processes_has_the_bits_of_one(ranks: int) -> None:
-    check_equal_bits(ranks, 300)
+def test_any_number_of_processes_has_the_bits_of_one(ranks: int, tmp_path: Path) -> None:
+    check_equal_bits(tmp_path, [0, 300], [ranks])
+
+
+@pytest.mark.soak
+def test_a_state_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
+    check_equal_bits(tmp_path, [0, 75, 150, 225, 300], [8, 3, 1, 4])
+
+
+class KilledAt:
+    """The process is gone after a step."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        self.step = step
+        self.rank = rank
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.step and int(os.environ["RANK"]) == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+def checkpointed(
+    folder: str, killed: tuple[int, int] = (0, 0), seconds: float | None = None
+) -> Any:
+    """Fit a Dataset with a checkpoint every 3 steps; `killed`: the step and the rank to kill."""
+    draw = np.random.default_rng(0)
+    columns = {
+        "user": (draw.zipf(1.2, 2000) % 700).tolist(),
+        "item": draw.integers(0, 4000, 2000).tolist(),
+        "y": draw.integers(0, 2, 2000).tolist(),
+    }
+    schema = hb.Schema([hb.Label("y"), hb.Id("user"), hb.Id("item")])
+    policies: dict[str, Any] = {
+        "admit": hb.MinCount(2, sketch_bytes=1 << 16),
+        "evict": hb.Lru(1024),
+    }
+    tables = hb.make_tables(schema, 2, **policies)
+    torch.manual_seed(1)
+    network = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
+    model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=4)
+    data = hb.Dataset(hb.sources.Memory(columns), schema, batch_size=100, shuffle=500, seed=3)
+    callbacks = [
+        hb.callbacks.Evict(step_interval=7),
+        hb.callbacks.Checkpoint(folder, every_steps=3, every_seconds=seconds, full_every=3),
+        KilledAt(*killed),
+    ]
+    return model.fit(data, epochs=2, callbacks=callbacks, progress=False).epochs[-1]["loss"]
+
+
+def test_a_fit_whose_processes_are_killed_goes_on_with_others_to_the_bits_of_one(
+    tmp_path: Path,
+) -> None:
+    (loss,) = ranks_of(checkpointed, 1, f"{tmp_path}/one")
+    folder = f"{tmp_path}/several"
+    for ranks, killed in ((2, (11, 1)), (3, (27, 0))):
+        with pytest.raises(AssertionError, match=r"Connection (closed|reset) by peer"):
+            ranks_of(checkpointed, ranks, folder, killed)
+    assert ranks_of(checkpointed, 2, folder, (0, 0), 0.01) == [loss, loss]
+    one = open_checkpoint(tmp_path / "one")
+    several = open_checkpoint(folder)
+    assert part_digests(several) == part_digests(one)
+    assert content_digest(several) == content_digest(one)
 
 
 @pytest.mark.parametrize("grains", [2, 8, 64, 256])
@@ -199,7 +224,7 @@ def own_loop(model: hb.RecModel) -> None:
     model.network(batch()).sum().backward()
 
 
-def refusals() -> Results:
+def refusals(folder: str) -> Results:
     rank = int(os.environ["RANK"])
     model = small()
     model.fit([batch()], progress=False)
@@ -207,18 +232,13 @@ def refusals() -> Results:
     capped.step(batch(1000))
     size = [len(table) for table in capped.tables.values()]
     found = {
-        "save": error_of(lambda: model.save("never")),
+        "save": error_of(lambda: model.save(f"/dev/null/{rank}")),
+        "other folder": error_of(lambda: model.save(f"{folder}/{rank}")),
+        "restore": error_of(lambda: model.restore(f"{folder}/none")),
         "online_train": error_of(lambda: model.online_train([batch()], progress=False)),
         "own loop": error_of(lambda: own_loop(model)),
         "not finite": error_of(lambda: model.step(batch(label=float("nan")))),
         "other data": error_of(lambda: model.step(batch(16 + rank))),
-        "wall clock": error_of(
-            lambda: model.fit(
-                [batch()],
-                callbacks=[hb.callbacks.Evict(seconds_interval=1, clock="wall")],
-                progress=False,
-            )
-        ),
         "too many rows": error_of(lambda: capped.step(batch(1100))),
     }
     assert [len(table) for table in capped.tables.values()] == size
@@ -228,18 +248,19 @@ def refusals() -> Results:
     return found
 
 
-def test_what_several_processes_cannot_do_is_refused_on_each() -> None:
-    first, second = run_ranks("refusals", 2)
+def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> None:
+    first, second = ranks_of(refusals, 2, str(tmp_path))
     assert first == second
     starts = {
-        "save": "ConfigError: state: one process writes and reads states",
+        "save": "NotWritten: /dev/null/0",
+        "other folder": "PersistError: ",
+        "restore": "FormatError: ",
         "online_train": "ConfigError: online_train: one process learns a stream",
         "own loop": "ConfigError: ranks: tables that several ranks share learn in the steps",
         "not finite": "NonFiniteGradient: table 'user': the gradient of id 0 is not finite",
         "weights": "ConfigError: ranks: all ranks must train the same model with the same",
         "other data": "ConfigError: ranks: all ranks must get the same batches",
         "random numbers": "ConfigError: ranks: all ranks must get the same batches",
-        "wall clock": "ConfigError: Evict.clock: the clocks of several ranks differ",
         "too many rows": "TableFull: table 'user'",
     }
     for name, start in starts.items():
@@ -281,7 +302,7 @@ def test_ranks_show_one_progress_bar_name_themselves_in_logs_and_count_their_wor
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_ranks("watched", 2)
+    found = ranks_of(watched, 2)
     for rank, of_rank in enumerate(found):
         assert of_rank["lines"][:3] == [f"rank {rank}: 7 rows", f"rank {rank}: 7 rows", "7 rows"]
         assert of_rank["sent"] == (5 * 4 if rank == 0 else 7 * 4) + 4 * 8
@@ -300,7 +321,7 @@ def test_ranks_show_one_progress_bar_name_themselves_in_logs_and_count_their_wor
     connection = found[0]["connection"]
     assert connection == found[1]["connection"]
     assert connection["hosts"] == [socket.gethostname()] * 2
-    assert list(connection["seconds"]) == ["8", "65536", "4194304"]
+    assert list(connection["seconds"]) == [8, 65536, 4194304]
     assert min(connection["seconds"].values()) > 0
 
 
@@ -317,15 +338,4 @@ def killed() -> Results:
 @pytest.mark.soak
 def test_a_rank_that_is_killed_ends_the_others_with_an_error() -> None:
     with pytest.raises(AssertionError, match=r"Connection (closed|reset) by peer"):
-        run_ranks("killed", 2)
-
-
-if __name__ == "__main__":
-    name, *arguments = sys.argv[1:]
-    tasks: dict[str, Callable[..., Results]] = {
-        "learned": learned,
-        "refusals": refusals,
-        "killed": killed,
-        "watched": watched,
-    }
-    print(json.dumps(tasks[name](*arguments)))
+        ranks_of(killed, 2)

@@ -314,7 +314,7 @@ class Table:
             stats["evicted_unknown"] = unknown
         if self.capacity is not None:
             stats["capacity"] = self.capacity
-            self._watch_capacity(stats["rows"], self.capacity)
+            self.watch_capacity(stats["rows"])
         return stats
 
     def watch_admission(self) -> None:
@@ -330,9 +330,9 @@ class Table:
             f"{getattr(self.admit, 'admission_bytes', 0):,}",
         )
 
-    def _watch_capacity(self, num_rows: int, capacity: int) -> None:
-        """Log once that the table has more rows than were expected."""
-        if num_rows <= capacity or self._over_capacity:
+    def watch_capacity(self, num_rows: int) -> None:
+        """Log once that the table has more rows, here and on other ranks, than were expected."""
+        if self.capacity is None or num_rows <= self.capacity or self._over_capacity:
             return
         self._over_capacity = True
         log.warning(
@@ -340,7 +340,7 @@ class Table:
             "Raise capacity, or bound the table by evict=hb.Lru(max_rows)",
             self.name,
             f"{num_rows:,}",
-            f"{capacity:,}",
+            f"{self.capacity:,}",
             self.native.row_bytes * num_rows / 2**20,
         )
 

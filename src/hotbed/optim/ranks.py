@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of processes that train, and whether they may."""
+"""The number of processes that train, and whether and how they may."""
 
 from __future__ import annotations
 
 import os
 
 import torch.distributed
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.errors import ConfigError
 
@@ -24,6 +26,14 @@ def world_size() -> int:
     return int(size) if size.isdecimal() else 1
 
 
+def rank() -> int:
+    """Return the number of this process: of the process group, else of the launcher, else 0."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0
+
+
 def trains_together() -> bool:
     """Return whether several ranks train one model."""
     return world_size() > 1 and os.environ.get(INDEPENDENT) != "1"
@@ -31,11 +41,7 @@ def trains_together() -> bool:
 
 def speaks() -> bool:
     """Return whether this process shows progress: of ranks that train together, the first does."""
-    if not trains_together():
-        return True
-    if torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
+    return not trains_together() or rank() == 0
 
 
 def check_single_rank(where: str) -> None:
@@ -47,3 +53,33 @@ def check_single_rank(where: str) -> None:
             f"share them, start one process, or set {INDEPENDENT}=1 for separate copies, as in a "
             "sweep."
         )
+
+
+def check_not_wrapped(network: nn.Module, grains: int = 1) -> None:
+    """Raise ConfigError if torch shares out the dense part of a network with tables.
+
+    Rows would stay on their rank. A DistributedDataParallel of one rank shares nothing, and its
+    hooks count backward passes: it takes a step without grains.
+    """
+    for name, module in network.named_modules():
+        wrapper = _wrapper_of(module)
+        is_alone = wrapper == DistributedDataParallel.__name__ and world_size() == grains == 1
+        if wrapper and not is_alone:
+            part = f"its part {name!r}" if name else "all of it"
+            raise ConfigError(
+                f"network: {wrapper} shares out dense parameters alone, not rows of tables, got it "
+                f"around {part}. Give RecModel the network as it is, with grains, such as 8, and "
+                "start it by torchrun: see docs/ranks.md."
+            )
+
+
+def _wrapper_of(module: nn.Module) -> str:
+    """Return the name of a wrapper of torch that shares out dense parameters; "" = it is none."""
+    if isinstance(module, DistributedDataParallel):
+        return DistributedDataParallel.__name__
+    for base in type(module).__mro__:
+        # by name: the import of torch.distributed.fsdp takes half a second
+        if base.__module__.startswith("torch.distributed.fsdp"):
+            is_module = base.__name__ == "FullyShardedDataParallel"
+            return base.__name__ if is_module else "fully_shard"
+    return ""

@@ -16,7 +16,7 @@ from hotbed.embedding.modules.parameter import StepsTables, TableRows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.closure import loss_of
-from hotbed.optim.ranks import check_single_rank
+from hotbed.optim.ranks import check_not_wrapped, check_single_rank
 
 
 def dense_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -40,7 +40,8 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
             other torch optimizers do.
 
     Raises:
-        ConfigError: the model has no tables, or two tables of one name.
+        ConfigError: the model has no tables, or two tables of one name, or torch shares out its
+            dense part over ranks.
         NonFiniteGradient: in `step()`, a gradient is not finite. It names table and id, and no row
             has changed.
 
@@ -56,6 +57,7 @@ class SparseOptimizer(torch.optim.Optimizer, StepsTables):
                 f"SparseOptimizer: the model has no tables, got {type(model).__name__}. "
                 "Use a dense optimizer alone."
             )
+        check_not_wrapped(model)
         _check_names(self._modules)
         # modules that share their gradients are one here
         self._modules = list({id(module.gradients): module for module in self._modules}.values())

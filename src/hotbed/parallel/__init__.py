@@ -16,7 +16,7 @@ traffic.py    Traffic and RankWork: what a rank sent, how long it waited, and wh
 
 from .dense import joined_over_ranks
 from .halves import joined
-from .placement import Placement
+from .placement import Placement, grains_for
 from .ranks import Ranks
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
@@ -31,6 +31,7 @@ __all__ = [
     "Shard",
     "ShardedLookup",
     "Traffic",
+    "grains_for",
     "joined",
     "joined_over_ranks",
 ]

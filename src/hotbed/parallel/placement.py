@@ -12,6 +12,19 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
 
+MOST_GRAINS = 8
+"""Of a step whose grains nobody has chosen."""
+LEAST_SAMPLES = 512
+"""Of such a grain: below, the calls of its passes cost more than they compute."""
+
+
+def grains_for(batch_size: int) -> int:
+    """Return how many grains suit a batch: a power of two up to 8, of 512 samples each or more."""
+    grains = MOST_GRAINS
+    while grains > 1 and batch_size < LEAST_SAMPLES * grains:
+        grains //= 2
+    return grains
+
 
 @dataclass(frozen=True)
 class GrainBlock:
@@ -28,18 +41,23 @@ class Placement:
     Attributes:
         ranks: their number, at most that of the grains.
         grains: of a step, a power of two.
+        whole_tables: names of tables that lie on one rank each.
     """
 
     ranks: int
     grains: int
+    whole_tables: frozenset[str] = frozenset()
 
     def owners(self, table: str) -> NDArray[np.uint8]:
         """Return the rank that owns each partition of a table, [256].
 
         The runs of partitions begin at another one in each table, so that small tables do not all
-        lie on the first rank.
+        lie on the first rank. The name of a whole table says on which rank it lies.
         """
-        rotated = (np.arange(PARTITIONS) + zlib.crc32(table.encode())) % PARTITIONS
+        number = zlib.crc32(table.encode())
+        if table in self.whole_tables:
+            return np.full(PARTITIONS, number % self.ranks, np.uint8)
+        rotated = (np.arange(PARTITIONS) + number) % PARTITIONS
         return (rotated * self.ranks // PARTITIONS).astype(np.uint8)
 
     def grains_of(self, rank: int) -> range:

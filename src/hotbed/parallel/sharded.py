@@ -105,7 +105,8 @@ class ShardedLookup(Lookup):
             if training:
                 raise ConfigError(
                     "ranks: tables that several ranks share learn in the steps of RecModel, got a "
-                    "lookup of the network in train mode. Call model.fit() or model.step()."
+                    "lookup in train mode that no step has mapped. Look up the ids of a batch as "
+                    "they are, once, in model.fit() or model.step()."
                 )
             num_samples = HostIds(layout.features, inputs).num_samples
             spans = [[0, num_samples], *[[0, 0]] * (len(self._blocks) - 1)]

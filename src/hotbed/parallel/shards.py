@@ -26,11 +26,16 @@ class Shard:
 
     Attributes:
         size: number of processes that hold the rows.
-        is_first: whether this one writes what all of them hold alike, and decides for all.
+        rank: the number of this one.
     """
 
     size = 1
-    is_first = True
+    rank = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what all of them hold alike, and decides for all."""
+        return self.rank == 0
 
     def another(self) -> Shard:
         """Return the same with connections of its own, for another thread."""
@@ -74,7 +79,7 @@ class RankShard(Shard):
         self._ranks = ranks
         self._placement = placement
         self.size = ranks.size
-        self.is_first = ranks.rank == 0
+        self.rank = ranks.rank
 
     def another(self) -> Shard:
         return RankShard(self._ranks.another(), self._placement)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop that drives everything else: RecModel, callbacks, metrics, the report.
 
+arguments.py      the checks of RecModel's arguments
 described.py      the words for a model
 learned_types.py  the types of raw columns that a model learned from
 load.py           load a model from a checkpoint

@@ -150,7 +150,7 @@ def headline_of(model: Any) -> str:
     parts = [
         type(model.network).__name__,
         f"{_num_dense(model):,} dense parameters",
-        f"{len(model.tables)} tables with {num_rows:,} rows",
+        f"{len(model.tables)} tables with {num_rows:,} rows{_place(model)}",
         f"metrics {sorted(model.metrics)}",
         f"learned {steps:,} steps",
         f"{epochs} epochs",
@@ -163,12 +163,23 @@ def _lines(model: Any) -> Iterator[str]:
     yield f"{network}: {_num_dense(model):,} dense parameters on {model.learner.device}"
     yield from _layers(model.network)
     if model.tables:
-        yield f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies"
+        yield f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies" + _place(model)
     for name, table in model.tables.items():
         yield _line_of(name, table)
     for name, value in model.arguments.items():
         if value is not None:
             yield f"{name}: {brief(value)}"
+
+
+def _place(model: Any) -> str:
+    """Return where the rows are that are counted, if there are several ranks; else "".
+
+    The others are not asked: one rank alone may print.
+    """
+    learner = model.learner
+    if learner.shard.size == 1:
+        return ""
+    return f" (on rank {learner.shard.rank} of {learner.shard.size})"
 
 
 def _layers(network: nn.Module) -> Iterator[str]:

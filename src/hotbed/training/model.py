@@ -20,7 +20,6 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
-from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
@@ -28,7 +27,7 @@ from hotbed.optim.combined import Parts
 from hotbed.optim.dense import dense_optimizer, set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import speaks, trains_together
+from hotbed.optim.ranks import check_not_wrapped, speaks, trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
 from hotbed.persist import checkpoint
 from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
@@ -39,6 +38,7 @@ from hotbed.persist.store import open_store, write_text
 from hotbed.persist.tables import warm_start
 from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
+from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
 from hotbed.training.learned_types import typed
@@ -51,8 +51,8 @@ from hotbed.training.loop import (
     fit_epochs,
     pass_over,
 )
-from hotbed.training.online import StreamLimits, follow
-from hotbed.training.run import Callbacks, Goal, Run
+from hotbed.training.online import StreamLimits, batches_a_call, follow
+from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.grains import GrainLearner
 from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
@@ -89,6 +89,8 @@ class RecModel:
         boost_level: "O0", "O1", "O2" or `Boost(…)`: settings of torch.compile, see
             `hotbed.optim.precision`.
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
+        whole_tables: names of tables that lie on one rank each, where there are several; the rows
+            of others are spread over all ranks. No bit depends on it; see docs/ranks.md.
 
     Raises:
         ConfigError: (a ValueError) arguments cannot work together.
@@ -113,18 +115,16 @@ class RecModel:
         amp_level: str = "O0",
         boost_level: str | Boost = "O0",
         grains: int = 1,
+        whole_tables: Sequence[str] = (),
     ) -> None:
-        _check_network(network)
+        check_network(network)
         checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
-        if eval_indexes is not None and eval_network is None:
-            raise ConfigError(
-                f"eval_indexes: positions in the outputs of eval_network, got {eval_indexes!r} "
-                "without eval_network. Give eval_network as well, or leave eval_indexes out."
-            )
-        _check_evaluation(eval_network, eval_indexes)
+        check_evaluation(eval_network, eval_indexes)
         self.network = network
         self.eval_network = eval_network
-        self.tables = _tables(network)
+        self.tables = tables_of(network)
+        if self.tables:
+            check_not_wrapped(network, grains)
         self.metrics = metric_set(metrics)
         self._arguments = {
             "loss_fn": loss_fn,
@@ -154,6 +154,9 @@ class RecModel:
         self._boost = boost(boost_level)
         self._has_begun = False  # whether step() was called
         self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer, grains)
+        check_names("whole_tables", whole_tables, self.tables)
+        if isinstance(self.learner, RankLearner):
+            self.learner.keep_whole(frozenset(whole_tables))
 
     def fit(
         self,
@@ -497,11 +500,18 @@ class RecModel:
             schema: of the data here; None: the one that the network was built with.
 
         Raises:
+            ConfigError: several ranks hold the rows.
             PersistError: dims or rules differ, no table has a counterpart, or a transform differs
                 so that ids mean other values; the message names it, and nothing has changed.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
+        if self.learner.shard.size > 1:
+            raise ConfigError(
+                "warm_start: one process takes over rows, got a model whose rows lie on "
+                f"{self.learner.shard.size} ranks. Warm start and save it in one process, and "
+                "restore that state on several."
+            )
 
         def warm(reader: Reader) -> dict[str, str]:
             data_schema = self.schema if schema is None else schema
@@ -611,7 +621,7 @@ class RecModel:
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
         _log_frozen_lookups(self.network)
-        run = Run(self, goal, callbacks, observer)
+        run = Run(self, goal, callbacks, observer, clock=WallClock(shard=self.learner.shard))
         run.counts.epoch = goal.first_epoch
         return run
 
@@ -643,7 +653,7 @@ class RecModel:
         """One pass over `data` that learns nothing; returns the number of its batches."""
         check_batches("data", data)
         check_ends(data)
-        if self.tables and not any(len(table) for table in self.tables.values()):
+        if self.tables and not self._has_rows():
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
         if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
             self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))
@@ -655,6 +665,12 @@ class RecModel:
         with in_eval_mode(self.network, self.eval_network), epoch_of(data, number) as batches:
             pass_over(batches, run)
         return run.step
+
+    def _has_rows(self) -> bool:
+        """Return whether a table has a row, here or on another rank."""
+        here = {name: {"rows": len(table)} for name, table in self.tables.items()}
+        (rows,) = self.learner.summed([here])
+        return any(counters["rows"] for counters in rows.values())
 
     def _make_learner(self, optimizer: Any, grains: int) -> StepLearner | SelfUpdating:
         chosen = self._effective_boost(optimizer)
@@ -771,71 +787,11 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="hotbed-export-")
 
 
-def batches_a_call(sink_mode: bool, sink_size: int, device_type: str) -> int:
-    """Return how many batches are learned between two `on_step_end`.
-
-    That is `sink_size` where batches are moved to a device before they are learned, else 1. A CPU
-    learns batch by batch; one line is logged then.
-
-    Raises:
-        ConfigError: `sink_mode` is not a bool; or it is True and `sink_size` not an integer >= 1.
-    """
-    if not isinstance(sink_mode, bool):
-        raise ConfigError(
-            f"dataset_sink_mode: must be a bool, got {sink_mode!r}. Give True or False."
-        )
-    if not sink_mode:
-        return 1
-    advice = "Give the number of batches of one call."
-    checks.whole_number("sink_size", sink_size, 1, advice=advice)
-    if device_type == "cpu":
-        log.info("dataset_sink_mode: a CPU has nowhere to sink data to; training is batch by batch")
-        return 1
-    return sink_size
-
-
 def _no_rate(name: str, rate: Any) -> ConfigError:
     return ConfigError(
         f"{name}: the model has no optimizer that has this rate, got {rate!r}. Give RecModel an "
         "optimizer, or a network with tables."
     )
-
-
-def _check_network(network: Any) -> None:
-    if isinstance(network, type):
-        name = network.__name__
-        raise ConfigError(f"network: a class, got {name}. Pass an instance, {name}(…).")
-    if not isinstance(network, nn.Module):
-        kind = type(network).__name__
-        raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
-
-
-def _check_evaluation(network: Any, indexes: Any) -> None:
-    """Raise ConfigError unless these can be eval_network and eval_indexes, or are None."""
-    if isinstance(network, type) or not (network is None or callable(network)):
-        kind = f"the class {network.__name__}" if isinstance(network, type) else repr(network)
-        raise ConfigError(
-            f"eval_network: must be an nn.Module or a function of the items of a batch, got "
-            f"{kind:.60}. Give such, or None."
-        )
-    if indexes is None:
-        return
-    is_three = isinstance(indexes, Sequence) and len(indexes) == 3
-    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
-        raise ConfigError(
-            f"eval_indexes: three positions needed, got {indexes!r:.60}. "
-            "Give those of loss, prediction and label in eval_network's outputs."
-        )
-
-
-def _tables(network: nn.Module) -> dict[str, Table]:
-    tables: dict[str, Table] = {}
-    for table in (table for module in table_modules(network) for table in module.tables):
-        if tables.setdefault(table.name, table) is not table:
-            raise ConfigError(
-                f"network: two tables have the same name, got {table.name!r} twice. Rename one."
-            )
-    return tables
 
 
 def set_seed(seed: int) -> None:

@@ -16,6 +16,7 @@ from hotbed.connectors import Journal, Position
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
+from hotbed.parallel import WHOLE, Shard
 from hotbed.training.ahead.stage import MapStage
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
@@ -118,13 +119,40 @@ class WallClock:
         read: returns seconds since 1970.
         journal: holds each decision before it takes effect, so that a resumed run takes the same
             ones. None = they are not recorded.
+        shard: the processes that decide alike: the clock and the journal of the first count.
     """
 
     read: Callable[[], float] = time.time
     journal: Journal | None = None
+    shard: Shard = WHOLE
 
     def __call__(self) -> float:
         return self.read()
+
+    def decide(
+        self, topic: str, number: int, propose: Callable[[], Mapping[str, Any] | None]
+    ) -> Mapping[str, Any] | None:
+        """Return a decision; None: nothing is decided.
+
+        It is that of the journal where the journal has come so far, else what `propose` returns,
+        which is journalled first.
+        """
+
+        def decided() -> Mapping[str, Any] | None:
+            if self.journal is not None and self.journal.last(topic) >= number:
+                return self.journal.get(topic, number)
+            proposed = propose()
+            if proposed is not None and self.journal is not None:
+                self.journal.append(topic, number, proposed)
+            return proposed
+
+        return self.shard.from_first(decided)
+
+    def decided(self, topic: str, number: int) -> Mapping[str, Any] | None:
+        """Return the decision that the journal holds; None: it holds none."""
+        return self.shard.from_first(
+            lambda: None if self.journal is None else self.journal.get(topic, number)
+        )
 
 
 @dataclass(frozen=True)

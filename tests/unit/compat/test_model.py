@@ -19,7 +19,7 @@ import torch
 
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
-from hotbed.compat.hugectr.model import batches, model
+from hotbed.compat.hugectr.model import batches, model, ranks
 from hotbed.errors import ConfigError, NotWritten
 
 ROWS = 1024
@@ -128,6 +128,35 @@ def parameters(built: hugectr.Model) -> Iterator[tuple[str, torch.Tensor]]:
 def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
     assert one.keys() == other.keys()
     return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+def test_vvgpu_names_the_command_that_starts_as_many_processes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is started for it; training on several is tested with the ranks of the engine."""
+    caplog.set_level("INFO", "hotbed.compat.hugectr")
+    made(solver(vvgpu=[[0, 1], [0]]))
+    assert "vvgpu names 3 devices, and 1 process(es) train" in caplog.text
+    assert "torchrun --nproc-per-node 3 -m hotbed.compat.hugectr.run" in caplog.text
+    caplog.clear()
+    made(solver(vvgpu=[[0]]))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    ranks.log_devices(solver(vvgpu=[[0, 1], [0]]))
+    assert "vvgpu" not in caplog.text
+
+
+def test_several_processes_have_as_many_grains_as_the_batch_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ranks.grains_of(solver(batchsize=4096)) == 1
+    assert ranks.grains_of(solver(batchsize=64, grains=2)) == 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    sizes = {300: 1, 1023: 1, 1024: 2, 2048: 4, 4095: 4, 4096: 8, 100_000: 8}
+    assert {size: ranks.grains_of(solver(batchsize=size)) for size in sizes} == sizes
+    assert ranks.grains_of(solver(batchsize=64, grains=2)) == 2
 
 
 # --- fit ------------------------------------------------------------------------------------------

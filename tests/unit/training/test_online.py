@@ -21,7 +21,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.errors import ConfigError
-from hotbed.training.model import batches_a_call
+from hotbed.training.online import batches_a_call
 
 
 class Endless:

@@ -22,7 +22,7 @@ class Knob(NamedTuple):
 
 
 _CUDA = "no CUDA kernels are compiled or captured"
-_ONE_PROCESS = "a table lives in one process"
+_PLACED = "rows lie on processes by their ids"
 _PIPELINE = "the training loop orders its own work"
 _HINT = "a table grows with its rows"
 _READER = "the data reader chooses its own threads and requests"
@@ -36,17 +36,16 @@ def _inference(tags: Mapping[str, str], reason: str) -> dict[str, Knob]:
 
 
 NO_EFFECT: Mapping[str, Knob] = {
-    "solver.vvgpu": Knob("v2.3", "one process trains on one device"),
     "solver.use_algorithm_search": Knob("v2.3", _CUDA),
     "solver.use_cuda_graph": Knob("v2.3", _CUDA),
     "solver.enable_tf32_compute": Knob("v2.3", "matrix products use the precision of the device"),
     "solver.is_dlrm": Knob("v3.1", _CUDA),
     "solver.use_holistic_cuda_graph": Knob("v3.1", _CUDA),
     "solver.use_overlapped_pipeline": Knob("v3.1", _PIPELINE),
-    "solver.device_layout": Knob("v3.1", _ONE_PROCESS),
+    "solver.device_layout": Knob("v3.1", _PLACED),
     "solver.all_reduce_algo": Knob("v3.1", _SUMS),
     "solver.grouped_all_reduce": Knob("v3.1", _SUMS),
-    "solver.num_iterations_statistics": Knob("v3.1", _ONE_PROCESS),
+    "solver.num_iterations_statistics": Knob("v3.1", _PLACED),
     "solver.async_mlp_wgrad": Knob("v3.2", _PIPELINE),
     "solver.scaler": Knob("v2.3", "the scale of losses adapts by itself"),
     "solver.gen_loss_summary": Knob("v3.3", "the loss is always known"),
@@ -69,15 +68,15 @@ NO_EFFECT: Mapping[str, Knob] = {
     "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
     "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _HINT),
     "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _HINT),
-    "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _ONE_PROCESS),
-    "sparse_embedding.plan_file": Knob("v2.3", _ONE_PROCESS),
-    "sparse_embedding.plan_file1": Knob("v2.3", _ONE_PROCESS),
+    "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _PLACED),
+    "sparse_embedding.plan_file": Knob("v2.3", _PLACED),
+    "sparse_embedding.plan_file1": Knob("v2.3", _PLACED),
     "dense_layer.pos_type": Knob("v3.1", "layers are not fused by their position"),
     "dense_layer.dense_layer_switches": Knob("v3.9", _CUDA),
     "dense_layer.compute_config": Knob("v4.3", _CUDA),
     "embedding_collection.use_exclusive_keys": Knob("v23.04", _HINT),
-    "embedding_collection.comm_strategy": Knob("v4.1", _ONE_PROCESS),
-    "embedding_collection.shard": Knob("v4.1", _ONE_PROCESS),
+    "embedding_collection.comm_strategy": Knob("v4.1", _PLACED),
+    "embedding_collection.shard": Knob("v4.1", _PLACED),
     **_inference(
         {
             "use_mixed_precision": "v3.1",

@@ -12,7 +12,6 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.training.run import Run, WallClock, passed
-from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.watching.columns import Tables, counters, tables_of
 
 __all__ = ["EvictionSchedule"]
@@ -42,7 +41,7 @@ class EvictionSchedule:
         slice_rows: rows to sweep in one step, but at least one partition of one table.
 
     Attributes:
-        count_rows: returns the rows of each of some tables; ranks count those of all of them.
+        summed: returns the statistics of tables at some moments, added over all ranks.
 
     Raises:
         ConfigError: an interval is not above 0, or another argument is out of range.
@@ -67,10 +66,10 @@ class EvictionSchedule:
         _check("EvictionSchedule", step_interval, seconds_interval, clock, lateness_seconds)
         self.tables = tables
         self.slice_rows = slice_rows
-        self.count_rows: Callable[[Sequence[Table]], Sequence[int]] = _rows_of
-        by_name = [table for _, table in sorted(tables.items())]
+        self.summed: Callable[[Sequence[Tables]], Sequence[Tables]] = list
         # a table without evictions may still have candidates that expire
-        self._evicting = [table for table in by_name if table.evictions or table.clock]
+        evicting = {name: table for name, table in tables.items() if table.evictions or table.clock}
+        self._evicting = dict(sorted(evicting.items()))
         self._steps = _interval(step_interval)
         self._seconds = _interval(seconds_interval)
         self._by_wall = clock == "wall"
@@ -157,7 +156,7 @@ class EvictionSchedule:
             "passed": self._passed,
             "left": self._left,
             "each": list(self._each),
-            "statistics": counters([self._statistics]),
+            "statistics": counters(self.summed([self._statistics])),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -170,6 +169,9 @@ class EvictionSchedule:
         self._left = state["left"]
         self._each = list(state["each"])
         self._statistics = tables_of(state["statistics"])[0]
+        if not self._clock.shard.is_first:  # whose counts are those of all
+            for counts in self._statistics.values():
+                counts.update(dict.fromkeys(counts, 0))
 
     def _seconds_due(self, step: int, now: int | None) -> bool:
         if self._by_wall:
@@ -185,39 +187,35 @@ class EvictionSchedule:
 
         A decision in the journal is repeated. A new one is journalled first.
         """
-        journal = self._clock.journal
-        if self._seconds is None:
+        interval = self._seconds
+        if interval is None:
             return False
-        if journal is not None and journal.last(TOPIC) >= step:
-            entry = journal.get(TOPIC, step)
-            return entry is not None and not entry["idle"] and self._begun != step
-        if step <= self._cleared and not idle:
-            return False  # batches after this step may be mapped already
-        seconds = self._clock()
-        if self._at is None or seconds < self._at:  # a clock set back starts the interval anew
-            self._at = seconds
-        if seconds - self._at < self._seconds:
-            return False
-        if journal is not None:
-            journal.append(TOPIC, step, {"now": now, "idle": idle})
-        return True
+
+        def propose() -> Mapping[str, Any] | None:
+            if step <= self._cleared and not idle:
+                return None  # batches after this step may be mapped already
+            seconds = self._clock()
+            if self._at is None or seconds < self._at:  # a clock set back starts the interval anew
+                self._at = seconds
+            return {"now": now, "idle": idle} if seconds - self._at >= interval else None
+
+        decision = self._clock.decide(TOPIC, step, propose)
+        return decision is not None and decision["idle"] == idle and self._begun != step
 
     def _decision(self, step: int) -> Mapping[str, Any] | None:
         """Return the decision of the wall clock at this step that the journal holds."""
-        journal = self._clock.journal
-        if not self._by_wall or journal is None:
-            return None
-        return journal.get(TOPIC, step)
+        return self._clock.decided(TOPIC, step) if self._by_wall else None
 
     def _begin(self, step: int, now: int | None) -> None:
         """Make expired rows absent; this step and those after it sweep them."""
         # counted before rows expire: a count with expired rows among them visits each row
         self._statistics = {name: dict(table.stats) for name, table in self.tables.items()}
-        self._each = [max(1, rows // PARTITIONS) for rows in self.count_rows(self._evicting)]
+        (every,) = self.summed([self._statistics])
+        self._each = [max(1, every[name]["rows"] // PARTITIONS) for name in self._evicting]
         boundary = 0  # Lru and Lfu need no clock; 0 moves no watermark back
         if now is not None:
             boundary = now - self._lateness
-        for table in self._evicting:
+        for table in self._evicting.values():
             table.evict(boundary, range(0))
         self._left = PARTITIONS * len(self._evicting)
         self._passed = False
@@ -232,6 +230,7 @@ class EvictionSchedule:
         `num_rows`: about how many rows to visit; None = sweep all partitions.
         """
         room = num_rows
+        tables = list(self._evicting.values())
         while self._left > 0:
             swept = PARTITIONS * len(self._evicting) - self._left
             number, first = divmod(swept, PARTITIONS)
@@ -242,7 +241,7 @@ class EvictionSchedule:
                 room -= count * self._each[number]
             if count == 0:
                 break
-            self._evicting[number].sweep(range(first, first + count))
+            tables[number].sweep(range(first, first + count))
             self._left -= count
 
 
@@ -292,13 +291,7 @@ class Evict:
                 "Give one or both."
             )
         self.schedule = self._schedule(run.tables, run.clock)
-        if isinstance(run.learner, RankLearner):
-            if self._clock == "wall":
-                raise ConfigError(
-                    "Evict.clock: the clocks of several ranks differ, got 'wall'. Use 'data' or "
-                    "step_interval."
-                )
-            self.schedule.count_rows = run.learner.count_rows
+        self.schedule.summed = run.learner.summed
 
     def on_epoch_begin(self, run: Run) -> None:
         self.schedule.repeat(run.step, run.now)
@@ -334,10 +327,6 @@ def sweeping(run: Run) -> EvictionSchedule | None:
         if callback.schedule.sweeping:
             return callback.schedule
     return None
-
-
-def _rows_of(tables: Sequence[Table]) -> list[int]:
-    return [table.stats["rows"] for table in tables]
 
 
 def _check(owner: str, steps: Any, seconds: Any, clock: str, lateness_seconds: float) -> None:

@@ -25,6 +25,9 @@ from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
 
+Counters = dict[str, dict[str, int]]
+"""The statistics of tables, by name."""
+
 
 class Update(Protocol):
     """The part of the loop that learns from a batch.
@@ -190,6 +193,10 @@ class StepLearner:
         if self._scaler is not None and state["scaler"] is not None:
             self._scaler.load_state_dict(dict(state["scaler"]))
 
+    def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
+        """Return the statistics of tables at some moments, of all ranks; each rank must ask."""
+        return moments
+
     def forget(self) -> None:
         """Drop every gradient."""
         for parameter in parameters_of(self.dense):
@@ -262,6 +269,10 @@ class SelfUpdating:
         """End a training, and log if the network never changes."""
         self._unchanged.look()
         return []
+
+    def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
+        """Return the statistics as they are: there is one rank."""
+        return moments
 
     def forget(self) -> None:
         """Do nothing: the network drops its gradients itself."""

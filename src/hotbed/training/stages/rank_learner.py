@@ -15,7 +15,6 @@ from torch import Tensor
 
 import hotbed
 from hotbed.data.batch import Batch
-from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
 from hotbed.parallel import (
@@ -29,6 +28,7 @@ from hotbed.parallel import (
 )
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
+from hotbed.training.stages.learner import Counters
 
 
 class RankLearner(GrainLearner):
@@ -49,9 +49,13 @@ class RankLearner(GrainLearner):
                 f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
         self._ranks = Ranks.of_job()
-        self._placement = Placement(num_ranks, self.grains)
-        self.shard = RankShard(self._ranks, self._placement)
+        self.keep_whole(frozenset())
         self._count_anew()
+
+    def keep_whole(self, tables: frozenset[str]) -> None:
+        """Let each of these tables lie on one rank; call it before anything is learned."""
+        self._placement = Placement(world_size(), self.grains, tables)
+        self.shard = RankShard(self._ranks, self._placement)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
 
@@ -62,6 +66,7 @@ class RankLearner(GrainLearner):
             "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
             "the threads of torch": torch.get_num_threads(),
             "grains": self.grains,
+            "whole_tables": sorted(self._placement.whole_tables),
             "the tables": [table.name for table in tables],
         }
         for table in tables:
@@ -101,11 +106,23 @@ class RankLearner(GrainLearner):
         self._samples += grain.num_samples
         return super()._run_one(grain, num_samples)
 
-    def count_rows(self, tables: Sequence[Table]) -> list[int]:
-        """Return the rows of each table, of all ranks."""
-        here = torch.tensor([table.stats["rows"] for table in tables], dtype=torch.int64)
-        counts: list[int] = self._ranks.gather(here).sum(0).tolist()
-        return counts
+    def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
+        totals: list[Counters] = []
+        for of_ranks in zip(*self._ranks.gather_objects(moments), strict=True):
+            total: Counters = {}
+            for name, counts in ((name, c) for of_rank in of_ranks for name, c in of_rank.items()):
+                sums = total.setdefault(name, {})
+                for key, count in counts.items():
+                    # what was expected of a table is a number for all ranks
+                    sums[key] = count if key == "capacity" else sums.get(key, 0) + count
+            totals.append(total)
+        if totals:
+            self._watch_capacity(totals[-1])
+        return totals
+
+    def _watch_capacity(self, counters: Counters) -> None:
+        for table in (table for module in self._collections for table in module.tables):
+            table.watch_capacity(counters.get(table.name, {}).get("rows", 0))
 
     def _digest_of_weights(self) -> str:
         digest = hashlib.sha256()
@@ -123,6 +140,7 @@ class RankLearner(GrainLearner):
                     'table.frozen = "all" instead.'
                 )
         assert example.batch is not None, "the loop divides batches"
+        _check_weights(example.batch)
         self._check_same(example.batch)
         return super()._planned(example)
 
@@ -196,3 +214,13 @@ class RankLearner(GrainLearner):
             for number in range(len(left))
         ]
         return [output for output in all_outputs if output is not None], buffers
+
+
+def _check_weights(batch: Batch) -> None:
+    """Raise ConfigError if weights of ids learn: their gradient reads rows of other ranks."""
+    for name, ids in batch.ids.items():
+        if getattr(ids.weights, "requires_grad", False):
+            raise ConfigError(
+                f"ranks: weights of ids take no gradient on several ranks, got those of feature "
+                f"{name!r}, which require one. Detach them, or start one process."
+            )

@@ -14,6 +14,7 @@ import numpy as np
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
 from hotbed.training.run import Run
+from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
 from hotbed.training.watching.readings import evictions, statistics
@@ -35,7 +36,7 @@ class Point:
         time: the watermark in microseconds; None without event times.
         loss: mean training loss since the point before.
         window: progressive metrics since the window before; empty between windows.
-        tables: statistics of each table.
+        tables: statistics of each table; of several ranks, of the rows of all of them.
     """
 
     step: int
@@ -140,6 +141,8 @@ class History:
         self._began = 0.0
         self._epoch_began = (0.0, 0)
         self._ended = False
+        self._local: list[Point] = []  # their statistics are those of this rank alone
+        self._learner: StepLearner | SelfUpdating | None = None  # while it trains
         self._whole_epochs = 0  # rows of `epochs` that ended; a stream adds a preliminary one
 
     def __repr__(self) -> str:
@@ -159,6 +162,7 @@ class History:
         self._began = time.perf_counter()
         self._epoch_sum = 0.0
         self._epoch_steps = 0
+        self._learner = run.learner
 
     def on_epoch_begin(self, run: Run) -> None:
         self._epoch_began = (time.perf_counter(), run.samples)
@@ -193,7 +197,8 @@ class History:
                 self._record(run)
             run.window = {}
             if self.points:  # callbacks before this one may have evicted
-                self.points[-1].tables = statistics(run)
+                self._count(self.points[-1], run)
+        self._add_ranks()
         self.epochs.append(self._epoch_row(run))
         if not run.online:
             self._whole_epochs = len(self.epochs)
@@ -207,7 +212,7 @@ class History:
         window = {}
         if isinstance(run.observer, Progressive):
             window = dict(run.observer.window())
-        self.points.append(self._point(run, window))
+        self._append(self._point(run, window), run)
         self._ended = True
 
     def _epoch_row(self, run: Run) -> dict[str, float]:
@@ -224,6 +229,7 @@ class History:
 
     def on_fit_end(self, run: Run) -> None:
         self.metrics = dict(run.metrics)
+        self._learner = None
         valid = {f"valid.{name}".rstrip("."): curve for name, curve in run.reliability.items()}
         self.reliability = self._watch.curves | valid
 
@@ -246,8 +252,9 @@ class History:
     def state(self) -> dict[str, Any]:
         """Return points and sums, as JSON values and NumPy arrays.
 
-        Content digests do not cover keys that begin with `wall_`.
+        Content digests do not cover keys that begin with `wall_`. Of several ranks, each must ask.
         """
+        self._add_ranks()
         points = self.points[:-1] if self._ended else self.points
         numbers = []
         for point in points:
@@ -304,12 +311,13 @@ class History:
             self.points.append(point)
 
     def _record(self, run: Run) -> None:
-        self.points.append(self._point(run, self._roll(run)))
+        self._append(self._point(run, self._roll(run)), run)
         self._epoch_sum = self._epoch_sum + float(self._sum)
         self._epoch_steps = self._epoch_steps + self._steps
         self._sum = 0.0
         self._steps = 0
         if len(self.points) >= MAX_POINTS:  # windows grow with the distance of points
+            self._add_ranks()
             self.points = _halve(self.points)
             self._every *= 2
 
@@ -325,8 +333,28 @@ class History:
             run.now,
             loss,
             window,
-            statistics(run),
         )
+
+    def _append(self, point: Point, run: Run) -> None:
+        self._count(point, run)
+        self.points.append(point)
+
+    def _count(self, point: Point, run: Run) -> None:
+        """Set the statistics of a point to those of now, on this rank."""
+        point.tables = statistics(run)
+        if not self._local or self._local[-1] is not point:
+            self._local.append(point)
+
+    def _add_ranks(self) -> None:
+        """Add the statistics of other ranks to those of this one, of all points that wait for it.
+
+        So a step needs no call of the other ranks.
+        """
+        if self._learner is not None and self._local:
+            sums = self._learner.summed([point.tables for point in self._local])
+            for point, tables in zip(self._local, sums, strict=True):
+                point.tables = tables
+            self._local = []
 
     def _roll(self, run: Run) -> dict[str, float]:
         """Return the metrics of the window if it is long enough, and begin the next one."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from hotbed import checks
@@ -25,8 +27,12 @@ class Prometheus:
     The default host accepts requests of this machine only. On another host, everybody who can
     reach it can read the values.
 
+    Of several ranks, each serves its own values, with the label `rank`: those of tables count the
+    rows on this rank, so that `sum by (table) (hotbed_table_rows)` is the number of all rows.
+
     Args:
-        port: 0 takes a free one; `address` has it.
+        port: 0 takes a free one; `address` has it. The ranks of a machine take this port and those
+            that follow it.
         host: address to listen on.
         every_seconds: seconds between two updates of the values.
 
@@ -57,7 +63,9 @@ class Prometheus:
 
     def on_fit_begin(self, run: Run) -> None:
         if self._endpoint is None:
-            self._endpoint = Endpoint(*self._where)
+            port, host = self._where
+            number = int(os.environ.get("LOCAL_RANK", run.learner.shard.rank))
+            self._endpoint = Endpoint(port and port + number * (run.learner.shard.size > 1), host)
         log.info("Prometheus: %s", self.address)
         self._show(run)
 
@@ -84,8 +92,17 @@ class Prometheus:
 
     def _show(self, run: Run) -> None:
         if self._endpoint is not None:
-            self._endpoint.show(readings(run))
+            self._endpoint.show(_labelled(run, readings(run)))
         self._shown = time.monotonic()
+
+
+def _labelled(run: Run, values: Iterable[Reading]) -> Iterator[Reading]:
+    """Yield readings; those of one of several ranks say of which."""
+    for reading in values:
+        if run.learner.shard.size > 1:
+            labels = {**reading.labels, "rank": str(run.learner.shard.rank)}
+            reading = replace(reading, labels=labels)
+        yield reading
 
 
 class Endpoint:

@@ -36,7 +36,7 @@ def statistics(run: Run) -> Tables:
 
     While an eviction is under way they are those of its begin: how far a sweep has come at a moment
     may depend on checkpoints, and with it the reasons of evictions, which are left out. Ids of
-    batches that are mapped ahead do not count.
+    batches that are mapped ahead do not count. Of several ranks they are those of this one.
     """
     schedule = sweeping(run)
     before: Tables = {}
@@ -51,18 +51,38 @@ def statistics(run: Run) -> Tables:
     return tables
 
 
+def statistics_of_ranks(run: Run) -> Tables:
+    """Return `statistics`, added over all ranks; each of them must ask."""
+    (tables,) = run.learner.summed([statistics(run)])
+    return tables
+
+
 def evictions(run: Run) -> Tables:
-    """Return the evicted rows of each table that has any, by reason."""
+    """Return the evicted rows of each table that has any, by reason.
+
+    They are added over all ranks; each of them must ask.
+    """
+    (every,) = run.learner.summed([counters_of(run)])
     tables = {}
-    for name, table in run.tables.items():
-        counts = {key: value for key, value in table.stats.items() if is_reason(key) and value}
+    for name, counters in every.items():
+        counts = {key: value for key, value in counters.items() if is_reason(key) and value}
         if counts:
             tables[name] = {key.removeprefix("evicted_"): count for key, count in counts.items()}
     return tables
 
 
-def readings(run: Run) -> list[Reading]:
-    """Return every number to watch at this moment."""
+def counters_of(run: Run) -> Tables:
+    """Return what `Table.stats` says now; of several ranks, of the rows of this one."""
+    return {name: table.stats for name, table in run.tables.items()}
+
+
+def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
+    """Return every number to watch at this moment.
+
+    Args:
+        run: the training.
+        tables: the counters of all ranks; None = `counters_of(run)`.
+    """
     values = [Reading("steps", run.step, total=True), Reading("samples", run.samples, total=True)]
     if run.loss is not None:
         values.append(Reading("loss", float(run.loss.detach())))
@@ -74,8 +94,8 @@ def readings(run: Run) -> list[Reading]:
         if optimizer is not None and optimizer.param_groups:
             rate = float(optimizer.param_groups[0]["lr"])
             values.append(Reading("learning_rate", rate, {"of": part}))
-    for name, table in run.tables.items():
-        for key, value in table.stats.items():
+    for name, counters in (tables or counters_of(run)).items():
+        for key, value in counters.items():
             labels = {"table": name}
             if is_reason(key):
                 labels["reason"] = key.removeprefix("evicted_")

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hotbed.errors import MissingExtra
 from hotbed.training.run import Run
-from hotbed.training.watching.readings import Reading, readings
+from hotbed.training.watching.readings import Reading, counters_of, readings
 from hotbed.training.watching.windows import Windows
 
 log = logging.getLogger("hotbed")
@@ -20,8 +21,8 @@ class TensorBoard:
     """Write TensorBoard event files every `every_steps` steps.
 
     They hold loss, metrics, windows, learning rates, tables and the state of a stream. A window is
-    written when it closes, with the event time of its end as TensorBoard's "wall" time. Show the
-    files with `tensorboard --logdir DIR`.
+    written when it closes, with the event time of its end as TensorBoard's "wall" time. Of several
+    ranks, the first writes the numbers of all. Show the files with `tensorboard --logdir DIR`.
 
     Raises:
         MissingExtra: TensorBoard is not installed; `pip install hotbed[tensorboard]`.
@@ -35,7 +36,8 @@ class TensorBoard:
                 "TensorBoard: the package tensorboard is not installed. Run pip install "
                 "hotbed[tensorboard]."
             ) from error
-        self._writer: Any = SummaryWriter(str(log_dir))
+        self._make: Callable[[], Any] = lambda: SummaryWriter(str(log_dir))
+        self._writer: Any = None
         self._every = max(1, every_steps)
         self._window = -1
 
@@ -50,10 +52,16 @@ class TensorBoard:
         self._write(run)
 
     def on_fit_end(self, run: Run) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _write(self, run: Run) -> None:
-        for reading in readings(run):
+        (tables,) = run.learner.summed([counters_of(run)])
+        if run.learner.shard.rank:
+            return
+        if self._writer is None:
+            self._writer = self._make()
+        for reading in readings(run, tables):
             if reading.name != "window_metric" and math.isfinite(reading.value):
                 self._writer.add_scalar(_tag(reading), reading.value, run.step)
         newest = None

@@ -18,7 +18,7 @@ from hotbed.metrics.popularity import Popularity
 from hotbed.training.run import Run
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.scorer import Scorer, host, scorer_of
-from hotbed.training.watching.readings import observations, statistics
+from hotbed.training.watching.readings import observations, statistics_of_ranks
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
 log = logging.getLogger("hotbed")
@@ -97,7 +97,10 @@ class Windows:
 
     @property
     def points(self) -> list[Window]:
-        """The windows so far, oldest first; the last one may still be open."""
+        """The windows so far, oldest first; the last one may still be open.
+
+        Of several ranks, each must ask: the rows of the open window are those of all of them.
+        """
         if not self._rows:
             return list(self._log.windows)
         return [*self._log.windows, self._window()]
@@ -212,7 +215,7 @@ class Windows:
                 values = self._scorer.results()
         window = Window(begin, end, self._rows, self._samples, values)
         if self._run is not None:
-            window.tables = statistics(self._run)
+            window.tables = statistics_of_ranks(self._run)
             window.observed = dict(observations(self._run))
         if self._weight:
             window.observed["freshness_seconds"] = self._fresh / self._weight

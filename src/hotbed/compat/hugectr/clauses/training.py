@@ -86,6 +86,8 @@ class Solver:
         files: files of weights that such a solver holds, else None.
         release: of HugeCTR, whose arithmetic the model has where releases differ: Ftrl adds
             FLT_EPSILON under each root from v23.04 on. It is an argument of Hotbed's.
+        grains: of a step, see docs/grains.md; None = 1, and on several processes the most, up to 8,
+            that have 512 samples each. It is an argument of Hotbed's, too.
     """
 
     model_name: str = ""
@@ -126,6 +128,7 @@ class Solver:
     fit: FitParams | None = None
     files: ParamFiles | None = None
     release: str = NEWEST_RELEASE
+    grains: int | None = None
 
     def __post_init__(self) -> None:
         check_rate("solver", self)

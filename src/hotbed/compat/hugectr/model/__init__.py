@@ -9,6 +9,7 @@ callback.py     TrainingCallback
 metrics.py      metrics of a solver as metrics of the engine
 files.py        ModelFiles: which file contains which parts of a model
 increments.py   rows that have changed
+ranks.py        a model on several processes
 predictions.py  predictions and labels as text
 tensors.py      Tensors: values and gradients by names of the graph
 summary.py      the printed summary

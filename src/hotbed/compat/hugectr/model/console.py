@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HugeCTR prints: lines with a time, and headings."""
+"""What HugeCTR prints: lines with a time, and headings. Of several ranks, the first prints."""
 
 from __future__ import annotations
 
 from datetime import datetime
+
+from hotbed.optim.ranks import rank
 
 WIDTH = 110
 
 
 def say(text: str) -> None:
     """Print a line as HugeCTR's log does, on standard output."""
+    if rank():
+        return
     now = datetime.now()
     print(f"[HCTR][{now:%H:%M:%S}.{now.microsecond // 1000:03}][INFO][RK0][main]: {text}")
 
 
 def say_heading(text: str) -> None:
     """Print a heading across the page."""
-    print(f"{text:=^{WIDTH}}")
+    if not rank():
+        print(f"{text:=^{WIDTH}}")

@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.clauses import (
     SparseEmbedding,
 )
 from hotbed.compat.hugectr.model.console import say
+from hotbed.compat.hugectr.model.ranks import check_one_process
 from hotbed.compat.hugectr.paths import check_local
 from hotbed.compat.hugectr.translate import EmbeddingOf, Translation
 from hotbed.compat.hugectr.weights import (
@@ -80,7 +81,13 @@ class ModelFiles:
                 self.seen[name] = SlotsOfKeys(embedding.slots)
 
     def load_first(self, files: ParamFiles | None) -> None:
-        """Load what a solver or an embedding training cache starts from."""
+        """Load what a solver or an embedding training cache starts from.
+
+        Raises:
+            ConfigError: several ranks would load rows.
+        """
+        if self._sparse_models or (files is not None and files.sparse_model_files):
+            check_one_process("compile: files of rows")
         for name, path in zip(self._embeddings, self._sparse_models, strict=False):
             if (Path(path) / "key").exists():
                 say(f"Use existing embedding: {path}")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -42,6 +41,14 @@ from hotbed.compat.hugectr.model.fitting import Iterations, Rates
 from hotbed.compat.hugectr.model.increments import changed_rows, track
 from hotbed.compat.hugectr.model.metrics import Results, engine_metrics, measured
 from hotbed.compat.hugectr.model.predictions import append_predictions
+from hotbed.compat.hugectr.model.ranks import (
+    check_one_process,
+    check_snapshots,
+    grains_of,
+    localized_tables,
+    log_devices,
+    seed_of,
+)
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
@@ -184,7 +191,7 @@ class Model:
             raise ConfigError("model.compile: nothing to read, got no reader. Give reader_params.")
         weights = self._loss_weights(loss_names, loss_weights)
         say_heading("Model Compile")
-        seed = self.solver.seed or random.randrange(1, 2**31)
+        seed = seed_of(self.solver)
         say(f"Global seed is {seed}")
         torch.manual_seed(seed)
         columns = columns_of(self.reader, graph.input)
@@ -197,7 +204,10 @@ class Model:
             self.translation.rule,
             engine_metrics(self._metrics),
             amp_level="auto" if self.solver.use_mixed_precision else "O0",
+            grains=grains_of(self.solver),
+            whole_tables=localized_tables(self.translation),
         )
+        log_devices(self.solver)
         self.tensors = Tensors(self.learner, self.translation)
         self._files = ModelFiles(
             self.learner, self.translation, graph, self.solver, self.etc_params
@@ -259,6 +269,7 @@ class Model:
     def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
         """Train for epochs, of which `max_steps` iterations are the most."""
         repeats = self.solver.repeat_dataset
+        check_snapshots(params, max_steps)
         self._say_fit(params, epochs)
         self._log_missing_evaluation(params.eval_interval)
         callbacks = self.solver.training_callbacks if repeats else ()
@@ -462,6 +473,7 @@ class Model:
         optimizer moves all rows at every step.
         """
         self._require_compiled("get_incremental_model")
+        check_one_process("get_incremental_model")
         if self.etc_params is None:
             raise ConfigError(
                 "get_incremental_model: changes are recorded with an embedding training cache "
@@ -493,13 +505,17 @@ class Model:
         """Return the number of dense parameters and of floats in rows."""
         self._require_compiled("get_params_num")
         dense = sum(weight.numel() for weight in self.dense_parameters())
-        return dense + sum(len(table) * table.dim for table in self.learner.tables.values())
+        tables = self.learner.tables
+        here = {name: {"floats": len(table) * table.dim} for name, table in tables.items()}
+        (every,) = self.learner.learner.summed([here])
+        return dense + sum(counts["floats"] for counts in every.values())
 
     # --- files ------------------------------------------------------------------------------------
 
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:
         """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states."""
         self._require_compiled("save_params_to_files")
+        check_one_process("save_params_to_files")
         self._files.save(prefix, iter)
 
     def load_dense_weights(self, dense_model_file: str) -> None:
@@ -515,21 +531,25 @@ class Model:
     def load_sparse_weights(self, *files: Any, **by_keyword: Any) -> None:
         """Load rows: a list with one file for each embedding, or a mapping of name to file."""
         self._require_compiled("load_sparse_weights")
+        check_one_process("load_sparse_weights")
         self._files.load_sparse(_files_given("sparse_embedding_files", files, by_keyword))
 
     def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
         """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
         self._require_compiled("load_sparse_optimizer_states")
+        check_one_process("load_sparse_optimizer_states")
         self._files.load_sparse_states(_files_given("sparse_opt_states_files", files, by_keyword))
 
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Save tables of embedding collections in a folder; without names, all."""
         self._require_compiled("embedding_dump")
+        check_one_process("embedding_dump")
         self._files.save_collections(path, table_names)
 
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Load tables of embedding collections; without names, all."""
         self._require_compiled("embedding_load")
+        check_one_process("embedding_load")
         self._files.load_collections(path, table_names)
 
     def graph_to_json(self, graph_config_file: str) -> None:

@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 
 from hotbed.data.batch import Batch
+from hotbed.optim.ranks import rank
 from hotbed.training.model import RecModel
 
 
 def append_predictions(learner: RecModel, batch: Batch, predictions: Path, labels: Path) -> None:
     """Append the predictions and the labels of a batch to two files, numbers with a space behind.
 
-    Several labels of a sample stand side by side.
+    Several labels of a sample stand side by side. Of several ranks, the first writes.
     """
     scores = learner.predict(batch)
     if not isinstance(scores, dict):
         (label,) = batch.labels
         scores = {label: scores}
+    if rank():
+        return
     _append(predictions, list(scores.values()))
     _append(labels, [batch.labels[label] for label in scores])
 

@@ -19,6 +19,7 @@ from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_ra
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
+from hotbed.optim.ranks import trains_together, world_size
 
 __all__ = [
     "ConfigInitializer",
@@ -52,10 +53,16 @@ def init(**options: Any) -> None:
 
     Raises:
         StateError: it is called twice, without `terminate_config_initializer` between.
-        ConfigError: a keyword is unknown, or a value is wrong.
+        ConfigError: a keyword is unknown, a value is wrong, or several ranks train.
 
     Example: `mx.init(train_steps=200, use_dynamic=True, use_dynamic_expansion=True)`
     """
+    if trains_together():
+        raise ConfigError(
+            "init: a loop with Rec SDK's names trains in one process, got a world of "
+            f"{world_size()} ranks. Start one process, or train hb.RecModel with grains, such as "
+            "8: see docs/ranks.md."
+        )
     names = [field.name for field in fields(Options)]
     for name in options:
         if name not in names and name not in NOT_NEEDED:

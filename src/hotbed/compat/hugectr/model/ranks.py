@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model on several processes: where its tables lie, its grains, and what one process must do."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+from hotbed.compat.hugectr.clauses import FitParams, Solver, SparseEmbedding
+from hotbed.compat.hugectr.translate import Translation
+from hotbed.errors import ConfigError
+from hotbed.optim.ranks import trains_together, world_size
+from hotbed.parallel import Ranks, grains_for
+
+_LOG = logging.getLogger("hotbed.compat.hugectr")
+
+
+def grains_of(solver: Solver) -> int:
+    """Return the grains of a step: those of the solver, else as many as several processes want."""
+    if solver.grains is not None:
+        return solver.grains
+    return grains_for(solver.batchsize) if trains_together() else 1
+
+
+def localized_tables(translation: Translation) -> list[str]:
+    """Return the names of the tables that lie on one rank each: those of localized embeddings."""
+    names = []
+    for embedding in translation.embeddings:
+        clause = embedding.clause
+        if isinstance(clause, SparseEmbedding) and clause.embedding_type.name.startswith("Local"):
+            names.append(embedding.table)
+    return names
+
+
+def seed_of(solver: Solver) -> int:
+    """Return the seed of the solver; of 0, a random one, which is that of all ranks."""
+    seed = solver.seed or random.randrange(1, 2**31)
+    if trains_together():
+        seed = Ranks.of_job().gather_objects(seed)[0]
+    return int(seed)
+
+
+def log_devices(solver: Solver) -> None:
+    """Log how to start as many processes as `vvgpu` has devices, if there are not as many."""
+    devices = sum(len(of_node) for of_node in solver.vvgpu)
+    if devices not in (1, world_size()):
+        _LOG.info(
+            "hugectr: solver.vvgpu names %d devices, and %d process(es) train. To train on %d, "
+            "start `torchrun --nproc-per-node %d -m hotbed.compat.hugectr.run script.py`",
+            devices,
+            world_size(),
+            devices,
+            devices,
+        )
+
+
+def check_one_process(method: str) -> None:
+    """Raise ConfigError if several ranks hold the rows that a method reads or writes."""
+    if trains_together():
+        raise ConfigError(
+            f"model.{method}: one process reads and writes files of rows, got {world_size()} "
+            "ranks. Leave it out, or start one process."
+        )
+
+
+def check_snapshots(params: FitParams, max_steps: int | None) -> None:
+    """Raise ConfigError if a fit would write files of rows, before it begins."""
+    is_reached = max_steps is None or params.snapshot <= max_steps
+    if params.snapshot > 0 and is_reached and trains_together():
+        raise ConfigError(
+            f"fit.snapshot: one process writes files of rows, got {params.snapshot} on "
+            f"{world_size()} ranks. Give snapshot=0, or start one process."
+        )

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the arguments of RecModel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hotbed.config import did_you_mean
+from hotbed.embedding.modules import table_modules
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+
+
+def check_network(network: Any) -> None:
+    """Raise ConfigError unless this is a module."""
+    if isinstance(network, type):
+        name = network.__name__
+        raise ConfigError(f"network: a class, got {name}. Pass an instance, {name}(…).")
+    if not isinstance(network, nn.Module):
+        kind = type(network).__name__
+        raise ConfigError(f"network: not an nn.Module, got {kind}. Pass an instance of one.")
+
+
+def check_evaluation(network: Any, indexes: Any) -> None:
+    """Raise ConfigError unless these can be eval_network and eval_indexes, or are None."""
+    if indexes is not None and network is None:
+        raise ConfigError(
+            f"eval_indexes: positions in the outputs of eval_network, got {indexes!r} without "
+            "eval_network. Give eval_network as well, or leave eval_indexes out."
+        )
+    if isinstance(network, type) or not (network is None or callable(network)):
+        kind = f"the class {network.__name__}" if isinstance(network, type) else repr(network)
+        raise ConfigError(
+            f"eval_network: must be an nn.Module or a function of the items of a batch, got "
+            f"{kind:.60}. Give such, or None."
+        )
+    if indexes is None:
+        return
+    is_three = isinstance(indexes, Sequence) and len(indexes) == 3
+    if not is_three or not all(type(index) is int for index in indexes):  # True is an int, too
+        raise ConfigError(
+            f"eval_indexes: three positions needed, got {indexes!r:.60}. "
+            "Give those of loss, prediction and label in eval_network's outputs."
+        )
+
+
+def tables_of(network: nn.Module) -> dict[str, Table]:
+    """Return the tables of a network by name.
+
+    Raises:
+        ConfigError: two of them have the same name.
+    """
+    tables: dict[str, Table] = {}
+    for table in (table for module in table_modules(network) for table in module.tables):
+        if tables.setdefault(table.name, table) is not table:
+            raise ConfigError(
+                f"network: two tables have the same name, got {table.name!r} twice. Rename one."
+            )
+    return tables
+
+
+def check_names(where: str, names: Sequence[str], tables: Mapping[str, Table]) -> None:
+    """Raise ConfigError if a name is not that of a table."""
+    for name in names:
+        if name not in tables:
+            raise ConfigError(
+                f"{where}: the network has no such table, got {name!r}. "
+                f"{did_you_mean(name, tables)}"
+            )

@@ -1,0 +1,730 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What several ranks can train has the bits of one process: networks, number formats, policies,
+callbacks, and batches that leave ranks without data. What they cannot is refused on each of them.
+
+All cases run in one group of three ranks, one after another.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import logging
+import re
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+from forked import ranks_of
+from torch import Tensor, nn
+
+import hotbed as hb
+import hotbed.compat.hugectr as hugectr
+import hotbed.compat.hugectr.model.model as hugectr_module
+import hotbed.compat.mx_rec as mx_rec
+from hotbed.embedding.lookups import Feature
+from hotbed.errors import ConfigError
+from hotbed.models.layers import BatchNorm
+from hotbed.parallel import Placement, ShardedLookup
+from hotbed.training.stages import rank_learner
+
+Found = dict[str, Any]
+Case = Callable[[], Found]
+
+ROWS = 150  # two batches of 64, and an uneven one
+SCHEMA = hb.Schema(
+    [
+        hb.Label("y"),
+        hb.Label("z"),
+        hb.Time("t"),
+        hb.Weight("w"),
+        hb.Id("user"),
+        hb.Id("item"),
+        hb.Id("clicked", table="item", pooling="none"),
+        hb.Id("tags", pooling="mean", weights="importance"),
+        hb.Dense("x"),
+    ]
+)
+
+
+def without(*names: str) -> hb.Schema:
+    return hb.Schema([column for column in SCHEMA.columns if column.name not in names])
+
+
+TWO_LABELS = without("clicked")
+ONE_LABEL = without("clicked", "z")
+HISTORIES = without("z")
+
+
+@functools.cache
+def columns() -> dict[str, Any]:
+    draw = np.random.default_rng(2)
+    tags = [draw.integers(0, 50, draw.integers(0, 4)).tolist() for _ in range(ROWS)]
+    return {
+        "user": draw.zipf(1.3, ROWS) % 200,
+        "item": draw.integers(0, 100, ROWS),
+        "clicked": [draw.integers(0, 100, draw.integers(0, 7)).tolist() for _ in range(ROWS)],
+        "tags": tags,
+        "importance": [draw.random(len(bag)).tolist() for bag in tags],
+        "x": draw.normal(size=ROWS).astype(np.float32),
+        "y": draw.integers(0, 2, ROWS),
+        "z": draw.integers(0, 2, ROWS),
+        "w": draw.random(ROWS).astype(np.float32),
+        "t": np.arange(ROWS),
+    }
+
+
+def dataset(schema: hb.Schema, batch_size: int = 64, rows: int = ROWS, **options: Any) -> Any:
+    parts = {name: columns()[name][:rows] for name in schema.raw_columns()}
+    return hb.Dataset(hb.sources.Memory(parts), schema, batch_size, prefetch=0, **options)
+
+
+# --- digests --------------------------------------------------------------------------------------
+
+
+def digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8])
+
+
+def bits(tensor: Tensor) -> int:
+    return digest(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def rows_of(model: hb.RecModel) -> dict[str, list[int]]:
+    """The number of rows of each table, of the ids that wait, and sums of their digests.
+
+    The sum of these over ranks does not depend on their number.
+    """
+    every = {}
+    for name, table in model.tables.items():
+        rows = [row for batch in table.export() for row in batch.to_pylist()]
+        counted = [batch.filter(pc.greater(batch["count"], 0)) for batch in table.candidates()]
+        waiting = [row for batch in counted for row in batch.to_pylist()]
+        stats = [table.stats[count] for count in ("admitted", "refused", "evicted")]
+        every[name] = [len(rows), sum(map(digest, rows)), sum(map(digest, waiting)), *stats]
+    return every
+
+
+def found(model: hb.RecModel, **more: Any) -> Found:
+    """The rows of this rank, and what must be equal on all of them."""
+    dense = {name: bits(value) for name, value in hb_state(model.network).items()}
+    assert model.learner.dense is not None
+    for number, state in model.learner.dense.state_dict()["state"].items():
+        dense |= {f"{name} of {number}": bits(value) for name, value in state.items()}
+    dense["random"] = bits(torch.get_rng_state())
+    rates = [model.dense_learning_rate, model.table_learning_rates]
+    steps = {name: table.step for name, table in model.tables.items()}
+    return {"rows": rows_of(model), "same": [dense, rates, steps, model.counters, more]}
+
+
+def hb_state(network: nn.Module) -> dict[str, Any]:
+    values = {n: p for n, p in network.named_parameters() if p.numel()}
+    return values | {n: b for n, b in network.named_buffers() if b.numel()}
+
+
+def trained(
+    network: nn.Module,
+    data: Any,
+    valid: Any = None,
+    *,
+    loss: Any = "bce",
+    metrics: Any = ("auc", "log_loss"),
+    epochs: int = 1,
+    callbacks: Iterable[Any] = (),
+    progressive: bool = False,
+    scored: Any = None,
+    **options: Any,
+) -> Found:
+    """Train a network by grains; return what it then is, measures and predicts."""
+    options = {"grains": 8, **options}
+    model = hb.RecModel(network, loss, "adam", set(metrics) or None, **options)
+    history = model.fit(
+        data, valid, epochs, list(callbacks), progressive=progressive, progress=False
+    )
+    epochs_of = [{k: v for k, v in row.items() if "second" not in k} for row in history.epochs]
+    measured: list[Any] = [epochs_of]
+    if metrics:
+        measured.append(model.evaluate(scored or data))
+    if loss is not None:
+        predicted = model.predict(scored or data)
+        values = predicted if isinstance(predicted, Mapping) else {"": predicted}
+        measured += [digest(np.asarray(value).tobytes()) for value in values.values()]
+    points = [
+        (p.step, p.loss, {n: counted(c) for n, c in p.tables.items()}) for p in history.points
+    ]
+    return found(model, measured=measured, points=points, evicted=history.evictions)
+
+
+def counted(counters: Mapping[str, int]) -> dict[str, int]:
+    """Return the counters that follow from the data alone, not from memory."""
+    return {name: count for name, count in counters.items() if "bytes" not in name}
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+CASES: dict[str, Case] = {}
+QUICK: list[str] = []
+"""Cases of every run of the suite; the soak runs all."""
+FEW_GRAINS = ("half_precision", "own_loop", "hugectr_placements")
+"""Cases of four grains."""
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def quick(function: Case) -> Case:
+    QUICK.append(function.__name__)
+    return case(function)
+
+
+def small(schema: hb.Schema = ONE_LABEL, **settings: Any) -> nn.Module:
+    """A network with batch norm and dropout over single ids, bags with weights, and numbers."""
+    every = tables(schema, **settings)
+    shape = {"hidden": (8,), "num_cross_layers": 1, "batch_norm": True, "dropout": 0.2}
+    network: nn.Module = hb.models.DCNv2(schema, every, **shape)
+    return network
+
+
+def tables(schema: hb.Schema, **settings: Any) -> dict[str, hb.Table]:
+    torch.manual_seed(3)
+    return hb.make_tables(schema, 4, **({"rule": hb.Adagrad(lr=0.1)} | settings))
+
+
+@quick
+def many_labels() -> Found:
+    shape = {"num_experts": 3, "expert_hidden": (8,), "tower_hidden": (4,)}
+    network = hb.models.MMoE(TWO_LABELS, tables(TWO_LABELS), **shape, batch_norm=True, dropout=0.2)
+    loss = hb.losses.MultiTask({"y": hb.losses.BCE(), "z": hb.losses.Focal()}, weights={"y": 2.0})
+    return trained(network, dataset(TWO_LABELS), loss=loss, whole_tables=["item"])
+
+
+@quick
+def sequences() -> Found:
+    network = hb.models.DIN(
+        HISTORIES, tables(HISTORIES), histories={"clicked": "item"}, length=4, hidden=(8,)
+    )
+    return trained(network, dataset(HISTORIES, shuffle=100), progressive=True)
+
+
+@quick
+def callbacks_that_decide() -> Found:
+    """Rates warm up; of a noisy metric, they fall and training stops early."""
+    called = [
+        hb.callbacks.Validate(every_steps=2),
+        hb.callbacks.ReducePlateau("log_loss", patience=1),
+        hb.callbacks.EarlyStopping("auc", patience=2),
+        hb.callbacks.LearningRate(hb.schedules.Warmup(3)),
+        hb.callbacks.ClipGradients(0.05),
+    ]
+    data = dataset(ONE_LABEL, shuffle=64)
+    return trained(small(), data, dataset(ONE_LABEL, rows=50), epochs=3, callbacks=called)
+
+
+@quick
+def half_precision() -> Found:
+    network = small(dtype="bfloat16", rule=hb.Adam(lr=0.1, scope="all"))
+    return trained(network, dataset(ONE_LABEL), amp_level="O2", grains=4)
+
+
+def half(amp_level: str, dtype: Any, rule: hb.Rule) -> Case:
+    return lambda: trained(
+        small(dtype=dtype, rule=rule), dataset(ONE_LABEL), amp_level=amp_level, epochs=3
+    )
+
+
+CASES["amp O1, float16"] = half("O1", "float16", hb.Ftrl(lr=0.1))
+CASES["amp O3, float16"] = half("O3", "float16", hb.Adam(lr=0.1, scope="catch_up"))
+CASES["amp auto, bfloat16"] = half("auto", "bfloat16", hb.RowwiseAdagrad(lr=0.1))
+
+
+class OwnLoss(nn.Module):
+    """A network that returns its loss."""
+
+    looks_up_once = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small()
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores = self.network(batch)
+        return nn.functional.binary_cross_entropy_with_logits(scores, batch.labels["y"])
+
+
+@case
+def network_that_returns_its_loss() -> Found:
+    return trained(OwnLoss(), dataset(ONE_LABEL), loss=None, metrics=(), epochs=3)
+
+
+@case
+def no_dense_parameter() -> Found:
+    network = hb.models.LR(ONE_LABEL, tables(ONE_LABEL))
+    return trained(network, dataset(ONE_LABEL), epochs=3)
+
+
+@case
+def batches_mapped_ahead() -> Found:
+    data = hb.Ahead(dataset(ONE_LABEL))
+    return trained(small(), data, epochs=2, scored=dataset(ONE_LABEL))
+
+
+class Shared(nn.Module):
+    """Two collections; three features share one of the tables, and another one is frozen.
+
+    Args:
+        pair: policies of the shared table.
+        other: policies of another one.
+    """
+
+    looks_up_once = True
+
+    def __init__(self, pair: dict[str, Any], other: dict[str, Any]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        frozen = hb.Table("frozen", 2)
+        frozen.frozen = "rows"
+        rule = hb.Momentum(lr=0.1)
+        self.pairs = hb.EmbeddingCollection(
+            [Feature("a", "pair"), Feature("b", "pair"), Feature("bag", "pair", "mean")],
+            [hb.Table("pair", 3, rule=rule, **pair)],
+        )
+        self.others = hb.EmbeddingCollection(
+            [Feature("c", "other"), Feature("d", "frozen")],
+            [hb.Table("other", 2, rule=rule, **other), frozen],
+        )
+        self.head = nn.Sequential(nn.Linear(13, 8), BatchNorm(8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        flat = torch.cat([self.pairs.flat(batch), self.others.flat(batch)], 1)
+        scores: Tensor = self.head(flat).squeeze(1)
+        return scores
+
+
+def batches(sizes: Iterable[int]) -> Iterator[hb.Batch]:
+    """Yield batches of so many samples; small ones leave grains, and ranks, without any."""
+    draw = np.random.default_rng(4)
+    for step, samples in enumerate(sizes):
+        ids = {name: hb.Ids(draw.zipf(1.2, samples) % 900 + 30 * step) for name in "abcd"}
+        offsets = np.concatenate([[0], draw.integers(0, 3, samples).cumsum()])
+        weights = draw.random(offsets[-1]).astype(np.float32)
+        ids["bag"] = hb.Ids(draw.integers(0, 900, offsets[-1]), offsets, weights)
+        labels = draw.integers(0, 2, samples).astype(np.float32)
+        yield hb.Batch(ids, {}, {"y": labels}, time=step * 1_000_000 + np.arange(samples))
+
+
+COUNTED: dict[str, Any] = {
+    "admit": hb.MinCount(2, sketch_bytes=1 << 16),
+    "evict": [hb.Lfu(1024, half_life_seconds=2), hb.Ttl(seconds=3)],
+}
+HALVED: dict[str, Any] = {"admit": hb.MinCount(3, max_candidates=256), "evict": hb.Lru(1024)}
+ONCE: dict[str, Any] = {"admit": hb.MinCount(2, once_a_batch=True), "evict": hb.Ttl(steps=3)}
+BYTES: dict[str, Any] = {"admit": hb.MinCount(3, admission_bytes=1 << 16)}
+
+
+def shared(pair: dict[str, Any], other: dict[str, Any], rounds: int = 1) -> Found:
+    evict = hb.callbacks.Evict(step_interval=2)
+    data = list(batches([250, 1, 250, 3, 40] * rounds))
+    return trained(Shared(pair, other), data, callbacks=[evict])
+
+
+@quick
+def policies() -> Found:
+    return shared(HALVED, ONCE)
+
+
+CASES["sketch and once a batch"] = lambda: shared(COUNTED, ONCE, 3)
+CASES["once a batch and sketch"] = lambda: shared(ONCE, COUNTED, 3)
+CASES["bytes and halving"] = lambda: shared(BYTES, HALVED, 3)
+
+
+@quick
+def own_loop() -> Found:
+    """Steps, evaluation and predictions one by one, and rates that are set between steps."""
+    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=4)
+    losses = []
+    for number, batch in enumerate(batches([30, 2, 65])):
+        model.dense_learning_rate = 0.01 / (number + 1)
+        model.table_learning_rates = {"pair": 0.2 / (number + 1)}
+        losses.append(model.step(batch))
+    evaluation = hb.Evaluation(model)
+    for batch in batches([40, 1]):
+        evaluation.add(batch)
+    predicted = model.predict(next(iter(batches([10]))))
+    return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
+
+
+LAYER = hugectr.Layer_t
+
+
+def hugectr_model(**settings: Any) -> hugectr.Model:
+    """A spread and a localized embedding, compiled over data in memory."""
+    solver = hugectr.CreateSolver(seed=7, batchsize=40, batchsize_eval=50, lr=0.05, **settings)
+    reader = hugectr.DataReaderParams(
+        hugectr.DataReaderType_t.Parquet,
+        "train",
+        eval_source="test",
+        check_type=hugectr.Check_t.Non,
+    )
+    model = hugectr.Model(solver, reader, hugectr.CreateOptimizer())
+    sparse = [hugectr.DataReaderSparseParam(name, 1, True, 1) for name in ("user", "item")]
+    model.add(hugectr.Input(1, "y", 0, "x", sparse))
+    for kind, name in zip(("Distributed", "Localized"), ("user", "item"), strict=True):
+        placement = hugectr.Embedding_t[f"{kind}SlotSparseEmbeddingHash"]
+        model.add(hugectr.SparseEmbedding(placement, 1, 4, "sum", f"{name}s", name))
+        model.add(hugectr.DenseLayer(LAYER.Reshape, [f"{name}s"], [f"{name}_row"], leading_dim=4))
+    model.add(hugectr.DenseLayer(LAYER.Concat, ["user_row", "item_row"], ["row"]))
+    model.add(hugectr.DenseLayer(LAYER.InnerProduct, ["row"], ["logit"], num_output=1))
+    model.add(hugectr.DenseLayer(LAYER.BinaryCrossEntropyLoss, ["logit", "y"], ["loss"]))
+
+    def data(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
+        return dataset(schema, solver.batchsize, shuffle=50)
+
+    in_memory = patch.multiple(
+        hugectr_module, columns_of=lambda *_: None, training_data=data, evaluation_data=data
+    )
+    with in_memory, redirect_stdout(io.StringIO()):
+        model.compile()
+        for opened in (model.get_data_reader_train(), model.get_data_reader_eval()):
+            assert opened.dataset is not None
+    return model
+
+
+@quick
+def hugectr_placements() -> Found:
+    model = hugectr_model(grains=4)
+    with redirect_stdout(io.StringIO()):
+        model.fit(max_iter=5, display=2, eval_interval=2, snapshot=0)
+        model.start_data_reading()
+        model.train()
+        model.eval()
+    measured = [model.get_current_loss(), model.get_eval_metrics(), model.get_params_num()]
+    return found(model.learner, measured=measured)
+
+
+# --- negative controls: what must change the bits -------------------------------------------------
+
+
+@contextmanager
+def counted_feature_by_feature() -> Iterator[None]:
+    """Map each batch twice: first as a single grain, which counts, then as it is divided."""
+    map_ids = ShardedLookup.map
+
+    def twice(self: Any, *inputs: Any, grain_ends: Any, training: bool, **rest: Any) -> Any:
+        if training:
+            as_one = [grain_ends[-1]] * len(grain_ends)
+            map_ids(self, *inputs, grain_ends=as_one, training=True, **rest)
+        return map_ids(self, *inputs, grain_ends=grain_ends, training=False, **rest)
+
+    with patch.object(ShardedLookup, "map", twice):
+        yield
+
+
+@contextmanager
+def summed_by_all_reduce() -> Iterator[None]:
+    """Let gloo add the dense values of the ranks."""
+
+    def all_reduced(ranks: Any, placement: Any, values: Any, like: Any) -> Any:
+        totals = []
+        for number, tensor in enumerate(like):
+            parts = [of_grain[number] for of_grain in values if of_grain[number] is not None]
+            count = torch.tensor(len(parts))
+            total = sum(parts, torch.zeros_like(tensor))
+            torch.distributed.all_reduce(count)
+            torch.distributed.all_reduce(total)
+            totals.append(total if count else None)
+        return totals
+
+    with patch.object(rank_learner, "joined_over_ranks", all_reduced):
+        yield
+
+
+def changed(change: Callable[[], AbstractContextManager[None]]) -> Case:
+    def learn() -> Found:
+        with change():
+            return policies()
+
+    return learn
+
+
+CONTROLS = {
+    change.__name__: changed(change)
+    for change in (counted_feature_by_feature, summed_by_all_reduce)
+}
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+class UpdatesItself(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = small()
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        loss: Tensor = self.network(batch).sum()
+        loss.backward()
+        return loss
+
+
+class Plain(nn.Module):
+    """A network of torch alone, for `hb.auto`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(100, 2)
+
+    def forward(self, user: Tensor) -> Tensor:
+        return self.rows(user).sum(1)
+
+
+class LearnedWeights(nn.Module):
+    """Ids that the network weighs itself."""
+
+    looks_up_once = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.bag = hb.EmbeddingCollection([Feature("bag", "bag")], [hb.Table("bag", 2)])
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        ids = batch.ids["bag"]
+        weights = self.weight.expand(len(ids.values))
+        weighed = hb.Batch({"bag": hb.Ids(ids.values, ids.offsets, weights)}, {}, {})
+        return self.bag.flat(weighed).sum(1)
+
+
+def step(network: nn.Module, data: Any = None, *, grains: int = 4, **options: Any) -> Any:
+    model = hb.RecModel(network, "bce", "adam", grains=grains, **options)
+    return model.step(data or next(iter(dataset(ONE_LABEL))))
+
+
+def converted() -> None:
+    network = Plain()
+    network, optimizer, _ = hb.auto(network, torch.optim.Adam(network.parameters()))
+    hb.RecModel(network, "bce", optimizer, grains=4)
+
+
+def weights_of_the_batch_learn() -> Any:
+    ids = hb.Ids(np.arange(4), np.arange(5), torch.ones(4, requires_grad=True))
+    data = hb.Batch({"bag": ids}, {}, {"y": np.ones(4, np.float32)})
+    return step(LearnedWeights(), data)
+
+
+def mapped_by_insert() -> None:
+    network = small()
+    insert = hb.Insert(network)
+    for data in dataset(ONE_LABEL):
+        step(network, insert(data))
+
+
+def sharded() -> None:
+    """`fully_shard` replaces the class of a module by one of its own."""
+    network = small()
+    kind = type("FSDPDCNv2", (type(network),), {"__module__": "torch.distributed.fsdp.any"})
+    network.__class__ = kind
+    step(network, grains=1)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "updates itself": (lambda: hb.RecModel(UpdatesItself(), grains=4), "a network that updates"),
+    "no grains": (lambda: step(small(), grains=1), "Make RecModel with grains, such as 8"),
+    "auto": (converted, "a model of hb.auto"),
+    "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
+    "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),
+    "Insert": (mapped_by_insert, "got 4 grains and a batch of hb.Ahead or hb.Insert"),
+    "learned weights": (
+        lambda: step(LearnedWeights(), next(batches([8]))),
+        "ranks: tables that several ranks share learn in the steps of RecModel",
+    ),
+    "weights of a batch": (weights_of_the_batch_learn, "ranks: weights of ids take no gradient"),
+    "warm_start": (
+        lambda: hb.RecModel(small(), "bce", "adam", grains=4).warm_start("never"),
+        "warm_start: one process takes over rows",
+    ),
+    "files of HugeCTR": (
+        lambda: hugectr_model(grains=4).save_params_to_files("never"),
+        "model.save_params_to_files: one process reads and writes files of rows",
+    ),
+    "snapshots of HugeCTR": (
+        lambda: hugectr_model(grains=4).fit(max_iter=50, snapshot=20),
+        "fit.snapshot: one process writes files of rows, got 20 on 3 ranks",
+    ),
+    "a loop of Rec SDK": (mx_rec.init, "init: a loop with Rec SDK's names trains in one process"),
+    "copies": (
+        lambda: step(nn.parallel.DistributedDataParallel(small())),
+        "network: DistributedDataParallel shares out dense parameters alone",
+    ),
+    "copies in a loop": (
+        lambda: hb.SparseOptimizer(nn.Sequential(nn.parallel.DistributedDataParallel(small()))),
+        "got it around its part '0'",
+    ),
+    "shards": (sharded, "network: fully_shard shares out dense parameters alone"),
+}
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return "no error"
+
+
+def text_of(address: str) -> str:
+    with urllib.request.urlopen(address) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def sizes() -> Found:
+    """What is shown of a table with a capacity, and what is logged."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hotbed").addHandler(handler)
+    model = hb.RecModel(small(capacity=45), "bce", "adam", {"auc"}, grains=4)
+    model.evaluate(dataset(ONE_LABEL))
+    windows = hb.callbacks.Windows(samples=64)
+    server = hb.callbacks.Prometheus(0, every_seconds=0)
+    read = SimpleNamespace(on_epoch_end=lambda run: served.append(text_of(server.address)))
+    served: list[str] = []
+    callbacks = [windows, server, read]
+    history = model.fit(dataset(ONE_LABEL), callbacks=callbacks, progress=False)
+    model.evaluate(dataset(ONE_LABEL))
+    logging.getLogger("hotbed").removeHandler(handler)
+    rows = {name: table["rows"] for name, table in history.points[-1].tables.items()}
+    return {
+        "rows": rows,
+        "windows": [window.tables["user"]["rows"] for window in history.windows],
+        "empty": [text for text in logged if "learned nothing yet" in text],
+        "capacity": sorted(text.split(":")[0] for text in logged if "than its capacity" in text),
+        "here": {name: len(table) for name, table in model.tables.items()},
+        "shown": (str(model), model.summary()),
+        "served": re.findall(r'hotbed_table_rows\{(.*)table="user"\} (.*)\.0', served[0]),
+    }
+
+
+# --- equal bits -----------------------------------------------------------------------------------
+
+
+def every_case(names: list[str]) -> dict[str, Found]:
+    torch.set_num_threads(1)
+    results = {}
+    for name in names:
+        torch.manual_seed(9)
+        results[name] = (CASES | CONTROLS)[name]()
+    return results
+
+
+def everything() -> Found:
+    """What a rank of the group of every run of the suite finds."""
+    found = every_case([*QUICK, *CONTROLS])
+    found["refused"] = {name: error_of(call) for name, (call, _) in REFUSED.items()}
+    found["sizes"] = sizes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def three_ranks() -> list[Found]:
+    return ranks_of(everything, 3)
+
+
+@functools.cache
+def one_process(name: str) -> Found:
+    return every_case([name])[name]
+
+
+def summed(every: list[Found]) -> dict[str, list[int]]:
+    """Return the rows of all ranks."""
+    of_tables = {}
+    for table in every[0]["rows"]:
+        of_ranks = [of_rank["rows"][table] for of_rank in every]
+        of_tables[table] = [sum(counts) for counts in zip(*of_ranks, strict=True)]
+    return of_tables
+
+
+def check_case(name: str, every: list[Found]) -> None:
+    expected = one_process(name)
+    assert summed([of_rank[name] for of_rank in every]) == expected["rows"]
+    for of_rank in every:
+        assert of_rank[name]["same"] == expected["same"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_three_ranks_have_the_bits_of_one_process(name: str, three_ranks: list[Found]) -> None:
+    check_case(name, three_ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int) -> None:
+    names = [name for name in CASES if ranks <= 4 or name not in FEW_GRAINS]
+    every = ranks_of(every_case, ranks, names)
+    for name in names:
+        check_case(name, every)
+
+
+def test_a_whole_table_lies_on_one_rank(three_ranks: list[Found]) -> None:
+    rows = [of_rank["many_labels"]["rows"] for of_rank in three_ranks]
+    assert sorted(bool(of_rank["item"][0]) for of_rank in rows) == [False, False, True]
+    assert all(of_rank["user"][0] for of_rank in rows)
+    names = [f"table {number}" for number in range(20)]
+    of_door = [of_rank["hugectr_placements"]["rows"] for of_rank in three_ranks]
+    assert sorted(bool(of_rank["items"][0]) for of_rank in of_door) == [False, False, True]
+    owners = [Placement(3, 8, frozenset(names)).owners(name) for name in names]
+    assert {len(set(of_table)) for of_table in owners} == {1}
+    assert {int(of_table[0]) for of_table in owners} == {0, 1, 2}
+    with pytest.raises(
+        ConfigError, match="whole_tables: the network has no such table, got 'itme'"
+    ):
+        hb.RecModel(small(), "bce", "adam", whole_tables=["itme"])
+
+
+def test_another_order_of_ids_has_other_rows(three_ranks: list[Found]) -> None:
+    of_control = [of_rank["counted_feature_by_feature"] for of_rank in three_ranks]
+    assert summed(of_control) != one_process("policies")["rows"]
+
+
+def test_a_sum_by_all_reduce_has_other_bits(three_ranks: list[Found]) -> None:
+    for of_rank in three_ranks:
+        dense = of_rank["summed_by_all_reduce"]["same"][0]
+        assert dense.keys() == one_process("policies")["same"][0].keys()
+        assert dense != one_process("policies")["same"][0]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_on_each_rank(name: str, three_ranks: list[Found]) -> None:
+    _, part = REFUSED[name]
+    errors = [of_rank["refused"][name] for of_rank in three_ranks]
+    assert part in errors[0]
+    assert errors == [errors[0]] * 3
+
+
+def test_sizes_are_those_of_all_ranks_but_for_the_rows_of_a_table(three_ranks: list[Found]) -> None:
+    expected = sizes()
+    every = [of_rank["sizes"] for of_rank in three_ranks]
+    assert len(expected["empty"]) == 1
+    assert expected["capacity"]
+    for rank, of_rank in enumerate(every):
+        for what in ("rows", "windows", "empty", "capacity"):
+            assert of_rank[what] == expected[what], what
+        assert all(f"on rank {rank} of 3" in text for text in of_rank["shown"])
+        assert of_rank["served"] == [(f'rank="{rank}",', str(of_rank["here"]["user"]))]
+    assert expected["served"] == [("", str(expected["here"]["user"]))]
+    here = {table: sum(of_rank["here"][table] for of_rank in every) for table in expected["here"]}
+    assert here == expected["here"] == expected["rows"]
