@@ -611,8 +611,8 @@ def sizes() -> Found:
     return {
         "rows": rows,
         "windows": [window.tables["user"]["rows"] for window in history.windows],
-        "empty": [text for text in logged if "learned nothing yet" in text],
-        "capacity": sorted(text.split(":")[0] for text in logged if "than its capacity" in text),
+        "empty": [text.split(": ")[-1] for text in logged if "learned nothing yet" in text],
+        "capacity": sorted(text.split(":")[-2] for text in logged if "than its capacity" in text),
         "here": {name: len(table) for name, table in model.tables.items()},
         "shown": (str(model), model.summary()),
         "served": re.findall(r'hotbed_table_rows\{(.*)table="user"\} (.*)\.0', served[0]),

@@ -126,31 +126,31 @@ class Ranks:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Raise an error of the block on every rank: that of the first rank that has one."""
-        own: Exception | None = None
+        own_error: Exception | None = None
         try:
             yield
         except Exception as error:
-            own = error
-        every = self.gather_objects(None if own is None else _portable(own))
+            own_error = error
+        every = self.gather_objects(None if own_error is None else _portable(own_error))
         for rank, received in enumerate(every):
             if received is not None:
-                raise own if own is not None and rank == self.rank else received
+                raise own_error if own_error is not None and rank == self.rank else received
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Return what `make` returns on rank 0, on every rank; an error is raised on each."""
         message: list[Any] = [None]
-        own: Exception | None = None
+        own_error: Exception | None = None
         if self.rank == 0:
             try:
                 message = [(make(), None)]
             except Exception as error:
-                own = error
+                own_error = error
                 message = [(None, _portable(error))]
         dist.broadcast_object_list(message, src=0, group=self._group)
         value: T
         value, received = message[0]
         if received is not None:
-            raise own or received
+            raise own_error or received
         return value
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:

@@ -350,7 +350,8 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
         with state.shard.together():
             if state.shard.is_first:
                 locked.enter_context(_only_writer(store))
-                store.newest_state()  # raises if CURRENT is lost: retention would remove the states
+                # raises if CURRENT is lost: retention would remove the states
+                store.newest_state()
         return write(where, _capture(state, tuple(tables), changes=False), keep)
 
 
@@ -395,8 +396,8 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     if any(digest != digests[0] for digest in digests):
         raise PersistError(
             f"{reader.folder}: all ranks must read one state, got digests "
-            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder that "
-            "they share."
+            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder "
+            "that they share."
         )
     with shard.together():
         tensors, accepted = _checked(reader, state, allow)

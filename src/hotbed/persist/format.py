@@ -47,7 +47,14 @@ from hotbed.persist.manifest import (
     decode,
     unpacked,
 )
-from hotbed.persist.row_files import arrow_batches, write_batches
+from hotbed.persist.row_files import (
+    OwnedPartitions,
+    arrow_batches,
+    every_partition,
+    holds,
+    owned_rows,
+    write_batches,
+)
 from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import (
     ADVICE,
@@ -124,7 +131,7 @@ class CheckpointWriter:
         self.files: dict[str, HashedFile] = {}
         self._others: dict[str, FileEntry] = {}
         with writing(self._place):
-            self._draft = self.store.draft() if draft is None else self.store.join(draft)
+            self._draft = self.store.draft(draft)
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -200,31 +207,6 @@ def chain_on(manifest: Manifest, folder: str) -> tuple[ChainEntry, ...]:
 
 # --- one folder ---------------------------------------------------------------------------------
 
-OwnedPartitions = Callable[[str], NDArray[np.bool_]]
-"""Returns whether the rows of each partition of a table are wanted, [256]."""
-
-
-def every_partition(table: str) -> NDArray[np.bool_]:
-    return np.ones(PARTITIONS, bool)
-
-
-def _holds(part: PartEntry, owned: NDArray[np.bool_]) -> bool:
-    """Return whether a file has rows of partitions that are wanted."""
-    return bool(owned[part.first : part.last + 1].any())
-
-
-def owned_rows(
-    batches: Iterable[pa.RecordBatch], owned: NDArray[np.bool_]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the partitions that are wanted."""
-    for batch in batches:
-        if owned.all():
-            yield batch
-            continue
-        kept = owned[batch.column("partition").to_numpy()]
-        if kept.any():
-            yield batch.filter(pa.array(kept))
-
 
 @dataclass(frozen=True)
 class Link:
@@ -291,7 +273,7 @@ class Link:
         left_out = set()
         for entry in self.manifest.tables:
             is_owned = owned(entry.name)
-            left_out |= {part.file for part in entry.all_parts if not _holds(part, is_owned)}
+            left_out |= {part.file for part in entry.all_parts if not holds(part, is_owned)}
         names = [name for name in self.manifest.files if name not in left_out]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             _exhaust(pool.map(self.read, names))
@@ -327,7 +309,7 @@ class Link:
         entry = self.entry(table)
         is_owned = owned(table)
         for part in entry.parts:
-            if _holds(part, is_owned):
+            if holds(part, is_owned):
                 yield from owned_rows(self.part(entry, part), is_owned)
 
     def removed(
@@ -337,7 +319,7 @@ class Link:
         entry = self.entry(table)
         is_owned = owned(table)
         for part in entry.removed:
-            if _holds(part, is_owned):
+            if holds(part, is_owned):
                 yield from owned_rows(self.part(entry, part, removed=True), is_owned)
 
     def part(

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of rows: uncompressed Arrow IPC files, and how they are written and read."""
+"""Files of rows: uncompressed Arrow IPC files, and how all or some rows are read and written."""
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError
+from hotbed.persist.manifest import PartEntry
 from hotbed.persist.sink import HashedFile
 from hotbed.persist.store import ADVICE
 
@@ -17,6 +21,32 @@ _MAGIC = b"ARROW1\0\0"
 _HEADER = 2  # number of the field `header` in Arrow's flatbuffer table Message
 _COMPRESSION = 3  # number of the field `compression` in its table RecordBatch
 _NOT_ARROW = (pa.ArrowException, OSError, EOFError, StopIteration, UnicodeDecodeError, struct.error)
+
+
+OwnedPartitions = Callable[[str], NDArray[np.bool_]]
+"""Returns whether the rows of each partition of a table are wanted, [256]."""
+
+
+def every_partition(table: str) -> NDArray[np.bool_]:
+    return np.ones(PARTITIONS, bool)
+
+
+def holds(part: PartEntry, owned: NDArray[np.bool_]) -> bool:
+    """Return whether a file has rows of partitions that are wanted."""
+    return bool(owned[part.first : part.last + 1].any())
+
+
+def owned_rows(
+    batches: Iterable[pa.RecordBatch], owned: NDArray[np.bool_]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the partitions that are wanted."""
+    for batch in batches:
+        if owned.all():
+            yield batch
+            continue
+        is_wanted = owned[batch.column("partition").to_numpy()]
+        if is_wanted.any():
+            yield batch.filter(pa.array(is_wanted))
 
 
 def write_batches(file: HashedFile, batches: Iterable[pa.RecordBatch]) -> int:

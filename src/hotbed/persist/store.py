@@ -111,15 +111,15 @@ class CheckpointStore(ABC):
         """Return the names of the visible checkpoints, oldest first."""
 
     @abstractmethod
-    def draft(self) -> Draft:
-        """Start the next checkpoint; raise OSError if that is not possible."""
+    def draft(self, joined: str | None = None) -> Draft:
+        """Start the next checkpoint; raise OSError if that is not possible.
 
-    @abstractmethod
-    def join(self, place: str) -> Draft:
-        """Return the draft that another process opened at `Draft.place`, to write some files.
+        Args:
+            joined: `Draft.place` of the draft that another process opened, to write some of its
+                files.
 
         Raises:
-            PersistError: this process does not see it.
+            PersistError: this process does not see that draft.
         """
 
     @abstractmethod
@@ -259,20 +259,19 @@ class LocalStore(CheckpointStore):
         names = [path.name for path in self.root.iterdir() if _NAME.fullmatch(path.name)]
         return sorted(names, key=number_of)
 
-    def draft(self) -> Draft:
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
-        return _LocalDraft(self, max(used, default=0) + 1)
-
-    def join(self, place: str) -> Draft:
-        if not (self.root / place).is_dir():
+    def draft(self, joined: str | None = None) -> Draft:
+        if joined is None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            used = [number_of(folder) for folder in (*self.folders(), *self.aside().folders())]
+            return _LocalDraft(self, max(used, default=0) + 1)
+        if not (self.root / joined).is_dir():
             raise PersistError(
                 f"{self.root}: another process writes a checkpoint there which this one does not "
-                f"see, got no folder {place!r}. Save to a folder that all ranks share, under the "
+                f"see, got no folder {joined!r}. Save to a folder that all ranks share, under the "
                 "same path."
             )
-        return _JoinedDraft(self.root / place)
+        return _JoinedDraft(self.root / joined)
 
     def point(self, folder: str, sha256: str) -> None:
         """Make a checkpoint the newest one; `sha256`: of its manifest."""
@@ -436,7 +435,9 @@ class ObjectStore(CheckpointStore):
     def _is_visible(self, folder: str) -> bool:
         return self.exists(f"{folder}/{MANIFEST_FILE}")
 
-    def draft(self) -> Draft:
+    def draft(self, joined: str | None = None) -> Draft:
+        if joined is not None:
+            return self._join(joined)
         prefixes = self._prefixes()
         visible = self.folders()
         for folder in prefixes:
@@ -449,7 +450,7 @@ class ObjectStore(CheckpointStore):
             number += 1
         return _ObjectDraft(self, _name_of(number), is_open=True)
 
-    def join(self, place: str) -> Draft:
+    def _join(self, place: str) -> Draft:
         if not self.exists(f"{place}/{CLAIM_FILE}"):
             raise PersistError(
                 f"{self.url}: another process writes a checkpoint there which this one does not "

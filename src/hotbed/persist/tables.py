@@ -18,16 +18,9 @@ from hotbed.config import describe
 from hotbed.data.schema import Schema
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import (
-    CheckpointWriter,
-    Link,
-    OwnedPartitions,
-    Reader,
-    every_partition,
-    owned_rows,
-    partition_ranges,
-)
+from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
 from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
+from hotbed.persist.row_files import OwnedPartitions, every_partition, owned_rows
 from hotbed.persist.store import ADVICE
 from hotbed.persist.words import Translation, left_out, translation_of
 

@@ -66,6 +66,9 @@ class BestWeights(Judge):
             return str(self._path)
         for saves in run.callbacks.of(Checkpoint):
             return f"{str(saves.path).rstrip('/')}/best"
+        return run.learner.shard.from_first(self._temporary_folder)
+
+    def _temporary_folder(self) -> str:
         if self._temporary is None:
             self._temporary = TemporaryDirectory(prefix="hotbed-best-", ignore_cleanup_errors=True)
         return self._temporary.name
