@@ -653,7 +653,7 @@ class RecModel:
         """One pass over `data` that learns nothing; returns the number of its batches."""
         check_batches("data", data)
         check_ends(data)
-        if self.tables and not self._has_rows():
+        if self.tables and not self.counters["steps"] and not self._has_rows():
             log.warning("the model has learned nothing yet, its tables are empty; train it first")
         if self.schema is None:  # rows may come from elsewhere, and an export needs a schema
             self._learn_schema(getattr(data, "schema", None), getattr(data, "encoder", None))

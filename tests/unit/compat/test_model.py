@@ -154,9 +154,11 @@ def test_several_processes_have_as_many_grains_as_the_batch_allows(
     assert ranks.grains_of(solver(batchsize=4096)) == 1
     assert ranks.grains_of(solver(batchsize=64, grains=2)) == 2
     monkeypatch.setenv("WORLD_SIZE", "2")
-    sizes = {300: 1, 1023: 1, 1024: 2, 2048: 4, 4095: 4, 4096: 8, 100_000: 8}
+    sizes = {1024: 2, 2047: 2, 2048: 4, 4095: 4, 4096: 8, 100_000: 8}
     assert {size: ranks.grains_of(solver(batchsize=size)) for size in sizes} == sizes
     assert ranks.grains_of(solver(batchsize=64, grains=2)) == 2
+    with pytest.raises(ConfigError, match=r"got 1 grains of a batchsize of 1023 .* of 2 ranks"):
+        ranks.grains_of(solver(batchsize=1023))
 
 
 # --- fit ------------------------------------------------------------------------------------------

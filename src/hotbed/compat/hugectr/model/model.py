@@ -70,6 +70,7 @@ from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
 from hotbed.files import writing
 from hotbed.models.graph.network import Graph as Network
+from hotbed.optim.ranks import rank
 from hotbed.optim.sparse import dense_parameters
 from hotbed.training.model import Evaluation, RecModel
 from hotbed.training.watching.history import History
@@ -230,7 +231,9 @@ class Model:
             translation = self._translated(None, 0, self._loss_weights((), ()))
             network = _network(translation)
         say_heading("Model Summary")
-        print(summary_of(self.graph, translation, network))
+        text = summary_of(self.graph, translation, network)
+        if not rank():
+            print(text)
 
     # --- training ---------------------------------------------------------------------------------
 

@@ -16,10 +16,21 @@ _LOG = logging.getLogger("hotbed.compat.hugectr")
 
 
 def grains_of(solver: Solver) -> int:
-    """Return the grains of a step: those of the solver, else as many as several processes want."""
-    if solver.grains is not None:
-        return solver.grains
-    return grains_for(solver.batchsize) if trains_together() else 1
+    """Return the grains of a step: those of the solver, else as many as several processes want.
+
+    Raises:
+        ConfigError: there are more processes than grains.
+    """
+    grains = solver.grains
+    if grains is None:
+        grains = grains_for(solver.batchsize) if trains_together() else 1
+    if trains_together() and grains < world_size():
+        raise ConfigError(
+            f"solver.grains: each rank computes at least one, got {grains} grains of a batchsize "
+            f"of {solver.batchsize} and a world of {world_size()} ranks. Give "
+            "CreateSolver(grains=8), a batchsize with 512 samples for each rank, or start fewer."
+        )
+    return grains
 
 
 def localized_tables(translation: Translation) -> list[str]:

@@ -14,6 +14,7 @@ from hotbed.compat.hugectr.clauses import (
 )
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.models.graph.network import Graph as Network
+from hotbed.optim.ranks import trains_together
 from hotbed.optim.sparse import dense_parameters
 
 COLUMNS = (40, 30, 30, 30)
@@ -72,12 +73,13 @@ def _footprint(translation: Translation, network: Network) -> Iterator[str]:
     num_dense = sum(weight.numel() for weight in dense_parameters(network))
     size = f"{num_dense * 4 / MIB:,.1f} MiB without optimizer state"
     yield f"Dense parameters: {num_dense:,}, {size}"
+    place = " on the first rank" if trains_together() else ""
     for name, table in translation.tables.items():
         row_bytes = int(table.native.row_bytes)
         num_rows = len(table)
         text = (
             f"Table {name}: rows of {table.dim} floats, {row_bytes:,} bytes each with optimizer "
-            f"state; {num_rows:,} rows, {num_rows * row_bytes / MIB:,.1f} MiB now"
+            f"state; {num_rows:,} rows, {num_rows * row_bytes / MIB:,.1f} MiB now{place}"
         )
         expected = table.capacity
         if expected:
