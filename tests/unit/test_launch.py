@@ -24,11 +24,11 @@ WRONG = ConfigError("job.fit: wrong")
     ("ends", "expected"),
     [
         ([(2, WRONG), (2, WRONG)], RankFailure(None, "ConfigError job.fit: wrong", 2)),
-        ([(2, WRONG), (2, DataError("a row"))], RankFailure(0, "ConfigError job.fit: wrong", 2)),
-        ([(1, LOST), (2, WRONG)], RankFailure(1, "ConfigError job.fit: wrong", 2)),
+        ([(2, WRONG), (2, DataError("a row"))], RankFailure(None, "ConfigError job.fit: wrong", 2)),
+        ([(1, LOST), (2, WRONG)], RankFailure(None, "ConfigError job.fit: wrong", 2)),
         (
             [(-signal.SIGTERM, None), (2, WRONG), (1, LOST)],
-            RankFailure(1, "ConfigError job.fit: wrong", 2),
+            RankFailure(None, "ConfigError job.fit: wrong", 2),
         ),
         (
             [(1, LOST), (-signal.SIGTERM, None), (-signal.SIGKILL, None)],
