@@ -82,7 +82,7 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
     return None
 
 
-def record(error: BaseException) -> None:
+def record(error: BaseException, exit_code: int) -> None:
     """Write the error that ends this process where its launcher reads it, else on stderr.
 
     An error of Hotbed is its message alone; others have their traceback.
@@ -100,6 +100,7 @@ def record(error: BaseException) -> None:
         "message": text,
         "deliberate": isinstance(error, HotbedError),
         "lost": _is_lost(error),
+        "exit_code": exit_code,  # the launcher may end this process before it exits
         "extraInfo": details,
     }
     with open(os.environ[ERROR_FILE], "w", encoding="utf-8") as file:
@@ -118,7 +119,7 @@ def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
     recorded = _recorded(failure)
     if recorded is not None:
         whose = None if recorded["deliberate"] else rank
-        return RankFailure(whose, recorded["message"], failure.exitcode)
+        return RankFailure(whose, recorded["message"], recorded["exit_code"])
     if failure.exitcode < 0:
         ended_by = signal.Signals(-failure.exitcode).name
         return RankFailure(rank, f"the process was ended by {ended_by}", 128 - failure.exitcode)
