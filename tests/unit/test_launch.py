@@ -24,11 +24,11 @@ WRONG = ConfigError("job.fit: wrong")
     ("ends", "expected"),
     [
         ([(2, WRONG), (2, WRONG)], RankFailure(None, "ConfigError job.fit: wrong", 2)),
-        ([(2, WRONG), (2, DataError("a row"))], RankFailure(0, "ConfigError job.fit: wrong", 2)),
-        ([(1, LOST), (2, WRONG)], RankFailure(1, "ConfigError job.fit: wrong", 2)),
+        ([(2, WRONG), (2, DataError("a row"))], RankFailure(None, "ConfigError job.fit: wrong", 2)),
+        ([(1, LOST), (-signal.SIGTERM, WRONG)], RankFailure(None, "ConfigError job.fit: wrong", 2)),
         (
             [(-signal.SIGTERM, None), (2, WRONG), (1, LOST)],
-            RankFailure(1, "ConfigError job.fit: wrong", 2),
+            RankFailure(None, "ConfigError job.fit: wrong", 2),
         ),
         (
             [(1, LOST), (-signal.SIGTERM, None), (-signal.SIGKILL, None)],
@@ -52,7 +52,7 @@ def test_first_failure_is_the_one_that_has_a_reason_of_its_own(
         file = tmp_path / f"{rank}.json"
         monkeypatch.setenv(ERROR_FILE, str(file))
         if error is not None:
-            record(error)
+            record(error, 1 if error is LOST else 2)
         failures[rank] = ProcessFailure(rank, 1000 + rank, exit_code, str(file))
     assert first_failure(failures) == expected
 
@@ -64,7 +64,7 @@ def test_an_unexpected_error_of_a_rank_has_its_traceback(
     try:
         _ = {}["absent"]
     except KeyError as error:
-        record(error)
+        record(error, 1)
     failure = first_failure({1: ProcessFailure(1, 1000, 1, str(tmp_path / "error.json"))})
     assert failure.message.startswith("Traceback")
     assert failure.message.endswith("KeyError: 'absent'")

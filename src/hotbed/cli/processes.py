@@ -53,5 +53,5 @@ def leave(error: Exception, exit_code: int) -> NoReturn:
     """End this rank; its launcher reports the error."""
     from hotbed.parallel.launch import record
 
-    record(error)
+    record(error, exit_code)
     sys.exit(exit_code)

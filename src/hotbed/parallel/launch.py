@@ -30,7 +30,8 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 class RankFailure:
     """The error that ended all ranks: of which rank, and the exit code to leave with.
 
-    `rank` is None where all ranks raised the same error, or a signal ended the launcher.
+    `rank` is None where it does not matter: Hotbed raised the error, mostly on every rank; or a
+    signal ended the launcher.
     """
 
     rank: int | None
@@ -81,7 +82,7 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
     return None
 
 
-def record(error: BaseException) -> None:
+def record(error: BaseException, exit_code: int) -> None:
     """Write the error that ends this process where its launcher reads it, else on stderr.
 
     An error of Hotbed is its message alone; others have their traceback.
@@ -95,7 +96,13 @@ def record(error: BaseException) -> None:
     if ERROR_FILE not in os.environ:
         print(f"rank {os.environ.get('RANK')}: {text}", file=sys.stderr)
         return
-    message = {"message": text, "lost": _is_lost(error), "extraInfo": details}
+    message = {
+        "message": text,
+        "deliberate": isinstance(error, HotbedError),
+        "lost": _is_lost(error),
+        "exit_code": exit_code,  # the launcher may end this process before it exits
+        "extraInfo": details,
+    }
     with open(os.environ[ERROR_FILE], "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
 
@@ -111,11 +118,8 @@ def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
     failure = failures[rank]
     recorded = _recorded(failure)
     if recorded is not None:
-        message = recorded["message"]
-        is_of_all = all(
-            (_recorded(other) or {}).get("message") == message for other in failures.values()
-        )
-        return RankFailure(None if is_of_all else rank, message, failure.exitcode)
+        whose = None if recorded["deliberate"] else rank
+        return RankFailure(whose, recorded["message"], recorded["exit_code"])
     if failure.exitcode < 0:
         ended_by = signal.Signals(-failure.exitcode).name
         return RankFailure(rank, f"the process was ended by {ended_by}", 128 - failure.exitcode)

@@ -33,7 +33,8 @@ class BestWeights(Judge):
     ) -> None:
         super().__init__(metric, mode, min_delta)
         self._path = path
-        self._temporary: TemporaryDirectory[str] | None = None
+        self._temporary: TemporaryDirectory[str] | None = None  # of several ranks, the first's
+        self._temporary_name = ""
         self._step = -1  # of the best state; -1 = none yet
 
     def on_fit_begin(self, run: Run) -> None:
@@ -55,8 +56,10 @@ class BestWeights(Judge):
     def on_fit_end(self, run: Run) -> None:
         try:
             if self._step not in (-1, run.step):
-                run.model.restore(self._folder(run))
+                with run.learner.shard.together():  # the folder stays until all have read it
+                    run.model.restore(self._folder(run))
         finally:
+            self._temporary_name = ""
             if self._temporary is not None:
                 self._temporary.cleanup()
                 self._temporary = None
@@ -66,9 +69,10 @@ class BestWeights(Judge):
             return str(self._path)
         for saves in run.callbacks.of(Checkpoint):
             return f"{str(saves.path).rstrip('/')}/best"
-        return run.learner.shard.from_first(self._temporary_folder)
+        if not self._temporary_name:
+            self._temporary_name = run.learner.shard.from_first(self._make_temporary)
+        return self._temporary_name
 
-    def _temporary_folder(self) -> str:
-        if self._temporary is None:
-            self._temporary = TemporaryDirectory(prefix="hotbed-best-", ignore_cleanup_errors=True)
+    def _make_temporary(self) -> str:
+        self._temporary = TemporaryDirectory(prefix="hotbed-best-", ignore_cleanup_errors=True)
         return self._temporary.name
