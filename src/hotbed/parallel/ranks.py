@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -52,6 +53,7 @@ class Ranks:
                 world_size=size,
                 timeout=TIMEOUT,
             )
+            atexit.register(_leave)
         if dist.get_backend() == "gloo":
             return cls()
         return cls(dist.new_group(backend="gloo", timeout=TIMEOUT))
@@ -93,3 +95,13 @@ class Ranks:
                     f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
                     "the same seed on each rank."
                 )
+
+
+def _leave() -> None:
+    """End the threads of gloo while there is an interpreter.
+
+    One that drops the tensors of the last call later, when Python ends, ends the process by
+    std::terminate.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
