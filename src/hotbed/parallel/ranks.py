@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ class Ranks:
                 world_size=size,
                 timeout=timeout,
             )
+            atexit.register(_leave)
         name_rank_in_logs(dist.get_rank())
         if dist.get_backend() == "gloo":
             return cls()
@@ -173,3 +175,13 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def _leave() -> None:
+    """End the threads of gloo while there is an interpreter.
+
+    One that drops the tensors of the last call later, when Python ends, ends the process by
+    std::terminate.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
