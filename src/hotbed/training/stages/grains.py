@@ -124,7 +124,7 @@ class GrainLearner(StepLearner):
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
         with _seeds() as seed:
-            results = self._run(self._planned(example), seed)
+            results = self._run(self._planned(example), seed, example.num_samples)
         self._joined = self._join(results)
         for buffer, value in zip(self._buffers, self._joined.buffers, strict=True):
             if value is not None:
@@ -164,13 +164,14 @@ class GrainLearner(StepLearner):
                 total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
         return torch.tensor(math.sqrt(total), device=self.device)
 
-    def _run(self, grains: Sequence[Example | None], seed: int) -> list[GrainResult | None]:
+    def _run(
+        self, grains: Sequence[Example | None], seed: int, num_samples: int
+    ) -> list[GrainResult | None]:
         """Return what each grain leaves; the network is then as before, but for its gradients."""
-        num_samples = sum(grain.num_samples for grain in grains if grain is not None)
         results: list[GrainResult | None] = []
         for number, grain in enumerate(grains):
             result = None
-            if grain is not None and self._computes(number):
+            if grain is not None:
                 torch.default_generator.manual_seed(seed + number)
                 result = self._run_one(grain, num_samples)
             results.append(result)
@@ -179,9 +180,9 @@ class GrainLearner(StepLearner):
     def _connect(self) -> None:
         """Find the processes that share the grains; here is only this one."""
 
-    def _computes(self, grain: int) -> bool:
-        """Return whether this process computes a grain."""
-        return True
+    def _grains(self, example: Example) -> list[Example | None]:
+        """Return the grains that this process computes; None in the place of others."""
+        return example.grains
 
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
         loss = super().forward(grain)
@@ -201,7 +202,8 @@ class GrainLearner(StepLearner):
         """Return the grains with their shares of the batch's plans; what is not mapped is now."""
         batch = example.batch
         assert batch is not None, "the loop divides batches"
-        batches = [None if grain is None else grain.batch for grain in example.grains]
+        grains = self._grains(example)
+        batches = [None if grain is None else grain.batch for grain in grains]
         of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
         for module, shares in zip(self._collections, self._shares(batch, batches), strict=True):
             for of_grain, share in zip(of_grains, shares, strict=True):
@@ -209,7 +211,7 @@ class GrainLearner(StepLearner):
                     of_grain.add(module, share)
         return [
             None if grain is None else grain.planned(of_grain)
-            for grain, of_grain in zip(example.grains, of_grains, strict=True)
+            for grain, of_grain in zip(grains, of_grains, strict=True)
         ]
 
     def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:

@@ -127,12 +127,12 @@ class RankLearner(GrainLearner):
         )
         of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
         for number, grain in enumerate(grains):
-            if grain is not None and self._computes(number):
+            if grain is not None:
                 of_grains[number] = [module.inputs_of(grain) for module in self._collections]
         return self._tables.fetch(self._asked, of_grains)
 
-    def _computes(self, grain: int) -> bool:
-        return grain in self._placement.grains_of(self._ranks.rank)
+    def _grains(self, example: Example) -> list[Example | None]:
+        return example.grains_of(self._placement.grains_of(self._ranks.rank))
 
     def _join(self, grains: Sequence[GrainResult | None]) -> Joined:
         """Join what the grains of all ranks leave, in two exchanges.
