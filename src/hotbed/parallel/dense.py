@@ -12,6 +12,9 @@ from .halves import joined
 from .placement import Placement
 from .ranks import Ranks
 
+LINE = 64
+"""Bytes of a line of memory: each value begins with one, as it does in memory of its own."""
+
 
 class DenseExchange:
     """Adds dense values of the grains of all ranks, by halves, as one process does.
@@ -34,7 +37,8 @@ class DenseExchange:
         self._dtype = dtype
         self._numbers = [number for number, tensor in enumerate(like) if tensor.dtype == dtype]
         self._shapes = [like[number].shape for number in self._numbers]
-        self._lengths = [shape.numel() for shape in self._shapes]
+        lines = LINE // dtype.itemsize
+        self._lengths = [-(-shape.numel() // lines) * lines for shape in self._shapes]
         self._num_values = sum(self._lengths)
         self._width = -(-self._num_values // ranks.size)
         self._sizes = [
@@ -53,10 +57,10 @@ class DenseExchange:
             flat = torch.empty(self._num_values, dtype=self._dtype)
             for number, part in zip(self._numbers, flat.split(self._lengths), strict=True):
                 value = joined(values[number][block.first : block.first + block.size])
-                if value is None:
-                    part.fill_(-0.0)  # which adds nothing
-                else:
-                    part.copy_(value.reshape(-1))
+                length = 0 if value is None else value.numel()
+                if value is not None:
+                    part[:length] = value.reshape(-1)
+                part[length:] = -0.0  # which adds nothing
             sent.append(flat.split(self._sizes))
         return sent
 
@@ -85,9 +89,12 @@ class DenseExchange:
 
     def totals(self, shares: Tensor) -> dict[int, Tensor]:
         """Return the sums by number, in their shapes; `shares`: of all ranks, [ranks, width]."""
-        parts = shares.reshape(-1)[: self._num_values].split(self._lengths)
+        flat = shares.reshape(-1)
+        if flat.data_ptr() % LINE:
+            flat = flat.clone()
+        parts = flat[: self._num_values].split(self._lengths)
         return {
-            number: part.view(shape).clone()
+            number: part[: shape.numel()].view(shape)
             for number, part, shape in zip(self._numbers, parts, self._shapes, strict=True)
         }
 

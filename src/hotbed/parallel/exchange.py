@@ -195,9 +195,9 @@ class TableExchange:
         for tables, layout, _ in self._each_module(self._modules):
             of_module: list[list[int | None]] = []
             for addresses in addresses_of:
-                of_tables_here: list[int | None] = [None] * len(addresses)
-                of_tables_here[tables] = addresses[tables]
-                of_module.append(of_tables_here)
+                here: list[int | None] = [None] * len(addresses)
+                here[tables] = addresses[tables]
+                of_module.append(here)
             step, arrays = Step.merge(ids.leaves, of_module, "tree")
             grads = []
             for group in layout.groups:
@@ -260,11 +260,12 @@ class TableExchange:
         """Send the rows that this rank is asked for, and take those that it asked for."""
         ids.leaves.extend(ids.step.divide())
         to_rank = self.num_sums(ids)
-        sent = torch.empty(sum(to_rank)).split(to_rank)
-        for leaf, out in self._rows_of_leaves(ids, [of_rank.data_ptr() for of_rank in sent]):
+        sent = torch.empty(sum(to_rank))
+        starts = [of_rank.data_ptr() for of_rank in sent.split(to_rank)]
+        for leaf, out in self._rows_of_leaves(ids, starts):
             ids.leaves[leaf].pool(out)
         of_blocks = [[_floats(self._dims, block) for block in blocks] for blocks in ids.asks]
-        received = self._ranks.exchange([sent], [sum(sizes) for sizes in of_blocks])
+        received = self._ranks.send(sent, to_rank, [sum(sizes) for sizes in of_blocks])
         pieces = received.split([size for sizes in of_blocks for size in sizes])
         for number, front in enumerate(ids.fronts):
             rows = received

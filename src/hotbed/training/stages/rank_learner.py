@@ -28,6 +28,7 @@ from hotbed.parallel import (
     TableExchange,
     has_fault,
 )
+from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 
 
