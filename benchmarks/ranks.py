@@ -366,7 +366,11 @@ def samples_of_torchrec(a: argparse.Namespace, hidden: str) -> float:
     command = [a.torchrec, str(a.peers / "ranks_torchrec.py"), "tw", hidden, "4096"]
     processes = [
         subprocess.Popen(
-            command, env=environment(rank, 2, port, 1), stdout=subprocess.PIPE, text=True
+            command,
+            env=environment(rank, 2, port, 1),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         for rank in range(2)
     ]
