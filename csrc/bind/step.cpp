@@ -43,15 +43,28 @@ nb::list statistics(MapTask& task) {
   return out;
 }
 
+nb::list list_of(std::vector<std::unique_ptr<Step>> steps) {
+  nb::list out;
+  for (std::unique_ptr<Step>& step : steps) out.append(nb::cast(std::move(step)));
+  return out;
+}
+
 nb::list divide(Step& step) {
   std::vector<std::unique_ptr<Step>> grains;
   {
     nb::gil_scoped_release release;
     grains = step.divide();
   }
-  nb::list out;
-  for (std::unique_ptr<Step>& grain : grains) out.append(nb::cast(std::move(grain)));
-  return out;
+  return list_of(std::move(grains));
+}
+
+nb::list split(Step& step, const std::vector<size_t>& num_tables) {
+  size_t sum = 0;
+  for (const size_t count : num_tables) sum += count;
+  if (sum != static_cast<size_t>(step.num_tables()))
+    throw std::invalid_argument("step: to split it, each table must be taken once, got " + std::to_string(sum) +
+                                " of " + std::to_string(step.num_tables()) + ".");
+  return list_of(step.split(num_tables));
 }
 
 void pool(Step& step, const std::vector<RowsTuple>& out) {
@@ -199,6 +212,7 @@ void init_step(nb::module_& m) {
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
       .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
+      .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
       .def("pool", &pool, nb::arg("out"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
            nb::arg("keeps"))

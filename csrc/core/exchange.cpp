@@ -111,6 +111,27 @@ void Step::take_rows(const float* rows) {
   });
 }
 
+std::vector<std::unique_ptr<Step>> Step::split(const std::vector<size_t>& num_tables) {
+  std::vector<std::unique_ptr<Step>> steps;
+  size_t table = 0, feature = 0;
+  for (const size_t count : num_tables) {
+    auto step = std::make_unique<Step>(std::vector<std::shared_ptr<Table>>{}, std::vector<Feature>{});
+    const size_t first_table = table, first_feature = feature;
+    table += count;
+    for (; feature < features_.size() && static_cast<size_t>(features_[feature].table) < table; feature++)
+      step->features_.push_back({features_[feature].table - static_cast<int>(first_table), features_[feature].pooling});
+    for (size_t t = first_table; t < table; t++) {
+      step->parts_.push_back(std::move(parts_[t]));
+      for (int& f : step->parts_.back().features) f -= static_cast<int>(first_feature);
+    }
+    step->retained_ = retained_;
+    steps.push_back(std::move(step));
+  }
+  retained_ = false;
+  parts_.clear();
+  return steps;
+}
+
 void Step::write_sums(const std::vector<const float*>& sums, float* out) const {
   each_asked([&](size_t t, size_t first, size_t last) {
     const size_t dim = static_cast<size_t>(parts_[t].table->config().dim);

@@ -69,7 +69,7 @@ class Step {
               const std::vector<OutputRows>& out);
   // --- rows that other processes own (exchange.cpp). A process asks the owners for the rows of the distinct ids of its
   // grains; an owner maps what it is asked for as a batch whose grains are those of the askers.
-  //   process: find, ask, write_asked; take_rows; divide, pool, sum_gradients, merge; ask, write_sums
+  //   process: find, ask, write_asked; take_rows; divide, split, pool, sum_gradients, merge; ask, write_sums
   //   owner:   count_rows, map_asked; divide, pool; merge, apply
   // Makes the ids distinct and counts and times them as the tables want. No table changes; the rows come with
   // `take_rows`.
@@ -80,6 +80,9 @@ class Step {
   int64_t num_words(const std::vector<int64_t>& counts, bool timed) const noexcept;
   // Writes what the owners are asked, an owner after the other.
   void write_asked(int64_t* words) const;
+  // Returns the next so many tables of the step, each time, as a step of their own with the features of these tables,
+  // which follow one another. Nothing is left here.
+  std::vector<std::unique_ptr<Step>> split(const std::vector<size_t>& num_tables);
   // Takes the rows of the ids in the order in which they were asked for, [num_unique, dim] of a table after the other
   // for each owner. The rows must live as long as this.
   void take_rows(const float* rows);

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job on several processes, called ranks: the rows of each table are spread over them.
 
-dense.py      values of grains that all ranks need, joined
+dense.py      DenseExchange: losses, gradients and buffers of the dense part, added over ranks
+exchange.py   TableExchange: the rows of a batch, and their gradients, between ranks
 halves.py     the order in which values of grains are added
 ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 launch.py     run a command on several processes, and say why it failed
@@ -14,8 +15,10 @@ shards.py     Shard: the rows that a process holds, for those who write and read
 traffic.py    Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
-from .dense import joined_over_ranks
+from .dense import DenseExchange
+from .exchange import TableExchange
 from .halves import joined
+from .ids import AskedIds, has_fault
 from .placement import Placement, grains_for
 from .ranks import Ranks
 from .sharded import ShardedLookup
@@ -24,14 +27,17 @@ from .traffic import RankWork, Traffic
 
 __all__ = [
     "WHOLE",
+    "AskedIds",
+    "DenseExchange",
     "Placement",
     "RankShard",
     "RankWork",
     "Ranks",
     "Shard",
     "ShardedLookup",
+    "TableExchange",
     "Traffic",
     "grains_for",
+    "has_fault",
     "joined",
-    "joined_over_ranks",
 ]

@@ -22,10 +22,11 @@ Counts = list[list[list[int]]]
 
 
 @dataclass(frozen=True, eq=False)
-class AskedIds(LocalIds):
-    """The ids of a batch: `step` maps all that this rank owns, of those that any rank asks for.
+class AskedIds:
+    """The ids of a batch.
 
     Attributes:
+        step: maps all that this rank owns, of those that any rank asks for.
         fronts: of each block of this rank, its distinct ids, whose rows are asked for.
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
@@ -33,9 +34,10 @@ class AskedIds(LocalIds):
         rows: which the owners sent, of each block.
     """
 
-    fronts: Sequence[Step] = ()
-    asks: Counts = field(default_factory=list)
-    asked: Counts = field(default_factory=list)
+    step: Step
+    fronts: Sequence[Step]
+    asks: Counts
+    asked: Counts
     leaves: list[Step] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
 
@@ -69,3 +71,9 @@ class OwnedIds(LocalIds):
 
     def without_ids(self) -> OwnedIds:
         return OwnedIds(self.tables, super().without_ids().step, ranks=self.ranks)
+
+
+def has_fault(sums: Sums) -> bool:
+    """Return whether a sum of the ids that this rank owns is not finite."""
+    assert isinstance(sums.mapped, OwnedIds), "they are of an exchange"
+    return LocalIds.find_nonfinite(sums.mapped, sums) is not None

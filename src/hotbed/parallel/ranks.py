@@ -88,10 +88,20 @@ class Ranks:
         by_rank = list(zip(*parts, strict=True))
         sizes = [sum(map(len, of_rank)) for of_rank in by_rank]
         sent = torch.cat([part for of_rank in by_rank for part in of_rank])
-        out = torch.empty(sum(received), dtype=sent.dtype)
+        return self.send(sent, sizes, received)
+
+    def send(self, values: Tensor, sizes: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send each rank its part of the values, [n]; return what all sent here, in their order.
+
+        Args:
+            values: one rank's part after the other.
+            sizes: how much each rank gets.
+            received: how much comes from each rank.
+        """
+        out = torch.empty(sum(received), dtype=values.dtype)
         with self.traffic.waiting():
-            dist.all_to_all_single(out, sent, list(received), sizes, group=self._group)
-        self.traffic.sent_bytes += (sent.numel() - sizes[self.rank]) * sent.itemsize
+            dist.all_to_all_single(out, values, list(received), list(sizes), group=self._group)
+        self.traffic.sent_bytes += (values.numel() - sizes[self.rank]) * values.itemsize
         return out
 
     def gather(self, values: Tensor) -> Tensor:

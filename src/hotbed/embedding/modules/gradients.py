@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Plan, Sums
+from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
 
 from .parameter import TableRows
 
@@ -75,16 +75,9 @@ class RowGradients:
             sums = lookup.join([earlier, sums])
         self._wait(sums)
 
-    def add_parts(self, lookup: Lookup, parts: Sequence[Sums | None], plan: Plan | None) -> None:
-        """Let the gradients of the grains of a step wait, joined; None is a grain without any.
-
-        None may wait before. `plan`: of the whole batch; None = nothing was mapped.
-        """
-        if plan is None:
-            return
-        sums = lookup.join_grains(self._layout, plan.mapped, parts)
-        if sums is not None:
-            self._wait(sums)
+    def put(self, sums: Sums) -> None:
+        """Let the gradients of a step wait, where none wait before."""
+        self._wait(sums)
 
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -58,13 +58,18 @@ class Example:
 
         Where the batch has no sample, the first grain has none. Grains have no plans.
         """
+        return self.grains_of(None)
+
+    def grains_of(self, numbers: Container[int] | None) -> list[Example | None]:
+        """Return `grains` of these numbers, and None in the place of others; None: of all."""
         batch = self.batch
         if batch is None or not batch.grain_ends:
             return [self]
         grains: list[Example | None] = []
-        for first, last in itertools.pairwise((0, *batch.grain_ends)):
+        for number, (first, last) in enumerate(itertools.pairwise((0, *batch.grain_ends))):
             grain = None
-            if first < last or not (batch.num_samples or grains):
+            is_run = first < last or not (batch.num_samples or number)
+            if is_run and (numbers is None or number in numbers):
                 grain = _of_batch(_own_memory(batch[first:last]), self.device)
             grains.append(grain)
         return grains

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import Plan, Plans, Sums
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
@@ -54,12 +55,14 @@ class Joined:
         loss: of the step.
         outputs: of the grains, in order.
         gradients: of each dense parameter; None without one.
+        sums: of each table module, the gradients by id; None without any.
         buffers: of each buffer, its new value; None where no grain changed it.
     """
 
     loss: Tensor
     outputs: list[Any]
     gradients: list[Tensor | None]
+    sums: list[Sums | None]
     buffers: list[Tensor | None]
 
 
@@ -110,7 +113,6 @@ class GrainLearner(StepLearner):
         super().__init__(network, criterion, dense, sparse, combined=combined, precision=precision)
         self.grains = grains
         self._collections = _collections_of(network)
-        self._results: list[GrainResult | None] = []
         self._joined: Joined | None = None
         self._plans: list[Plan | None] = []
         self._connect()
@@ -121,28 +123,26 @@ class GrainLearner(StepLearner):
 
     def forward(self, example: Example) -> Tensor:
         """Run the network forward and backward, grain by grain, and return the joined loss."""
-        self._results = []
         with _seeds() as seed:
-            self._results = self._run(self._planned(example), seed)
-        self._joined = self._join(self._results)
+            results = self._run(self._planned(example), seed, example.num_samples)
+        self._joined = self._join(results)
         for buffer, value in zip(self._buffers, self._joined.buffers, strict=True):
             if value is not None:
                 buffer.copy_(value)
         self.outputs = loss = self._joined.loss
         if self.criterion is not None:
-            self.outputs = _all_rows(self._joined.outputs)
+            self._keep_outputs(self._joined.outputs)
             self.loss = loss
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Join the gradients of the grains; they were computed in `forward`."""
+        """Let the joined gradients of the grains wait; they were computed in `forward`."""
         assert self._joined is not None, "forward has run"
         for parameter, gradient in zip(self._dense_parameters, self._joined.gradients, strict=True):
             parameter.grad = gradient
-        for number, module in enumerate(self._collections):
-            sums = [None if result is None else result.sums[number] for result in self._results]
-            module.gradients.add_parts(module.lookup, sums, self._plans[number])
-        self._results = []
+        for module, sums in zip(self._collections, self._joined.sums, strict=True):
+            if sums is not None:
+                module.gradients.put(sums)
         self._joined = None
         self._plans = []
 
@@ -164,13 +164,14 @@ class GrainLearner(StepLearner):
                 total += torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item() ** 2
         return torch.tensor(math.sqrt(total), device=self.device)
 
-    def _run(self, grains: Sequence[Example | None], seed: int) -> list[GrainResult | None]:
+    def _run(
+        self, grains: Sequence[Example | None], seed: int, num_samples: int
+    ) -> list[GrainResult | None]:
         """Return what each grain leaves; the network is then as before, but for its gradients."""
-        num_samples = sum(grain.num_samples for grain in grains if grain is not None)
         results: list[GrainResult | None] = []
         for number, grain in enumerate(grains):
             result = None
-            if grain is not None and self._computes(number):
+            if grain is not None:
                 torch.default_generator.manual_seed(seed + number)
                 result = self._run_one(grain, num_samples)
             results.append(result)
@@ -179,9 +180,9 @@ class GrainLearner(StepLearner):
     def _connect(self) -> None:
         """Find the processes that share the grains; here is only this one."""
 
-    def _computes(self, grain: int) -> bool:
-        """Return whether this process computes a grain."""
-        return True
+    def _grains(self, example: Example) -> list[Example | None]:
+        """Return the grains that this process computes; None in the place of others."""
+        return example.grains
 
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
         loss = super().forward(grain)
@@ -201,31 +202,39 @@ class GrainLearner(StepLearner):
         """Return the grains with their shares of the batch's plans; what is not mapped is now."""
         batch = example.batch
         assert batch is not None, "the loop divides batches"
-        plans = batch.plans or Plans(batch.ids)
-        batches = [None if grain is None else grain.batch for grain in example.grains]
+        grains = self._grains(example)
+        batches = [None if grain is None else grain.batch for grain in grains]
         of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
-        self._plans = []
-        for module in self._collections:
-            if not module.training:
-                self._plans.append(None)
-                continue
-            inputs = module.inputs_of(batch)
-            plan = plans.take(module, inputs)
-            if plan is None:
-                plan = module.map(inputs, batch.time, grain_ends=batch.grain_ends)
-            self._plans.append(plan)
-            divided = module.lookup.divide(
-                module.layout,
-                plan,
-                [None if samples is None else module.inputs_of(samples) for samples in batches],
-            )
-            for of_grain, share in zip(of_grains, divided, strict=True):
+        for module, shares in zip(self._collections, self._shares(batch, batches), strict=True):
+            for of_grain, share in zip(of_grains, shares, strict=True):
                 if of_grain is not None and share is not None:
                     of_grain.add(module, share)
         return [
             None if grain is None else grain.planned(of_grain)
-            for grain, of_grain in zip(example.grains, of_grains, strict=True)
+            for grain, of_grain in zip(grains, of_grains, strict=True)
         ]
+
+    def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+        """Return the shares of the grains in the plan of a batch, [module][grain].
+
+        A batch that is not mapped is now. A module in eval mode has no plan.
+        """
+        plans = batch.plans or Plans(batch.ids)
+        self._plans = []
+        shares = []
+        for module in self._collections:
+            plan = None
+            divided: list[Plan | None] = [None] * len(grains)
+            if module.training:
+                inputs = module.inputs_of(batch)
+                plan = plans.take(module, inputs)
+                if plan is None:
+                    plan = module.map(inputs, batch.time, grain_ends=batch.grain_ends)
+                of_grains = [None if grain is None else module.inputs_of(grain) for grain in grains]
+                divided = module.lookup.divide(module.layout, plan, of_grains)
+            self._plans.append(plan)
+            shares.append(divided)
+        return shares
 
     def _check_followed(self, grain: Example) -> None:
         """Raise ConfigError if the network did not look up the ids of a grain as they were."""
@@ -246,8 +255,19 @@ class GrainLearner(StepLearner):
             joined([None if grain is None else grain.gradients[number] for grain in grains])
             for number in range(len(self._dense_parameters))
         ]
+        sums: list[Sums | None] = []
+        for number, (module, plan) in enumerate(zip(self._collections, self._plans, strict=True)):
+            of_module = None
+            if plan is not None:
+                parts = [None if grain is None else grain.sums[number] for grain in grains]
+                of_module = module.lookup.join_grains(module.layout, plan.mapped, parts)
+            sums.append(of_module)
         outputs = [grain.outputs for grain in grains if grain is not None]
-        return Joined(loss, outputs, gradients, self._joined_buffers(grains))
+        return Joined(loss, outputs, gradients, sums, self._joined_buffers(grains))
+
+    def _keep_outputs(self, grains: Sequence[Any]) -> None:
+        """Keep the outputs of the grains as those of the batch."""
+        self.outputs = all_rows(grains)
 
     def _joined_buffers(self, grains: Sequence[GrainResult | None]) -> list[Tensor | None]:
         buffers: list[Tensor | None] = []
@@ -339,7 +359,7 @@ def _detached(outputs: Any) -> Any:
     return outputs.detach() if torch.is_tensor(outputs) else outputs
 
 
-def _all_rows(outputs: Sequence[Any]) -> Any:
+def all_rows(outputs: Sequence[Any]) -> Any:
     """Return the outputs of grains, as the criterion shaped them, as those of the batch."""
     if isinstance(outputs[0], dict):
         return {name: torch.cat([grain[name] for grain in outputs]) for name in outputs[0]}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from itertools import compress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,24 @@ import torch
 from torch import Tensor
 
 import hotbed
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
+from hotbed.embedding.lookups import Plan
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
 from hotbed.parallel import (
+    AskedIds,
+    DenseExchange,
     Placement,
     Ranks,
     RankShard,
     RankWork,
     ShardedLookup,
+    TableExchange,
     Traffic,
-    joined_over_ranks,
+    has_fault,
 )
 from hotbed.training.stages.example import Example
-from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, check_agree
+from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 from hotbed.training.stages.learner import Counters
 
 
@@ -40,6 +44,8 @@ class RankLearner(GrainLearner):
     Arguments and errors are those of `GrainLearner`, and it raises ConfigError if there are more
     ranks than grains.
     """
+
+    _own_outputs: list[Any] | None  # of the grains of this rank; None = `outputs` is there
 
     def _connect(self) -> None:
         num_ranks = world_size()
@@ -58,9 +64,20 @@ class RankLearner(GrainLearner):
         self.shard = RankShard(self._ranks, self._placement)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
+        layouts = [module.layout for module in self._collections]
+        self._tables = TableExchange(self._ranks, self._placement, layouts)
+        self._asked: AskedIds | None = None
+        self.planner = None  # the ids of all modules are mapped together, in `forward`
 
     def begin(self) -> None:
         super().begin()
+        like = [torch.zeros(()), *self._dense_parameters, *self._buffers]
+        dtypes = {tensor.dtype for tensor in like if tensor.is_floating_point()}
+        self._dense = DenseExchange(self._ranks, self._placement, like, torch.float32)
+        self._other_dense = [
+            DenseExchange(self._ranks, self._placement, like, dtype)
+            for dtype in sorted(dtypes - {torch.float32}, key=str)
+        ]
         tables = [table for module in self._collections for table in module.tables]
         settings = {
             "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
@@ -131,7 +148,24 @@ class RankLearner(GrainLearner):
             digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:12]
 
-    def _planned(self, example: Example) -> list[Example | None]:
+    @property
+    def outputs(self) -> Any:
+        """The outputs of the last training forward; they come from all ranks when they are read."""
+        if self._own_outputs is not None:
+            every = self._ranks.gather_objects(self._own_outputs)
+            self._outputs = all_rows([outputs for of_rank in every for outputs in of_rank])
+            self._own_outputs = None
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self._own_outputs = None
+        self._outputs = outputs
+
+    def _keep_outputs(self, grains: Sequence[Any]) -> None:
+        self._own_outputs = list(grains)
+
+    def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
         for module in self._collections:
             if not module.training:
                 raise ConfigError(
@@ -139,81 +173,127 @@ class RankLearner(GrainLearner):
                     f"{[table.name for table in module.tables]} in eval mode. Set "
                     'table.frozen = "all" instead.'
                 )
-        assert example.batch is not None, "the loop divides batches"
-        _check_weights(example.batch)
-        self._check_same(example.batch)
-        return super()._planned(example)
+        _check_weights(batch)
+        self._asked = self._tables.ask(
+            [ids for module in self._collections for ids in module.inputs_of(batch)],
+            batch.time,
+            batch.grain_ends,
+            training=True,
+            digest=_digest_of(batch),
+        )
+        of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
+        for number, grain in enumerate(grains):
+            if grain is not None:
+                of_grains[number] = [module.inputs_of(grain) for module in self._collections]
+        return self._tables.fetch(self._asked, of_grains)
 
-    def _check_same(self, batch: Batch) -> None:
-        """Raise ConfigError on every rank if their ids, labels or random numbers differ."""
-        digest = zlib.crc32(torch.get_rng_state().numpy().data, batch.num_samples)
-        for ids in batch.ids.values():
-            digest = zlib.crc32(np.ascontiguousarray(ids.values).data, digest)
-        for labels in batch.labels.values():
-            digest = zlib.crc32(np.ascontiguousarray(labels).data, digest)
-        digests = self._ranks.gather(torch.tensor([digest])).view(-1).tolist()
-        if any(other != digests[0] for other in digests):
-            raise ConfigError(
-                "ranks: all ranks must get the same batches and random numbers, and each computes "
-                f"its grains, got digests {digests}. Give each rank the same data, order and seed, "
-                "and draw no random numbers on one rank alone."
-            )
-
-    def _computes(self, grain: int) -> bool:
-        return grain in self._placement.grains_of(self._ranks.rank)
+    def _grains(self, example: Example) -> list[Example | None]:
+        return example.grains_of(self._placement.grains_of(self._ranks.rank))
 
     def _join(self, grains: Sequence[GrainResult | None]) -> Joined:
-        left = [self._changed(grains, number) for number in range(len(self._buffers))]
-        is_float = [buffer.is_floating_point() for buffer in self._buffers]
-        values = []
-        for number, grain in enumerate(grains):
-            of_grain: list[Tensor | None] = [None] * (1 + len(self._dense_parameters))
-            if grain is not None:
-                of_grain = [grain.loss, *grain.gradients]
-            values.append(
-                [*of_grain, *(of_buffer[number] for of_buffer in compress(left, is_float))]
-            )
-        floats = list(compress(self._buffers, is_float))
-        like = [torch.zeros(()), *self._dense_parameters, *floats]
-        loss, *sums = joined_over_ranks(self._ranks, self._placement, values, like)
-        assert loss is not None, "a grain has run"
-        outputs, buffers = self._gathered(grains, left)
-        gradients = sums[: len(self._dense_parameters)]
-        totals = iter(sums[len(self._dense_parameters) :])
-        means: list[Tensor | None] = []
-        for of_ranks, averaged in zip(buffers, is_float, strict=True):
-            mean = of_ranks[0] if of_ranks else None
-            if averaged:
-                total = next(totals)
-                mean = None if total is None else total / len(of_ranks)
-            elif of_ranks:
-                check_agree(of_ranks)
-            means.append(mean)
-        return Joined(loss, outputs, gradients, means)
+        """Join what the grains of all ranks leave, in two exchanges.
 
-    def _gathered(
-        self, grains: Sequence[GrainResult | None], left: Sequence[Sequence[Tensor | None]]
-    ) -> tuple[list[Any], list[list[Tensor]]]:
-        """Return the outputs of the grains of all ranks, and each buffer that one of them changed.
-
-        Of a buffer of floats come tensors without elements, to be counted.
+        First each rank gets the gradients of the rows that it owns, and its share of the dense
+        values. Then it sends the sums of its share to all, and whether those of its rows are
+        finite.
         """
-        changed = []
-        for of_buffer in left:
-            values = [value for value in of_buffer if value is not None]
-            changed.append([v.new_empty(0) if v.is_floating_point() else v for v in values])
-        outputs = [None if grain is None else grain.outputs for grain in grains]
-        every = self._ranks.gather_objects((outputs, changed))
-        all_outputs = [
-            every[rank][0][number]
+        asked = self._asked
+        assert asked is not None, "the ids of the step are mapped"
+        self._asked = None
+        rows = [
+            [None if grain is None else grain.sums[number] for grain in grains]
+            for number in range(len(self._collections))
+        ]
+        gradients = [
+            [None if grain is None else grain.gradients[number] for grain in grains]
+            for number in range(len(self._dense_parameters))
+        ]
+        buffers = [self._changed(grains, number) for number in range(len(self._buffers))]
+        losses = [None if grain is None else grain.loss for grain in grains]
+        dense: list[list[Tensor | None]] = [losses, *gradients, *buffers]
+        every_value: list[list[Any]] = [*rows, *dense]
+        here = [sum(value is not None for value in of_grains) for of_grains in every_value]
+        counts = torch.tensor(here).view(torch.float32)  # the bits, on their way
+
+        num_sums = self._tables.num_sums(asked)
+        num_values = self._dense.num_values()
+        sizes = [
+            size
             for rank in range(self._ranks.size)
-            for number in self._placement.grains_of(rank)
+            for size in (counts.numel(), num_sums[rank], num_values[rank])
         ]
-        buffers = [
-            [value for _, of_rank in every for value in of_rank[number]]
-            for number in range(len(left))
+        received = self._ranks.exchange(
+            [
+                [counts] * self._ranks.size,
+                *self._tables.sums_to_owners(asked, rows),
+                *self._dense.to_owners(dense),
+            ],
+            [sum(sizes[first : first + 3]) for first in range(0, len(sizes), 3)],
+        ).split(sizes)
+        every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in received[0::3]])
+        num_rows, num_dense = every.sum(0).split([len(rows), len(dense)])
+        owned = self._tables.sums_of_owner(asked, received[1::3])
+        faults = torch.tensor([float(has_fault(sums)) for sums in owned])
+
+        shares = self._ranks.gather(torch.cat([faults, self._dense.share(received[2::3])]))
+        is_faulty = shares[:, : len(owned)].any(0).tolist()
+        sums = [
+            replace(of_module, finite=not faulty) if number else None
+            for of_module, faulty, number in zip(owned, is_faulty, num_rows.tolist(), strict=True)
         ]
-        return [output for output in all_outputs if output is not None], buffers
+        totals = self._dense.totals(shares[:, len(owned) :])
+        for others in self._other_dense:
+            totals |= others.totals_of(dense)
+        joined = [
+            totals.get(number) if count else None for number, count in enumerate(num_dense.tolist())
+        ]
+        loss = joined[0]
+        assert loss is not None, "a grain has run"
+        first = 1 + len(gradients)
+        means = self._means(joined[first:], num_dense[first:].tolist(), buffers)
+        outputs = [grain.outputs for grain in grains if grain is not None]
+        return Joined(loss, outputs, joined[1:first], sums, means)
+
+    def _means(
+        self,
+        totals: Sequence[Tensor | None],
+        counts: Sequence[int],
+        left: Sequence[Sequence[Tensor | None]],
+    ) -> list[Tensor | None]:
+        """Return each buffer of the step: the mean of floats; integers, which agree.
+
+        Args:
+            totals: of buffers of floats.
+            counts: how many grains changed each buffer, on all ranks.
+            left: each buffer as the grains of this rank changed it.
+        """
+        means = [
+            None if total is None else total / count
+            for total, count in zip(totals, counts, strict=True)
+        ]
+        integers = [n for n, buffer in enumerate(self._buffers) if not buffer.is_floating_point()]
+        if not integers:
+            return means
+        here = [[value for value in left[n] if value is not None] for n in integers]
+        every = self._ranks.gather_objects(here)
+        for number, of_ranks in zip(integers, zip(*every, strict=True), strict=True):
+            values = [value for of_rank in of_ranks for value in of_rank]
+            if values:
+                check_agree(values)
+                means[number] = values[0]
+        return means
+
+
+def _digest_of(batch: Batch) -> int:
+    """Return a digest of a batch, and of the state of torch's generator."""
+    arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
+    for ids in batch.ids.values():
+        arrays += [ids.values, ids.offsets, ids.weights]
+    digest = zlib.crc32(torch.get_rng_state().numpy().data, batch.num_samples)
+    for array in arrays:
+        if array is not None:
+            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    return digest
 
 
 def _check_weights(batch: Batch) -> None:

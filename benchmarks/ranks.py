@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One model on several processes: messages and bytes of a step, speed, and rows a process.
+
+Prints in one run, as Markdown:
+
+* messages: calls of torch.distributed a step, for 1, 26 and 100 tables.
+* bytes: what a process sends the others in a step, beside distinct ids x (8 + 2 x row bytes) x
+  (N - 1) / N + 2 (N - 1) / N x dense bytes, for N = 2, 4 and 8.
+* speed: samples/s of N = 1 and N = 2 with a thread each, and of N = 1 with two threads. The jobs
+  stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
+* tables: 100 tables of 10 features beside one table with the same rows.
+* rows: of a large table on each of 4 processes.
+* TorchRec, with `--torchrec`: the peer's script in turn with ours.
+
+All draws are those of `workload.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NUM_BATCHES = 8
+SECTIONS = ("messages", "bytes", "speed", "tables", "rows", "torchrec")
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DCNv2, 3 cross, 3x400": ("DCNv2", {"num_cross_layers": 3, "hidden": [400, 400, 400]}),
+    "WideDeep, 64-32": ("WideDeep", {"hidden": [64, 32]}),
+    "perceptron 64-32": ("DNN", {"hidden": [64, 32]}),
+    "perceptron 3x400": ("DNN", {"hidden": [400, 400, 400]}),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A network and its data; `features` of each of `tables`, all in one table where it is shared.
+
+    Its ids are drawn from `ids` a table, or are all new where that is 0.
+    """
+
+    network: str
+    tables: int = 26
+    features: int = 1
+    shared: bool = False
+    batch: int = 4096
+    ids: int = 1_000_000
+    grains: int = 8
+    threads: int = 1
+
+
+class Ranks:
+    """The processes of a job, which stand by until they are asked."""
+
+    def __init__(self, job: Job, size: int) -> None:
+        port = free_port()
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--job", json.dumps(asdict(job))],
+                env=environment(rank, size, port, job.threads),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def ask(self, task: str, number: int) -> list[Any]:
+        """Let all ranks perform a task; return the answer of each."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([task, number]) + "\n")
+            process.stdin.flush()
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            answers.append(json.loads(process.stdout.readline()))
+        return answers
+
+    def end(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            process.wait()
+
+
+@contextmanager
+def ranks_of(job: Job, size: int) -> Iterator[Ranks]:
+    ranks = Ranks(job, size)
+    try:
+        yield ranks
+    finally:
+        ranks.end()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def environment(rank: int, size: int, port: int, threads: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+# --- what a process of a job does -----------------------------------------------------------------
+
+
+def work(job: Job) -> None:
+    """Answer the tasks that come by the standard input, each by a line."""
+    import torch
+
+    import hotbed as hb
+
+    logging.disable(logging.INFO)
+    torch.set_num_threads(job.threads)
+    hb.set_num_threads(job.threads)
+    torch.manual_seed(0)
+    names = [[f"t{t}f{f}" for f in range(job.features)] for t in range(job.tables)]
+    table_of = {name: f"t{0 if job.shared else t}" for t, of in enumerate(names) for name in of}
+    columns = [hb.Id(name, table=table) for name, table in table_of.items()]
+    schema = hb.Schema([hb.Label("y"), *columns])
+    tables = hb.make_tables(schema, dim=16, rule=hb.Adagrad(lr=0.05), seed=0)
+    kind, settings = NETWORKS[job.network]
+    network = getattr(hb.models, kind)(schema, tables, **settings)
+    model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), grains=job.grains)
+    batches = list(batches_of(job, names))
+    tasks: dict[str, Callable[[int], Any]] = {
+        "train": lambda steps: trained(model, batches, steps),
+        "count": lambda steps: counted(model, batches, steps),
+        "grow": lambda steps: grown(model, job, steps),
+    }
+    for line in sys.stdin:
+        task, number = json.loads(line)
+        print(json.dumps(tasks[task](number)), flush=True)
+
+
+def batches_of(job: Job, names: Sequence[Sequence[str]]) -> Iterator[Any]:
+    import workload
+
+    import hotbed as hb
+
+    if not job.ids:
+        return
+    wanted = argparse.Namespace(tables=job.tables, ids=job.ids, alpha=1.05)
+    wanted.batch = job.batch * job.features
+    random = np.random.default_rng(0)
+    for dense in workload.draw(wanted, NUM_BATCHES):
+        ids = {}
+        for of_table, values in zip(names, workload.raw(dense), strict=True):
+            for name, part in zip(of_table, np.split(values, job.features), strict=True):
+                ids[name] = hb.Ids(np.ascontiguousarray(part))
+        labels = random.integers(0, 2, job.batch).astype(np.float32)
+        yield hb.Batch(ids, {}, {"y": labels})
+
+
+def trained(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
+    """Return the milliseconds of a step, and those of its calls of torch.distributed."""
+    with counted_messages() as messages:
+        start = time.perf_counter()
+        for step in range(steps):
+            model.step(batches[step % len(batches)])
+        seconds = time.perf_counter() - start
+    waited = sum(message["seconds"] for message in messages)
+    return {"step": 1e3 * seconds / steps, "messages": 1e3 * waited / steps}
+
+
+def counted(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
+    """Return the messages and bytes of a step, and the bytes that the formula gives."""
+    import torch.distributed as dist
+
+    import hotbed as hb
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dense = sum(4 * parameter.numel() for parameter in hb.dense_parameters(model.network))
+    rows = 0
+    with counted_messages() as messages:
+        for step in range(steps):
+            batch = batches[step % len(batches)]
+            model.step(batch)
+            first, last = (batch.num_samples * r // size for r in (rank, rank + 1))
+            rows += sum(len(np.unique(ids.values[first:last])) for ids in batch.ids.values())
+    others = (size - 1) / size
+    return {
+        "messages": len(messages) / steps,
+        "bytes": sum(message["bytes"] for message in messages) / steps,
+        "formula": rows / steps * (8 + 2 * 4 * 16) * others + 2 * others * dense,
+    }
+
+
+def grown(model: Any, job: Job, num_rows: int) -> int:
+    """Learn so many new ids; return how many rows this process has then."""
+    import hotbed as hb
+
+    labels = np.zeros(job.batch, np.float32)
+    random = np.random.default_rng(0)
+    for _ in range(-(-num_rows // job.batch)):
+        ids = random.integers(-(2**63), 2**63, job.batch)
+        model.step(hb.Batch({"t0f0": hb.Ids(ids)}, {}, {"y": labels}))
+    return sum(len(table) for table in model.tables.values())
+
+
+@contextmanager
+def counted_messages() -> Iterator[list[dict[str, float]]]:
+    """Yield the calls of torch.distributed within: the bytes for other ranks, and the seconds."""
+    import torch.distributed as dist
+
+    messages: list[dict[str, float]] = []
+    rank = int(os.environ["RANK"])
+    size = int(os.environ["WORLD_SIZE"])
+
+    def to_others(name: str, arguments: Sequence[Any]) -> int:
+        if name == "all_to_all_single":
+            sizes = arguments[3]
+            return int((sum(sizes) - sizes[rank]) * arguments[1].element_size())
+        if name == "all_gather":
+            return int(arguments[1].numel() * arguments[1].element_size() * (size - 1))
+        return 0
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*arguments: Any, **keywords: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*arguments, **keywords)
+            seconds = time.perf_counter() - start
+            messages.append({"bytes": to_others(name, arguments), "seconds": seconds})
+            return result
+
+        return watch
+
+    calls = {n: getattr(dist, n) for n in ("all_to_all_single", "all_gather", "all_gather_object")}
+    for name, call in calls.items():
+        setattr(dist, name, watched(name, call))
+    try:
+        yield messages
+    finally:
+        for name, call in calls.items():
+            setattr(dist, name, call)
+
+
+# --- the sections ---------------------------------------------------------------------------------
+
+
+def print_row(*cells: Any) -> None:
+    print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+def print_head(*cells: str) -> None:
+    print()
+    print_row(*cells)
+    print_row(*["---"] * len(cells))
+
+
+def measure_messages(a: argparse.Namespace) -> None:
+    print_head("tables", "messages a step, N = 2, no metrics")
+    for tables in (1, 26, 100):
+        with ranks_of(Job("WideDeep, 64-32", tables, batch=512, ids=10_000), 2) as ranks:
+            ranks.ask("train", 2)
+            print_row(tables, f"{ranks.ask('count', 4)[0]['messages']:g}")
+
+
+def measure_bytes(a: argparse.Namespace) -> None:
+    print_head("network", "N", "bytes a process and step", "formula", "ratio")
+    for network in ("perceptron 64-32", "perceptron 3x400"):
+        for size in (2, 4, 8):
+            with ranks_of(Job(network), size) as ranks:
+                ranks.ask("train", 1)
+                answers = ranks.ask("count", 4)
+            sent, formula = (np.mean([x[n] for x in answers]) for n in ("bytes", "formula"))
+            print_row(network, size, f"{sent:,.0f}", f"{formula:,.0f}", f"{sent / formula:.3f}x")
+
+
+def in_turn(jobs: Sequence[tuple[Job, int]], steps: int, rounds: int) -> list[np.ndarray]:
+    """Return the milliseconds of a step and of its messages, of each job [rounds, 2]."""
+    every = [Ranks(job, size) for job, size in jobs]
+    times: list[list[list[float]]] = [[] for _ in jobs]
+    for ranks in every:
+        ranks.ask("train", NUM_BATCHES)
+    for _ in range(rounds):
+        for own, ranks in zip(times, every, strict=True):
+            answer = ranks.ask("train", steps)[0]
+            own.append([answer["step"], answer["messages"]])
+    for ranks in every:
+        ranks.end()
+    return [np.array(own) for own in times]
+
+
+def spread(ratios: np.ndarray) -> str:
+    return f"{np.median(ratios):.2f}x ({ratios.min():.2f} to {ratios.max():.2f})"
+
+
+def measure_speed(a: argparse.Namespace) -> None:
+    print_head("network, B 4,096, G 8", "processes x threads", "ms", "samples/s", "beside 1 x 1")
+    for network in ("DCNv2, 3 cross, 3x400", "WideDeep, 64-32", "perceptron 64-32"):
+        if a.only not in network:
+            continue
+        shapes = [(1, 1), (2, 1), (1, 2)]
+        jobs = [(Job(network, threads=threads), size) for size, threads in shapes]
+        steps = a.steps if "64-32" in network else max(1, a.steps // 5)
+        times = [own[:, 0] for own in in_turn(jobs, steps, a.rounds)]
+        for (size, threads), own in zip(shapes, times, strict=True):
+            step = float(np.median(own))
+            cells = [network, f"{size} x {threads}", f"{step:.1f}", f"{4096e3 / step:,.0f}"]
+            print_row(*cells, spread(times[0] / own))
+
+
+def measure_tables(a: argparse.Namespace) -> None:
+    print_head("1,000 features, B 256, N = 2", "ms a step", "of these in messages")
+    jobs = [
+        Job("perceptron 64-32", 100, 10, shared, batch=256, ids=10_000) for shared in (False, True)
+    ]
+    times = in_turn([(job, 2) for job in jobs], 4, a.rounds)
+    for name, own in zip(("100 tables of 10", "one table"), times, strict=True):
+        step, messages = np.median(own, axis=0)
+        print_row(name, f"{step:.1f}", f"{messages:.1f}")
+    ratios = times[0] / times[1]
+    print_row("100 beside one", spread(ratios[:, 0]), spread(ratios[:, 1]))
+
+
+def measure_rows(a: argparse.Namespace) -> None:
+    print_head("rows", "on each of 4 processes", "most beside a quarter")
+    job = Job("perceptron 64-32", 1, batch=65_536, ids=0)
+    with ranks_of(job, 4) as ranks:
+        rows = ranks.ask("grow", a.rows)
+    most = 4 * max(rows) / sum(rows)
+    print_row(f"{sum(rows):,}", ", ".join(f"{n:,}" for n in rows), f"{most:.3f}x")
+
+
+def measure_torchrec(a: argparse.Namespace) -> None:
+    if not a.torchrec:
+        return
+    print_head("network, B 4,096, N = 2", "TorchRec samples/s", "ours", "ours beside it")
+    for network, hidden in (("perceptron 64-32", "64,32"), ("perceptron 3x400", "400,400,400")):
+        theirs, ours = [], []
+        with ranks_of(Job(network), 2) as ranks:
+            ranks.ask("train", NUM_BATCHES)
+            for _ in range(a.rounds):
+                theirs.append(samples_of_torchrec(a, hidden))
+                ours.append(4096e3 / ranks.ask("train", 32)[0]["step"])
+        medians = [f"{np.median(rates):,.0f}" for rates in (theirs, ours)]
+        print_row(network, *medians, spread(np.array(ours) / np.array(theirs)))
+
+
+def samples_of_torchrec(a: argparse.Namespace, hidden: str) -> float:
+    """Run the peer's script, table-wise; return its samples a second, of the median step."""
+    port = free_port()
+    command = [a.torchrec, str(a.peers / "ranks_torchrec.py"), "tw", hidden, "4096"]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment(rank, 2, port, 1),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    found = re.search(r"([\d,]+) samples/s", outputs[0])
+    assert found is not None, outputs
+    return float(found.group(1).replace(",", ""))
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--sections", nargs="+", default=SECTIONS, choices=SECTIONS)
+    p.add_argument("--only", default="", help="part of a network's name, for the speed")
+    p.add_argument("--steps", type=int, default=20, help="in a round of a small network")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--rows", type=int, default=2_000_000, help="of the large table")
+    p.add_argument("--torchrec", help="the Python that has TorchRec")
+    p.add_argument("--peers", type=Path, default=Path("../shared/peers"))
+    p.add_argument("--job", help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.job:
+        work(Job(**json.loads(a.job)))
+        return
+    for section in a.sections:
+        globals()[f"measure_{section}"](a)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TableExchange: the rows of a batch, and their gradients, between ranks.
+
+A rank makes the ids of its grains distinct and asks the owners for their rows. An owner maps what
+all ranks ask for as one batch, whose grains are the blocks of the ranks: so ids are counted,
+admitted and inserted in the order of the whole batch. Sums of gradients go the same way.
+
+The tables of all modules of a network go together: the number of messages does not depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.lookups import (
+    FeatureLayout,
+    HostIds,
+    LocalIds,
+    Plan,
+    Sums,
+    merged_sums,
+    with_empty_sums,
+)
+from hotbed.embedding.policy import Lfu, Lru
+from hotbed.embedding.table import Step, Table
+from hotbed.errors import ConfigError
+
+from .ids import AskedIds, Counts, OwnedIds
+from .placement import Placement
+from .ranks import Ranks
+
+
+class TableExchange:
+    """Exchanges ids, rows and gradients of some modules with the other ranks.
+
+    Every rank makes the same calls in the same order.
+
+    Args:
+        ranks: of the job.
+        placement: which of them owns which rows and computes which grains.
+        layouts: of the modules, whose tables differ.
+    """
+
+    def __init__(
+        self, ranks: Ranks, placement: Placement, layouts: Sequence[FeatureLayout]
+    ) -> None:
+        self._ranks = ranks
+        self._placement = placement
+        self._blocks = placement.blocks[ranks.rank]
+        self._modules = layouts
+        tables = [table for layout in layouts for table in layout.tables]
+        features = [feature for layout in layouts for feature in layout.features]
+        self._layout = FeatureLayout(tables, features)
+        self._owners = np.concatenate([placement.owners(table.name) for table in tables])
+        self._dims = [table.dim for table in tables]
+        self._has_cap = any(map(_has_cap, tables))
+        self._owner_columns = [(number, "none") for number in range(len(tables))]
+
+    def ask(
+        self,
+        inputs: Sequence[Ids],
+        time: Any,
+        grain_ends: Sequence[int],
+        *,
+        training: bool,
+        digest: int = 0,
+    ) -> AskedIds:
+        """Ask the owners for the rows of a batch, and map what this rank is asked for.
+
+        Args:
+            inputs: the ids of each feature of all modules.
+            time: int64 microseconds, or None.
+            grain_ends: the samples before which the grains end.
+            training: whether tables may change.
+            digest: of what must be equal on all ranks.
+
+        Raises:
+            ConfigError: on every rank, before a table changes: the digests differ.
+        """
+        times = None
+        if training:
+            times = self._layout.times(time, HostIds(self._layout.features, inputs).num_samples)
+        ends = [0, *grain_ends]
+        fronts = []
+        for block in self._blocks:
+            ends_of_block = ends[block.first : block.first + block.size + 1]
+            fronts.append(self._front(inputs, times, ends_of_block))
+        counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
+        timed = times is not None
+        words = []
+        for front, of_ranks in zip(fronts, counts, strict=True):
+            sizes = [front.num_words(of_rank, timed) for of_rank in of_ranks]
+            asks = torch.empty(sum(sizes), dtype=torch.int64)
+            front.write_asked(asks.data_ptr())
+            words.append(asks.split(sizes))
+        asked = self._exchange_counts(counts, digest)
+        step = Step([table.native for table in self._layout.tables], self._owner_columns)
+        sizes = [step.num_words(block, timed) for blocks in asked for block in blocks]
+        every_size = iter(sizes)
+        from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
+        received = self._ranks.exchange(words, from_rank)
+        grains: list[tuple[list[int], int]]
+        grains = [([0] * len(self._dims), 0)] * self._placement.leaves
+        address = received.data_ptr()
+        every_count = [counts for blocks in asked for counts in blocks]
+        for leaf, of_block, size in zip(
+            self._placement.every_leaf, every_count, sizes, strict=True
+        ):
+            grains[leaf] = (of_block, address)
+            address += 8 * size
+        num_rows: list[int] = []
+        if training and self._has_cap:
+            counted = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
+            num_rows = self._ranks.gather(counted).sum(0).tolist()
+        step.map_asked(grains, timed=timed, training=training, num_rows=num_rows)
+        for table in self._layout.admitting:
+            table.watch_admission()
+        asks_of = [list(of_rank) for of_rank in zip(*counts, strict=True)]
+        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked)
+
+    def fetch(
+        self, ids: AskedIds, inputs: Sequence[Sequence[Sequence[Ids]] | None]
+    ) -> list[list[Plan | None]]:
+        """Return the plans of the grains that this rank computes, [module][grain].
+
+        Args:
+            ids: of the batch.
+            inputs: of each grain, the ids of each feature of each module; None = it has no sample.
+        """
+        self._fetch_rows(ids)
+        plans: list[list[Plan | None]] = [[None] * len(inputs) for _ in self._modules]
+        for block, front in zip(self._blocks, ids.fronts, strict=True):
+            for grain, step in enumerate(front.divide(), block.first):
+                of_grain = inputs[grain]
+                if of_grain is None:
+                    continue
+                for number, part in enumerate(self._split(step)):
+                    plans[number][grain] = self._plan(number, of_grain[number], part)
+        return plans
+
+    def fetch_whole(self, ids: AskedIds, inputs: Sequence[Ids]) -> Plan:
+        """Return the plan of a batch that one module looks up as a whole, as the first grain."""
+        self._fetch_rows(ids)
+        return self._plan(0, inputs, ids.fronts[0].divide()[0])
+
+    def sums_to_owners(
+        self, ids: AskedIds, parts: Sequence[Sequence[Sums | None]]
+    ) -> list[Sequence[Tensor]]:
+        """Return what `Ranks.exchange` sends: the sums of gradients, a tensor for each rank.
+
+        Args:
+            ids: of the batch.
+            parts: the sums of each grain, [module][grain]; None = there are none.
+        """
+        sent: list[Sequence[Tensor]] = []
+        for number, block in enumerate(self._blocks):
+            counts_of_rank = [of_rank[number] for of_rank in ids.asks]
+            for tables, layout, of_module in self._each_module(parts):
+                grains = with_empty_sums(layout, of_module[block.first : block.first + block.size])
+                dims = self._dims[tables]
+                sizes = [_floats(dims, counts[tables]) for counts in counts_of_rank]
+                sums = torch.zeros(sum(sizes))
+                if grains:
+                    merged, arrays = merged_sums(grains, "tree")
+                    merged.step.ask(self._owners_of(tables), self._ranks.size)
+                    addresses = [array.__array_interface__["data"][0] for array in arrays]
+                    merged.step.write_sums(addresses, sums.data_ptr())
+                sent.append(sums.split(sizes))
+        return sent
+
+    def num_sums(self, ids: AskedIds) -> list[int]:
+        """Return how many floats `sums_to_owners` of each rank sends to this one."""
+        return [sum(_floats(self._dims, block) for block in blocks) for blocks in ids.asked]
+
+    def sums_of_owner(self, ids: AskedIds, received: Sequence[Tensor]) -> list[Sums]:
+        """Return the sums of the ids that this rank owns, of each module.
+
+        Args:
+            ids: of the batch.
+            received: what `sums_to_owners` of each rank sent.
+        """
+        nothing = torch.zeros(1)
+        addresses_of = [[nothing.data_ptr()] * len(self._dims) for _ in ids.leaves]
+        starts = [of_rank.data_ptr() for of_rank in received]
+        for leaf, rows in self._rows_of_leaves(ids, starts):
+            addresses_of[leaf] = [address for address, _ in rows]
+        owned = []
+        for tables, layout, _ in self._each_module(self._modules):
+            of_module: list[list[int | None]] = []
+            for addresses in addresses_of:
+                here: list[int | None] = [None] * len(addresses)
+                here[tables] = addresses[tables]
+                of_module.append(here)
+            step, arrays = Step.merge(ids.leaves, of_module, "tree")
+            grads = []
+            for group in layout.groups:
+                of_tables = [torch.from_numpy(arrays[n]).view(-1, group.dim) for n in group.tables]
+                grads.append(of_tables[0] if len(of_tables) == 1 else torch.cat(of_tables))
+            ids_of_module = OwnedIds(layout.tables, step, ranks=self._ranks)
+            owned.append(Sums(ids_of_module, layout.groups, grads, finite=False))
+        return owned
+
+    def _front(self, inputs: Sequence[Ids], times: Any, ends: Sequence[int]) -> Step:
+        """Return the distinct ids of the samples between the first and the last of these ends."""
+        first = ends[0]
+        last = ends[-1]
+        layout = self._layout
+        host = HostIds(layout.features, [ids[first:last] for ids in inputs])
+        natives = [table.native for table in layout.tables]
+        step = Step(natives, layout.columns, [end - first for end in ends[1:]])
+        address = 0
+        if times is not None:
+            moments = np.ascontiguousarray(times[first:last])
+            address = moments.ctypes.data
+        try:
+            step.find(host.addresses, address)
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
+        return step
+
+    def _exchange_counts(self, counts: Counts, digest: int) -> Counts:
+        """Tell each rank how much is asked of it; return how much each rank asks of this one.
+
+        `counts`: [block][rank][table]. Returned: [rank][block][table].
+        """
+        num_tables = len(self._dims)
+        blocks_of = self._placement.blocks
+        received = self._ranks.exchange(
+            [
+                torch.tensor([[digest]] * self._ranks.size).unbind(),
+                *(torch.tensor(of_ranks).unbind() for of_ranks in counts),
+            ],
+            [1 + len(blocks) * num_tables for blocks in blocks_of],
+        ).tolist()
+        digests = []
+        asked: Counts = []
+        start = 0
+        for blocks in blocks_of:
+            digests.append(received[start])
+            ends = [start + 1 + num_tables * block for block in range(len(blocks) + 1)]
+            asked.append([received[first:last] for first, last in pairwise(ends)])
+            start = ends[-1]
+        if any(other != digests[0] for other in digests):
+            raise ConfigError(
+                "ranks: all ranks must get the same batches and random numbers, and each computes "
+                f"its grains, got digests {digests}. Give each rank the same data, order and seed, "
+                "and draw no random numbers on one rank alone."
+            )
+        return asked
+
+    def _fetch_rows(self, ids: AskedIds) -> None:
+        """Send the rows that this rank is asked for, and take those that it asked for."""
+        ids.leaves.extend(ids.step.divide())
+        to_rank = self.num_sums(ids)
+        sent = torch.empty(sum(to_rank))
+        starts = [of_rank.data_ptr() for of_rank in sent.split(to_rank)]
+        for leaf, out in self._rows_of_leaves(ids, starts):
+            ids.leaves[leaf].pool(out)
+        of_blocks = [[_floats(self._dims, block) for block in blocks] for blocks in ids.asks]
+        received = self._ranks.send(sent, to_rank, [sum(sizes) for sizes in of_blocks])
+        pieces = received.split([size for sizes in of_blocks for size in sizes])
+        for number, front in enumerate(ids.fronts):
+            rows = received
+            if len(ids.fronts) > 1:
+                rows = torch.cat(pieces[number :: len(ids.fronts)])
+            ids.rows.append(rows)
+            front.take_rows(rows.data_ptr())
+
+    def _rows_of_leaves(
+        self, ids: AskedIds, starts: Sequence[int]
+    ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Yield the leaf of each block, and where the rows of each table lie: address, dim.
+
+        `starts`: where those lie that each rank asks this one for, block after block.
+        """
+        every_leaf = iter(self._placement.every_leaf)
+        for address, blocks in zip(starts, ids.asked, strict=True):
+            for counts in blocks:
+                rows = []
+                for dim, count in zip(self._dims, counts, strict=True):
+                    rows.append((address, dim))
+                    address += 4 * count * dim
+                yield next(every_leaf), rows
+
+    def _each_module(self, values: Sequence[Any]) -> Iterator[tuple[slice, FeatureLayout, Any]]:
+        """Yield, of each module, the numbers of its tables, its layout and its value."""
+        ends = accumulate((len(layout.tables) for layout in self._modules), initial=0)
+        for (first, last), layout, value in zip(pairwise(ends), self._modules, values, strict=True):
+            yield slice(first, last), layout, value
+
+    def _owners_of(self, tables: slice) -> np.ndarray:
+        return self._owners.reshape(len(self._dims), -1)[tables].reshape(-1)
+
+    def _split(self, step: Step) -> list[Step]:
+        """Return the parts of a step that belong to each module."""
+        if len(self._modules) == 1:
+            return [step]
+        return step.split([len(layout.tables) for layout in self._modules])
+
+    def _plan(self, module: int, inputs: Sequence[Ids], step: Step) -> Plan:
+        layout = self._modules[module]
+        ids = LocalIds(layout.tables, step, HostIds(layout.features, inputs))
+        return Plan(tuple(inputs), ids)
+
+
+def _has_cap(table: Table) -> bool:
+    return any(isinstance(policy, (Lru, Lfu)) and policy.is_on for policy in table.evictions)
+
+
+def _floats(dims: Sequence[int], counts: Sequence[int]) -> int:
+    """Return the number of floats of some rows; `counts`: by table."""
+    return sum(count * dim for count, dim in zip(counts, dims, strict=True))
