@@ -36,8 +36,7 @@ import hotbed.compat.mx_rec as mx_rec
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError
 from hotbed.models.layers import BatchNorm
-from hotbed.parallel import Placement, ShardedLookup
-from hotbed.training.stages import rank_learner
+from hotbed.parallel import DenseExchange, Placement, TableExchange
 
 Found = dict[str, Any]
 Case = Callable[[], Found]
@@ -420,34 +419,39 @@ def hugectr_placements() -> Found:
 @contextmanager
 def counted_feature_by_feature() -> Iterator[None]:
     """Map each batch twice: first as a single grain, which counts, then as it is divided."""
-    map_ids = ShardedLookup.map
+    ask = TableExchange.ask
 
-    def twice(self: Any, *inputs: Any, grain_ends: Any, training: bool, **rest: Any) -> Any:
+    def twice(self: Any, inputs: Any, time: Any, ends: Any, *, training: bool, **rest: Any) -> Any:
         if training:
-            as_one = [grain_ends[-1]] * len(grain_ends)
-            map_ids(self, *inputs, grain_ends=as_one, training=True, **rest)
-        return map_ids(self, *inputs, grain_ends=grain_ends, training=False, **rest)
+            ask(self, inputs, time, [ends[-1]] * len(ends), training=True, **rest)
+        return ask(self, inputs, time, ends, training=False, **rest)
 
-    with patch.object(ShardedLookup, "map", twice):
+    with patch.object(TableExchange, "ask", twice):
         yield
 
 
 @contextmanager
 def summed_by_all_reduce() -> Iterator[None]:
     """Let gloo add the dense values of the ranks."""
+    to_owners = DenseExchange.to_owners
+    own_values: list[Any] = []
 
-    def all_reduced(ranks: Any, placement: Any, values: Any, like: Any) -> Any:
-        totals = []
-        for number, tensor in enumerate(like):
-            parts = [of_grain[number] for of_grain in values if of_grain[number] is not None]
-            count = torch.tensor(len(parts))
-            total = sum(parts, torch.zeros_like(tensor))
-            torch.distributed.all_reduce(count)
-            torch.distributed.all_reduce(total)
-            totals.append(total if count else None)
+    def remembered(self: Any, values: Any) -> Any:
+        own_values[:] = values
+        return to_owners(self, values)
+
+    def all_reduced(self: Any, shares: Any) -> dict[int, Any]:
+        totals = {}
+        for number, shape in zip(self._numbers, self._shapes, strict=True):
+            parts = [value for value in own_values[number] if value is not None]
+            totals[number] = sum(parts, torch.zeros(shape))
+            torch.distributed.all_reduce(totals[number])
         return totals
 
-    with patch.object(rank_learner, "joined_over_ranks", all_reduced):
+    with (
+        patch.object(DenseExchange, "to_owners", remembered),
+        patch.object(DenseExchange, "totals", all_reduced),
+    ):
         yield
 
 
@@ -612,7 +616,9 @@ def sizes() -> Found:
         "rows": rows,
         "windows": [window.tables["user"]["rows"] for window in history.windows],
         "empty": [text.split(": ")[-1] for text in logged if "learned nothing yet" in text],
-        "capacity": sorted(text.split(":")[-2] for text in logged if "than its capacity" in text),
+        "capacity": sorted(
+            text.split(":")[-2].strip() for text in logged if "than its capacity" in text
+        ),
         "here": {name: len(table) for name, table in model.tables.items()},
         "shown": (str(model), model.summary()),
         "served": re.findall(r'hotbed_table_rows\{(.*)table="user"\} (.*)\.0', served[0]),

@@ -153,6 +153,23 @@ def checkpointed(
     return model.fit(data, epochs=2, callbacks=callbacks, progress=False).epochs[-1]["loss"]
 
 
+def exported(folder: str) -> None:
+    """Train a few steps, and export the model for servers."""
+    model = small(evict=hb.Lru(1024))
+    for number in range(3):
+        model.step(batch(200 + number))
+    model.export(folder)
+
+
+@pytest.mark.soak
+def test_two_processes_export_what_one_does(tmp_path: Path) -> None:
+    for ranks in (1, 2):
+        ranks_of(exported, ranks, f"{tmp_path}/{ranks}")
+    one, two = (open_checkpoint(tmp_path / name) for name in ("1", "2"))
+    assert content_digest(one) == content_digest(two)
+    assert one.manifest.graph == two.manifest.graph
+
+
 def test_a_fit_whose_processes_are_killed_goes_on_with_others_to_the_bits_of_one(
     tmp_path: Path,
 ) -> None:
@@ -242,7 +259,9 @@ def refusals(folder: str) -> Results:
         "too many rows": error_of(lambda: capped.step(batch(1100))),
     }
     assert [len(table) for table in capped.tables.values()] == size
-    model.step(batch())  # goes on
+    by_clock = hb.callbacks.Evict(seconds_interval=1e-9, clock="wall")
+    model.fit([batch()] * 3, callbacks=[by_clock], progress=False)  # goes on
+    found["evictions"] = by_clock.state()["begun"]
     found["weights"] = error_of(lambda: small(seed=rank).step(batch()))
     found["random numbers"] = error_of(lambda: model.step(batch()))
     return found
@@ -263,6 +282,7 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
         "random numbers": "ConfigError: ranks: all ranks must get the same batches",
         "too many rows": "TableFull: table 'user'",
     }
+    assert first.pop("evictions") == 3
     for name, start in starts.items():
         assert first[name].startswith(start), first[name]
 
