@@ -309,12 +309,15 @@ def spread(ratios: np.ndarray) -> str:
 
 
 def measure_speed(a: argparse.Namespace) -> None:
-    print_head("network, B 4,096, G 8", "processes x threads", "ms", "samples/s", "beside 1 x 1")
+    head = f"network, B 4,096, G {a.grains}"
+    print_head(head, "processes x threads", "ms", "samples/s", "beside 1 x 1")
     for network in ("DCNv2, 3 cross, 3x400", "WideDeep, 64-32", "perceptron 64-32"):
         if a.only not in network:
             continue
         shapes = [(1, 1), (2, 1), (1, 2)]
-        jobs = [(Job(network, threads=threads), size) for size, threads in shapes]
+        jobs = []
+        for size, threads in shapes:
+            jobs.append((Job(network, grains=a.grains, threads=threads), size))
         steps = a.steps if "64-32" in network else max(1, a.steps // 5)
         times = [own[:, 0] for own in in_turn(jobs, steps, a.rounds)]
         for (size, threads), own in zip(shapes, times, strict=True):
@@ -348,10 +351,13 @@ def measure_rows(a: argparse.Namespace) -> None:
 def measure_torchrec(a: argparse.Namespace) -> None:
     if not a.torchrec:
         return
-    print_head("network, B 4,096, N = 2", "TorchRec samples/s", "ours", "ours beside it")
+    head = f"network, B 4,096, N = 2, G {a.grains}"
+    print_head(head, "TorchRec samples/s", "ours", "ours beside it")
     for network, hidden in (("perceptron 64-32", "64,32"), ("perceptron 3x400", "400,400,400")):
         theirs, ours = [], []
-        with ranks_of(Job(network), 2) as ranks:
+        if a.only not in network:
+            continue
+        with ranks_of(Job(network, grains=a.grains), 2) as ranks:
             ranks.ask("train", NUM_BATCHES)
             for _ in range(a.rounds):
                 theirs.append(samples_of_torchrec(a, hidden))
@@ -384,6 +390,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--sections", nargs="+", default=SECTIONS, choices=SECTIONS)
     p.add_argument("--only", default="", help="part of a network's name, for the speed")
+    p.add_argument("--grains", type=int, default=8, help="of the speed, and beside TorchRec")
     p.add_argument("--steps", type=int, default=20, help="in a round of a small network")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rows", type=int, default=2_000_000, help="of the large table")

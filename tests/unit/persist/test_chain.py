@@ -349,7 +349,7 @@ def test_compaction_does_not_overtake_a_save(tmp_path: Path, monkeypatch: Any) -
     saves = run(tmp_path, 2, table := tracked())
     real = LocalStore.draft
 
-    def racing(store: LocalStore) -> Any:
+    def racing(store: LocalStore, joined: str | None = None) -> Any:
         monkeypatch.undo()
         draft = real(store)
         draft.discard()

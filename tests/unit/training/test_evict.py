@@ -30,7 +30,8 @@ class Script:
     ) -> None:
         table = Spy() if tables is None else None
         self.evict, self.spy = evict, table
-        model = SimpleNamespace(learner=None, tables={"t": table} if tables is None else tables)
+        learner = SimpleNamespace(summed=list)
+        model = SimpleNamespace(learner=learner, tables={"t": table} if tables is None else tables)
         self.run = Run(model, Goal((), online=True), Callbacks([evict]))
         self.run.counts.step = step
         self.run.clock.journal = journal
