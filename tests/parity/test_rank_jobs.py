@@ -97,16 +97,18 @@ def check_state_is_that_of_one_process(folder: Path, ranks: int) -> None:
     assert f"<td>ranks</td><td>{ranks}</td>" in page
 
 
-def test_a_job_on_three_ranks_gives_the_state_of_one_process(folder: Path) -> None:
-    check_state_is_that_of_one_process(folder, 3)
+def test_a_job_on_two_ranks_gives_the_state_of_one_process(folder: Path) -> None:
+    check_state_is_that_of_one_process(folder, 2)
 
 
 @pytest.mark.soak
-def test_a_job_on_two_ranks_is_trained_evaluated_and_scored_as_by_one_process(folder: Path) -> None:
-    check_state_is_that_of_one_process(folder, 2)
+def test_a_job_on_three_ranks_is_trained_evaluated_and_scored_as_by_one_process(
+    folder: Path,
+) -> None:
+    check_state_is_that_of_one_process(folder, 3)
     printed = []
     scores = []
-    for flags in ([], ["--ranks", "2"]):
+    for flags in ([], ["--ranks", "3"]):
         output = ["--set", "output=several", *flags]
         _, evaluated, _ = hotbed(folder, "evaluate", "job.yaml", *output)
         _, predicted, _ = hotbed(folder, "predict", "job.yaml", *output)

@@ -96,7 +96,7 @@ def check_equal_bits(folder: Path, ends: list[int], ranks: list[int]) -> None:
 
 
 def test_two_processes_and_then_three_have_the_bits_of_one(tmp_path: Path) -> None:
-    check_equal_bits(tmp_path, [0, 5, 10], [2, 3])
+    check_equal_bits(tmp_path, [0, 4, 7], [2, 3])
 
 
 @pytest.mark.soak
@@ -126,7 +126,7 @@ class KilledAt:
 
 
 def checkpointed(
-    folder: str, killed: tuple[int, int] = (0, 0), seconds: float | None = None
+    folder: str, epochs: int, killed: tuple[int, int] = (0, 0), seconds: float | None = None
 ) -> Any:
     """Fit a Dataset with a checkpoint every 3 steps; `killed`: the step and the rank to kill."""
     draw = np.random.default_rng(0)
@@ -143,14 +143,14 @@ def checkpointed(
     tables = hb.make_tables(schema, 2, **policies)
     torch.manual_seed(1)
     network = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
-    model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=4)
+    model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
     data = hb.Dataset(hb.sources.Memory(columns), schema, batch_size=100, shuffle=500, seed=3)
     callbacks = [
         hb.callbacks.Evict(step_interval=7),
         hb.callbacks.Checkpoint(folder, every_steps=3, every_seconds=seconds, full_every=3),
         KilledAt(*killed),
     ]
-    return model.fit(data, epochs=2, callbacks=callbacks, progress=False).epochs[-1]["loss"]
+    return model.fit(data, epochs=epochs, callbacks=callbacks, progress=False).epochs[-1]["loss"]
 
 
 def exported(folder: str) -> None:
@@ -170,19 +170,35 @@ def test_two_processes_export_what_one_does(tmp_path: Path) -> None:
     assert one.manifest.graph == two.manifest.graph
 
 
-def test_a_fit_whose_processes_are_killed_goes_on_with_others_to_the_bits_of_one(
-    tmp_path: Path,
-) -> None:
-    (loss,) = ranks_of(checkpointed, 1, f"{tmp_path}/one")
-    folder = f"{tmp_path}/several"
-    for ranks, killed in ((2, (11, 1)), (3, (27, 0))):
+def check_kills(folder: Path, kills: list[tuple[int, int, int]], ranks: int, epochs: int) -> None:
+    """Compare a run of one process with runs of `ranks` of which one is killed, until one is not.
+
+    `kills`: the number of processes, the step, and the rank that is killed after it.
+    """
+    (loss,) = ranks_of(checkpointed, 1, f"{folder}/one", epochs)
+    for number, step, rank in kills:
         with pytest.raises(AssertionError, match=r"Connection (closed|reset) by peer"):
-            ranks_of(checkpointed, ranks, folder, killed)
-    assert ranks_of(checkpointed, 2, folder, (0, 0), 0.01) == [loss, loss]
-    one = open_checkpoint(tmp_path / "one")
-    several = open_checkpoint(folder)
+            ranks_of(checkpointed, number, f"{folder}/several", epochs, (step, rank))
+    last = ranks_of(checkpointed, ranks, f"{folder}/several", epochs, (0, 0), 0.01)
+    assert last == [loss] * ranks
+    one, several = (open_checkpoint(folder / name) for name in ("one", "several"))
     assert part_digests(several) == part_digests(one)
     assert content_digest(several) == content_digest(one)
+
+
+def test_a_fit_that_was_killed_goes_on_with_other_processes_to_the_bits_of_one(
+    tmp_path: Path,
+) -> None:
+    check_kills(tmp_path, [(2, 8, 1)], 3, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(1, 7))
+def test_a_fit_that_is_killed_again_and_again_has_the_bits_of_one(
+    first: int, tmp_path: Path
+) -> None:
+    kills = [(3, first, 0), (2, first + 9, 1), (4, first + 17, 3), (8, first + 25, 0)]
+    check_kills(tmp_path, kills, 2, 2)
 
 
 @pytest.mark.parametrize("grains", [2, 8, 64, 256])
