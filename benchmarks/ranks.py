@@ -10,6 +10,7 @@ Prints in one run, as Markdown:
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
+* save: MiB/s of one process and of two that save such a table to one disk, in turn.
 * TorchRec, with `--torchrec`: the peer's script in turn with ours.
 
 All draws are those of `workload.py`.
@@ -22,6 +23,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from typing import Any
 import numpy as np
 
 NUM_BATCHES = 8
-SECTIONS = ("messages", "bytes", "speed", "tables", "rows", "torchrec")
+SECTIONS = ("messages", "bytes", "speed", "tables", "rows", "save", "torchrec")
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "DCNv2, 3 cross, 3x400": ("DCNv2", {"num_cross_layers": 3, "hidden": [400, 400, 400]}),
     "WideDeep, 64-32": ("WideDeep", {"hidden": [64, 32]}),
@@ -149,6 +151,7 @@ def work(job: Job) -> None:
         "train": lambda steps: trained(model, batches, steps),
         "count": lambda steps: counted(model, batches, steps),
         "grow": lambda steps: grown(model, job, steps),
+        "save": lambda steps: saved(model, steps),
     }
     for line in sys.stdin:
         task, number = json.loads(line)
@@ -218,6 +221,18 @@ def grown(model: Any, job: Job, num_rows: int) -> int:
         ids = random.integers(-(2**63), 2**63, job.batch)
         model.step(hb.Batch({"t0f0": hb.Ids(ids)}, {}, {"y": labels}))
     return sum(len(table) for table in model.tables.values())
+
+
+def saved(model: Any, times: int) -> list[float]:
+    """Save so many times, after a first one; return the MiB/s of each."""
+    folder = f"build/saved-{os.environ['WORLD_SIZE']}"
+    rates = []
+    for _ in range(times + 1):
+        start = time.perf_counter()
+        state = Path(model.save(folder))
+        seconds = time.perf_counter() - start
+        rates.append(sum(file.stat().st_size for file in state.rglob("*.*")) / 2**20 / seconds)
+    return rates[1:]
 
 
 @contextmanager
@@ -346,6 +361,20 @@ def measure_rows(a: argparse.Namespace) -> None:
         rows = ranks.ask("grow", a.rows)
     most = 4 * max(rows) / sum(rows)
     print_row(f"{sum(rows):,}", ", ".join(f"{n:,}" for n in rows), f"{most:.3f}x")
+
+
+def measure_save(a: argparse.Namespace) -> None:
+    print_head("rows", "one process, MiB/s", "two", "two beside one")
+    job = Job("perceptron 64-32", 1, batch=65_536, ids=0)
+    rates: list[list[float]] = [[], []]
+    for _ in range(a.rounds):
+        for own, size in zip(rates, (1, 2), strict=True):
+            with ranks_of(job, size) as ranks:
+                num_rows = sum(ranks.ask("grow", a.rows))
+                own.append(float(np.median(ranks.ask("save", 3)[0])))
+            shutil.rmtree(f"build/saved-{size}")
+    one, two = (np.array(own) for own in rates)
+    print_row(f"{num_rows:,}", *(f"{np.median(own):,.0f}" for own in rates), spread(two / one))
 
 
 def measure_torchrec(a: argparse.Namespace) -> None:

@@ -556,10 +556,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "ranks: tables that several ranks share learn in the steps of RecModel",
     ),
     "weights of a batch": (weights_of_the_batch_learn, "ranks: weights of ids take no gradient"),
-    "warm_start": (
-        lambda: hb.RecModel(small(), "bce", "adam", grains=4).warm_start("never"),
-        "warm_start: one process takes over rows",
-    ),
     "files of HugeCTR": (
         lambda: hugectr_model(grains=4).save_params_to_files("never"),
         "model.save_params_to_files: one process reads and writes files of rows",

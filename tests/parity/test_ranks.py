@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import io
 import itertools
@@ -17,6 +18,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -32,6 +34,7 @@ from hotbed.parallel import Placement, Ranks
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.digest import part_digests
+from hotbed.persist.sink import LocalFile
 from hotbed.training.watching.report import write_report
 
 Results = dict[str, Any]
@@ -278,6 +281,15 @@ def refusals(folder: str) -> Results:
     by_clock = hb.callbacks.Evict(seconds_interval=1e-9, clock="wall")
     model.fit([batch()] * 3, callbacks=[by_clock], progress=False)  # goes on
     found["evictions"] = by_clock.state()["begun"]
+    model.save(f"{folder}/full")
+    full = patch.object(LocalFile, "write", side_effect=OSError(errno.ENOSPC, "No space left"))
+    with full if rank else contextlib.nullcontext():
+        found["full disk"] = error_of(lambda: model.save(f"{folder}/full"))
+    found["left"] = sorted(os.listdir(f"{folder}/full"))
+    model.save(f"{folder}/full")
+    warm = small()
+    warm.warm_start(f"{folder}/full", optimizer_state=True)
+    warm.save(f"{folder}/warm")
     found["weights"] = error_of(lambda: small(seed=rank).step(batch()))
     found["random numbers"] = error_of(lambda: model.step(batch()))
     return found
@@ -285,10 +297,14 @@ def refusals(folder: str) -> Results:
 
 def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> None:
     first, second = ranks_of(refusals, 2, str(tmp_path))
+    full, warm = (open_checkpoint(tmp_path / name) for name in ("full", "warm"))
+    for name in full.table_names:
+        assert list(full.rows(name)) == list(warm.rows(name))
     assert first == second
     starts = {
         "save": "NotWritten: /dev/null/0",
         "other folder": "PersistError: ",
+        "full disk": "NotWritten: ",
         "restore": "FormatError: ",
         "online_train": "ConfigError: online_train: one process learns a stream",
         "own loop": "ConfigError: ranks: tables that several ranks share learn in the steps",
@@ -299,6 +315,7 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
         "too many rows": "TableFull: table 'user'",
     }
     assert first.pop("evictions") == 3
+    assert first.pop("left") == ["CURRENT", "checkpoint-00000001"]
     for name, start in starts.items():
         assert first[name].startswith(start), first[name]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from . import hashing
 from .policy import PARTITIONS
 from .waiting import candidate_batches, sketch_batches
 
@@ -22,6 +23,9 @@ COLUMN_TYPES = {
     "score": pa.float64(),
 }
 """Columns that rows have only if the table keeps them."""
+
+Owned = NDArray[np.bool_] | None
+"""Whether a process has the rows of each partition, [256]; None: it has all of them."""
 
 
 class Snapshot:
@@ -128,6 +132,15 @@ def _together(
         return row_batch(numbers[0], parts[0], state_width)
     rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return row_batch(np.concatenate(numbers), rows, state_width)
+
+
+def owned_rows(batches: Iterable[pa.RecordBatch], owned: Owned) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of partitions that are owned."""
+    for batch in batches:
+        if owned is not None:
+            is_owned = owned[hashing.partition(batch.column("id").to_numpy())]
+            batch = batch.filter(pa.array(is_owned))
+        yield batch
 
 
 def row_batch(

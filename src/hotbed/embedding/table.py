@@ -35,7 +35,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import COLUMN_TYPES, Snapshot, empty_batch, row_batch
+from .snapshot import COLUMN_TYPES, Owned, Snapshot, empty_batch, owned_rows, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -134,6 +134,7 @@ class Table:
         self._over_capacity = False  # logged once
         self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
+        self.owned: Owned = None
         self.native = _core.Table(native_config(self))
 
     def _check(self) -> None:
@@ -260,7 +261,7 @@ class Table:
         """Return the least count of an id that gets a row; None if every id gets one."""
         if not isinstance(self.admit, MinCount) or not self.native_admits:
             return None
-        return self.admit.count if self._min_count is None else self._min_count
+        return self._min_count or self.admit.count
 
     def set_min_count(self, count: int) -> None:
         """Change the least count of an id that gets a row, for ids that are mapped from now on.
@@ -610,10 +611,11 @@ class Table:
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load rows from `export` of any table of this dim, without admission.
 
-        Ids that have a row are overwritten, others are inserted. Raises RowShapeError for columns
-        that do not fit dim and rule, and for numbers that are not finite.
+        Ids that have a row are overwritten, others are inserted. Of several ranks each takes the
+        rows that it owns. Raises RowShapeError for columns that do not fit dim and rule, and for
+        numbers that are not finite.
         """
-        for batch in batches:
+        for batch in owned_rows(batches, self.owned):
             rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
             for name, width in (("value", self.dim), ("state", self.state_width)):
                 if name not in batch.schema.names or not width:

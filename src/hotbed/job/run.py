@@ -206,8 +206,9 @@ class _Learning:
         if start is None:
             return model
         sources = model.warm_start(start.path, start.rename, optimizer_state=start.optimizer_state)
+        (counts,) = model.learner.summed([{name: model.tables[name].stats for name in sources}])
         for table, source in sources.items():
-            num_rows = len(model.tables[table])
+            num_rows = counts[table]["rows"]
             self._report(WarmStarted(table, num_rows, source, start.path))
         return model
 

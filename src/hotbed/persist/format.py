@@ -52,7 +52,6 @@ from hotbed.persist.row_files import (
     arrow_batches,
     every_partition,
     holds,
-    owned_rows,
     write_batches,
 )
 from hotbed.persist.sink import HashedFile
@@ -305,22 +304,28 @@ class Link:
     def parts(
         self, table: str, owned: OwnedPartitions = every_partition
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that this folder itself holds of a table, by (partition, id)."""
+        """Yield the rows that this folder itself holds of a table, by (partition, id).
+
+        `owned`: files without rows of these partitions are left out.
+        """
         entry = self.entry(table)
         is_owned = owned(table)
         for part in entry.parts:
             if holds(part, is_owned):
-                yield from owned_rows(self.part(entry, part), is_owned)
+                yield from self.part(entry, part)
 
     def removed(
         self, table: str, owned: OwnedPartitions = every_partition
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the ids of a table that lost their row since the parent, by (partition, id)."""
+        """Yield the ids of a table that lost their row since the parent, by (partition, id).
+
+        `owned`: files without ids of these partitions are left out.
+        """
         entry = self.entry(table)
         is_owned = owned(table)
         for part in entry.removed:
             if holds(part, is_owned):
-                yield from owned_rows(self.part(entry, part, removed=True), is_owned)
+                yield from self.part(entry, part, removed=True)
 
     def part(
         self, entry: TableEntry, part: PartEntry, *, removed: bool = False

@@ -500,18 +500,11 @@ class RecModel:
             schema: of the data here; None: the one that the network was built with.
 
         Raises:
-            ConfigError: several ranks hold the rows.
             PersistError: dims or rules differ, no table has a counterpart, or a transform differs
                 so that ids mean other values; the message names it, and nothing has changed.
 
         Example: `model.warm_start("runs/old", {"member": "user"})`
         """
-        if self.learner.shard.size > 1:
-            raise ConfigError(
-                "warm_start: one process takes over rows, got a model whose rows lie on "
-                f"{self.learner.shard.size} ranks. Warm start and save it in one process, and "
-                "restore that state on several."
-            )
 
         def warm(reader: Reader) -> dict[str, str]:
             data_schema = self.schema if schema is None else schema
@@ -530,7 +523,8 @@ class RecModel:
                 )
             return matches
 
-        return read_newest(path, warm)
+        with self.learner.shard.together():
+            return read_newest(path, warm)
 
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""

@@ -64,6 +64,8 @@ class RankLearner(GrainLearner):
         self.shard = RankShard(self._ranks, self._placement)
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
+            for table in module.tables:
+                table.owned = self.shard.owned(table.name)
         layouts = [module.layout for module in self._collections]
         self._tables = TableExchange(self._ranks, self._placement, layouts)
         self._asked: AskedIds | None = None
