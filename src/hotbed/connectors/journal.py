@@ -101,6 +101,21 @@ class Journal:
                 del entries[next(iter(entries))]
             entries[number] = json.loads(line[9:])[2]  # as a run after a crash would read it
 
+    def decide(
+        self, topic: str, number: int, propose: Callable[[], Mapping[str, Any] | None]
+    ) -> Mapping[str, Any] | None:
+        """Return a decision; None: nothing is decided.
+
+        It is the one on record where the journal has come so far, else what `propose` returns,
+        which is recorded first.
+        """
+        if self.last(topic) >= number:
+            return self.get(topic, number)
+        proposed = propose()
+        if proposed is not None:
+            self.append(topic, number, proposed)
+        return proposed
+
     def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
         """Replace the last decision of a topic, because its subject, such as a file, changed.
 

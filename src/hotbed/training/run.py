@@ -132,21 +132,11 @@ class WallClock:
     def decide(
         self, topic: str, number: int, propose: Callable[[], Mapping[str, Any] | None]
     ) -> Mapping[str, Any] | None:
-        """Return a decision; None: nothing is decided.
-
-        It is that of the journal where the journal has come so far, else what `propose` returns,
-        which is journalled first.
-        """
-
-        def decided() -> Mapping[str, Any] | None:
-            if self.journal is not None and self.journal.last(topic) >= number:
-                return self.journal.get(topic, number)
-            proposed = propose()
-            if proposed is not None and self.journal is not None:
-                self.journal.append(topic, number, proposed)
-            return proposed
-
-        return self.shard.from_first(decided)
+        """Return a decision of the first process, as `Journal.decide` does."""
+        journal = self.journal
+        if journal is None:
+            return self.shard.from_first(propose)
+        return self.shard.from_first(lambda: journal.decide(topic, number, propose))
 
     def decided(self, topic: str, number: int) -> Mapping[str, Any] | None:
         """Return the decision that the journal holds; None: it holds none."""

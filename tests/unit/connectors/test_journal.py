@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,3 +218,17 @@ def test_a_foreign_file_of_dead_letters_is_named(tmp_path: Path) -> None:
     (tmp_path / "dead.jsonl").write_text("hello\n")
     with pytest.raises(FormatError, match=r"dead.jsonl, line 1: not a dead letter"):
         DeadLetters(tmp_path / "dead.jsonl")
+
+
+def test_a_decision_is_taken_once_recorded_and_then_repeated(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "journal")
+    assert first.decide("evict", 3, lambda: None) is None
+    assert first.decide("evict", 3, lambda: {"now": 1}) == {"now": 1}
+    first.close()
+    again = Journal(tmp_path / "journal")
+    propose = Mock(return_value={"now": 2})
+    assert again.decide("evict", 2, propose) is None  # nothing was decided there
+    assert again.decide("evict", 3, propose) == {"now": 1}
+    propose.assert_not_called()
+    assert again.decide("evict", 4, propose) == {"now": 2} == again.get("evict", 4)
+    again.close()

@@ -476,14 +476,9 @@ class KafkaTopic:
 
     def _choose_start(self, bounds: Mapping[int, tuple[int, int]]) -> None:
         """Decide once where reading without a position begins."""
-        begin = self.live.journal.get("begin", 0)
-        if begin is None and bounds:
-            begin = {}
-            for partition, (low, high) in bounds.items():
-                begin[str(partition)] = low
-                if self.source.start == "latest":
-                    begin[str(partition)] = high
-            self.live.journal.append("begin", 0, begin)
+        is_latest = self.source.start == "latest"
+        starts = {str(number): high if is_latest else low for number, (low, high) in bounds.items()}
+        begin = self.live.journal.decide("begin", 0, lambda: starts or None)
         for name, offset in (begin or {}).items():
             self.begins[int(name)] = int(offset)
 

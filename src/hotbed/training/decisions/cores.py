@@ -209,29 +209,28 @@ class Cores:
 
     def _next(self, step: int, journal: Journal | None) -> None:
         """Use the setting that the journal holds for this step, or the next one to try."""
-        entry = None
-        if journal is not None:
-            entry = journal.get(TOPIC, step)
-            if entry is None and journal.last(TOPIC) > step:
-                return
-        if entry is None and not self._measures:
-            return
-        planned = self._planned()
-        if entry is not None:
-            threads = Threads(entry["torch"], entry["core"], entry.get("ahead", True))
-            self._decided = bool(entry["decided"])
-        else:
-            self._decided = not planned
-            threads = self._chosen() if self._decided else planned[0]
-        self._left = [other for other in planned if other != threads]
-        if journal is not None and entry is None:
-            decision = {
-                "torch": threads.torch,
-                "core": threads.core,
-                "ahead": threads.ahead,
-                "decided": self._decided,
+        planned: list[Threads] | None = None
+
+        def propose() -> dict[str, Any] | None:
+            nonlocal planned
+            if not self._measures:
+                return None
+            planned = self._planned()
+            chosen = planned[0] if planned else self._chosen()
+            return {
+                "torch": chosen.torch,
+                "core": chosen.core,
+                "ahead": chosen.ahead,
+                "decided": not planned,
             }
-            journal.append(TOPIC, step, decision)
+
+        decision = (journal or Journal()).decide(TOPIC, step, propose)
+        if decision is None:
+            return
+        threads = Threads(decision["torch"], decision["core"], decision.get("ahead", True))
+        self._decided = bool(decision["decided"])
+        rest = self._planned() if planned is None else planned
+        self._left = [other for other in rest if other != threads]
         self._now = threads
         self._began = step
         threads.use()
