@@ -98,14 +98,15 @@ class FakeStream(Source):
 
 def _decide(state: dict[str, Any], live: Live, script: Iterator[int], num_rows: int) -> bool:
     """Take the block on record, or the script's next, which is put on record; False = a tick."""
-
-    def next_of_script() -> dict[str, Any] | None:
+    block = live.journal.get("block", state["block"])
+    if block is None:
         take = min(next(script), num_rows - state["start"])
-        return {"take": state["start"] + take, "now": live.now()} if take else None
-
-    block = live.journal.decide("block", state["block"], next_of_script)
-    state |= block or {}
-    return block is not None
+        if not take:
+            return False
+        block = {"take": state["start"] + take, "now": live.now()}
+        live.journal.append("block", state["block"], block)
+    state |= block
+    return True
 
 
 def _block(table: pa.Table, names: Sequence[str], start: int, end: int) -> pa.RecordBatch:
