@@ -9,6 +9,7 @@ calls the task in each, and returns what each of them returned.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import pickle
 import socket
@@ -17,6 +18,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+
+class LogLines(logging.Handler):
+    """The messages of a logger; `lines`: so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def ranks_of(task: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:

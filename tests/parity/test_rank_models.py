@@ -26,7 +26,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
-from forked import ranks_of
+from forked import LogLines, ranks_of
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -593,10 +593,8 @@ def text_of(address: str) -> str:
 
 def sizes() -> Found:
     """What is shown of a table with a capacity, and what is logged."""
-    logged: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hotbed").addHandler(handler)
+    logged = LogLines()
+    logging.getLogger("hotbed").addHandler(logged)
     model = hb.RecModel(small(capacity=45), "bce", "adam", {"auc"}, grains=4)
     model.evaluate(dataset(ONE_LABEL))
     windows = hb.callbacks.Windows(samples=64)
@@ -606,14 +604,14 @@ def sizes() -> Found:
     callbacks = [windows, server, read]
     history = model.fit(dataset(ONE_LABEL), callbacks=callbacks, progress=False)
     model.evaluate(dataset(ONE_LABEL))
-    logging.getLogger("hotbed").removeHandler(handler)
+    logging.getLogger("hotbed").removeHandler(logged)
     rows = {name: table["rows"] for name, table in history.points[-1].tables.items()}
     return {
         "rows": rows,
         "windows": [window.tables["user"]["rows"] for window in history.windows],
-        "empty": [text.split(": ")[-1] for text in logged if "learned nothing yet" in text],
+        "empty": [text.split(": ")[-1] for text in logged.lines if "learned nothing yet" in text],
         "capacity": sorted(
-            text.split(":")[-2].strip() for text in logged if "than its capacity" in text
+            text.split(":")[-2].strip() for text in logged.lines if "than its capacity" in text
         ),
         "here": {name: len(table) for name, table in model.tables.items()},
         "shown": (str(model), model.summary()),

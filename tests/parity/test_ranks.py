@@ -26,7 +26,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import numpy as np
 import torch
-from forked import ranks_of
+from forked import LogLines, ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
@@ -323,10 +323,8 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
 
 def watched() -> Results:
     """Fit with a progress bar and log lines on every rank; return what each showed and counted."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]  # the short way
-    logging.getLogger().addHandler(handler)
+    logged = LogLines()
+    logging.getLogger().addHandler(logged)
     model = small()
     for name in ("hotbed", "hotbed.persist", "hotbeds"):
         logging.getLogger(name).warning("%d rows", 7)
@@ -342,7 +340,7 @@ def watched() -> Results:
     sent = ranks.traffic.sent_bytes
     assert ranks.gather_objects({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
     return {
-        "lines": lines,
+        "lines": logged.lines,
         "printed": printed.getvalue(),
         "ranks": [dataclasses.asdict(work) for work in history.ranks],
         "page": Path(f"{rank}.html").read_text(),

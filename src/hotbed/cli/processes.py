@@ -19,7 +19,7 @@ def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
     """Run `hotbed` with `arguments` on so many processes to their end; return why they failed.
 
     Raises:
-        MissingExtra: there is no torch, whose launcher starts them.
+        MissingExtra: torch, whose launcher starts them, is not installed.
     """
     try:
         from hotbed.parallel.launch import launch

@@ -438,7 +438,8 @@ def print_connection(connection: RankConnections) -> None:
     )
     for num_bytes, seconds in connection.seconds.items():
         size = f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes // 1024:,} KiB"
-        rate = f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
+        # of a few bytes the time of a call counts
+        rate = "" if num_bytes < 1024 else f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
         grid.add_row(size, f"{seconds * 1e6:,.0f} us", rate)
     console.print(grid)
     for problem in connection.problems:

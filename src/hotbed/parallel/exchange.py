@@ -94,18 +94,12 @@ class TableExchange:
             fronts.append(self._front(inputs, times, ends_of_block))
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
         timed = times is not None
-        words = []
-        for front, of_ranks in zip(fronts, counts, strict=True):
-            sizes = [front.num_words(of_rank, timed) for of_rank in of_ranks]
-            asks = torch.empty(sum(sizes), dtype=torch.int64)
-            front.write_asked(asks.data_ptr())
-            words.append(asks.split(sizes))
         asked = self._exchange_counts(counts, digest)
         step = Step([table.native for table in self._layout.tables], self._owner_columns)
         sizes = [step.num_words(block, timed) for blocks in asked for block in blocks]
         every_size = iter(sizes)
         from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
-        received = self._ranks.exchange(words, from_rank)
+        received = self._ranks.exchange(_words(fronts, counts, timed), from_rank)
         grains: list[tuple[list[int], int]]
         grains = [([0] * len(self._dims), 0)] * self._placement.leaves
         address = received.data_ptr()
@@ -309,6 +303,17 @@ class TableExchange:
         layout = self._modules[module]
         ids = LocalIds(layout.tables, step, HostIds(layout.features, inputs))
         return Plan(tuple(inputs), ids)
+
+
+def _words(fronts: Sequence[Step], counts: Counts, timed: bool) -> list[Sequence[Tensor]]:
+    """Return what each block asks each rank for, [block][rank]: ids and what belongs to them."""
+    words: list[Sequence[Tensor]] = []
+    for front, of_ranks in zip(fronts, counts, strict=True):
+        sizes = [front.num_words(of_rank, timed) for of_rank in of_ranks]
+        asks = torch.empty(sum(sizes), dtype=torch.int64)
+        front.write_asked(asks.data_ptr())
+        words.append(asks.split(sizes))
+    return words
 
 
 def _has_cap(table: Table) -> bool:

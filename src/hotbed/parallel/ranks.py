@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, HotbedError
 
 from .log_lines import name_rank_in_logs
 from .traffic import Traffic
@@ -179,12 +179,11 @@ class Ranks:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error that can be sent to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    """Return an error that can be sent to another process: those of others may not be."""
+    is_plain = isinstance(error, OSError) and type(error).__module__ == "builtins"
+    if is_plain or isinstance(error, HotbedError):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _leave() -> None:

@@ -206,13 +206,8 @@ class RankLearner(GrainLearner):
             [None if grain is None else grain.sums[number] for grain in grains]
             for number in range(len(self._collections))
         ]
-        gradients = [
-            [None if grain is None else grain.gradients[number] for grain in grains]
-            for number in range(len(self._dense_parameters))
-        ]
         buffers = [self._changed(grains, number) for number in range(len(self._buffers))]
-        losses = [None if grain is None else grain.loss for grain in grains]
-        dense: list[list[Tensor | None]] = [losses, *gradients, *buffers]
+        dense = [*self._losses_and_gradients(grains), *buffers]
         every_value: list[list[Any]] = [*rows, *dense]
         here = [sum(value is not None for value in of_grains) for of_grains in every_value]
         counts = torch.tensor(here).view(torch.float32)  # the bits, on their way
@@ -251,10 +246,20 @@ class RankLearner(GrainLearner):
         ]
         loss = joined[0]
         assert loss is not None, "a grain has run"
-        first = 1 + len(gradients)
+        first = 1 + len(self._dense_parameters)
         means = self._means(joined[first:], num_dense[first:].tolist(), buffers)
         outputs = [grain.outputs for grain in grains if grain is not None]
         return Joined(loss, outputs, joined[1:first], sums, means)
+
+    def _losses_and_gradients(
+        self, grains: Sequence[GrainResult | None]
+    ) -> list[list[Tensor | None]]:
+        """Return the losses, then the gradients of each dense parameter, [value][grain]."""
+        gradients = [
+            [None if grain is None else grain.gradients[number] for grain in grains]
+            for number in range(len(self._dense_parameters))
+        ]
+        return [[None if grain is None else grain.loss for grain in grains], *gradients]
 
     def _means(
         self,
