@@ -108,11 +108,17 @@ def online(
     max_seconds: Annotated[
         float | None, typer.Option(help="End after this number of seconds.")
     ] = None,
+    ranks: Ranks = None,
 ) -> None:
     """Follow the job's stream: predict each batch, then learn it. Started again, it resumes.
 
     A job with `train` learns it first, once. Ctrl-C ends the run after a step and saves its state.
     """
+    if ranks is not None and ranks > 1:
+        flags = [] if max_steps is None else ["--max-steps", str(max_steps)]
+        flags += [] if max_seconds is None else ["--max-seconds", str(max_seconds)]
+        _run_on_ranks(ranks, ["online", str(job_file), *flags], assignments)
+        return
     learned = run.online(
         _read(job_file, assignments), max_steps, max_seconds, report=show.print_event, progress=True
     )

@@ -213,6 +213,24 @@ class Dataset:
             self.live.journal.forget(used)
             self.source.commit(Position.from_json(source))
 
+    def received(
+        self, batch: Batch, types: Mapping[str, Type], shapes: Mapping[str, Shape]
+    ) -> Batch:
+        """Take over a batch that another process read from an equal dataset, and return it.
+
+        The batch counts as handed out here: `position` is the one after it.
+
+        Args:
+            batch: without an encoder.
+            types: of the raw columns, as the encoder of that process has recorded them.
+            shapes: of these columns.
+        """
+        assert batch.position is not None
+        self.encoder.types = types
+        self.encoder.shapes = shapes
+        self._position = batch.position
+        return changed(batch, {"encoder": self.encoder})
+
     def follow_rules(self, rules: int) -> None:
         """Read the next epochs by the rules of a model; `RecModel` calls this before it reads.
 

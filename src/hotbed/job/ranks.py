@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from hotbed.errors import ConfigError
 from hotbed.job.job import Job
 
 T = TypeVar("T")
@@ -36,12 +35,6 @@ def for_ranks(job: Job, ranks: int) -> Job:
     """Return the job as so many processes train it: with its number of grains.
 
     Raises:
-        ConfigError: there are several processes and it has a stream, or fewer grains than there are
-            processes.
+        ConfigError: there are fewer grains than processes.
     """
-    if ranks > 1 and job.stream is not None:
-        raise ConfigError(
-            f"job.stream: one process follows a stream, got {ranks} ranks. Leave `stream` out, or "
-            "start one process."
-        )
     return replace(job, grains=job.num_grains(ranks))

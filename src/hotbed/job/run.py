@@ -110,7 +110,7 @@ def train(
         )
     job = for_ranks(job, num_ranks())
     with _owned_states(job, restart=restart, report=report) as live:
-        if has_state(job.state_path):
+        if from_first(lambda: has_state(job.state_path)):
             raise ConfigError(
                 f"job.output: its stream has a state in {job.state_path}, got `hotbed train`. "
                 "Resume it with `hotbed online`, or move it aside with `hotbed train --restart`."
@@ -143,7 +143,7 @@ def online(
         progress: show progress bars.
 
     Raises:
-        ConfigError: the job has no `stream`, or there are several ranks.
+        ConfigError: the job has no `stream`, or fewer grains than there are ranks.
         PersistError: another run holds the lock of the stream's states.
     """
     if job.stream is None:
@@ -151,14 +151,13 @@ def online(
             "job.stream: missing key, got none. `hotbed online` follows it: add a source, or use "
             "`hotbed train`."
         )
-    new_job = for_ranks(job, num_ranks())
-    with own_states(job) as live:
-        if has_state(job.state_path):
+    with _owned_states(job, restart=False, report=report) as live:
+        if from_first(lambda: has_state(job.state_path)):
             job = _with_grains_of(job.state_path, job)
             learning = _Learning(job, report, progress)
             model = job.rec_model(job.schema_of(job.state_path))
         else:
-            job = new_job
+            job = for_ranks(job, num_ranks())
             learning = _Learning(job, report, progress)
             model = learning.new_model() if job.train is None else learning.train()
         learning.follow(model, live, max_steps, max_seconds)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from hotbed.data.arrow_types import Shape, Type
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import Encoder, check_types
 from hotbed.data.schema import Schema
@@ -47,12 +49,19 @@ def check_encoder(model: TypedModel, encoder: Encoder) -> None:
         raise
 
 
-def learn_types(model: TypedModel, dataset: Dataset) -> None:
+def learn_types(
+    model: TypedModel, dataset: Dataset, types: Mapping[str, Type], shapes: Mapping[str, Shape]
+) -> None:
     """Take over the types of a source before it is read: servers reject others from then on.
+
+    Args:
+        model: the model.
+        dataset: of the source.
+        types: of its raw columns, as `dataset.raw_types` returns them.
+        shapes: of these columns.
 
     Raises:
         SchemaError: the model learned from other types.
     """
-    types, shapes = dataset.raw_types()
     check_types(model.schema, dataset.schema, types, shapes)
     model.schema = model.schema.with_types(types, shapes)

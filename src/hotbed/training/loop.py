@@ -32,6 +32,7 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
+from hotbed.training.feed import items_of
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.stages.example import Example, prepare
@@ -119,17 +120,11 @@ def _calls(
 
 
 def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, None]:
-    """Yield each item of the data as an example; None for a tick.
-
-    A Dataset reads and encodes ahead, on its own thread. An iterator that is made here is closed
-    here, which ends that thread.
-    """
+    """Yield each item of the data as an example; None for a tick."""
     learner = run.learner
     labelled = learner.criterion is not None
-    stream = getattr(data, "stream", None)
-    items = stream() if callable(stream) else iter(data)
     types = None  # the last ones that were compared with those of training
-    try:
+    with closing(items_of(data, run)) as items:
         for item in items:
             if item is None:
                 yield None
@@ -140,9 +135,6 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
                     types = encoder.types
                 example = prepare(item, learner.device, labelled=labelled, network=learner.network)
                 yield example.divided(learner.grains)
-    finally:
-        if items is not data and hasattr(items, "close"):
-            items.close()
 
 
 @contextmanager

@@ -607,10 +607,6 @@ class RecModel:
 
     def _begin(self, goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> Run:
         """Return a run that has not begun."""
-        if goal.online and self.learner.shard.size > 1:
-            raise ConfigError(
-                "online_train: one process learns a stream, got several ranks. Start one process."
-            )
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()

@@ -180,6 +180,7 @@ class Run:
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
         stage: yields the batches of this pass, and maps some of them ahead.
+        asked: why this process alone asks for the end of a stream on several ranks.
     """
 
     model: TrainedModel
@@ -197,6 +198,7 @@ class Run:
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
     stage: MapStage | None = None
+    asked: str = ""
 
     @property
     def step(self) -> int:
@@ -257,9 +259,20 @@ class Run:
         return None if self.ending is None else self.ending.error
 
     def stop(self, reason: str) -> None:
-        """End training after this step; batches that are mapped ahead are learned first."""
-        if self.ending is None:
+        """End training after this step; batches that are mapped ahead are learned first.
+
+        A stream on several ranks ends on all of them, whichever calls it.
+        """
+        if self.online and self.learner.shard.size > 1:
+            self.asked = self.asked or reason
+        elif self.ending is None:
             self.ending = Ending(reason)
+
+    def agree_to_stop(self) -> None:
+        """End a stream on all ranks if one of them asks for it; all call it between two steps."""
+        reasons = [reason for reason in self.learner.shard.gathered(self.asked) if reason]
+        if reasons and self.ending is None:
+            self.ending = Ending(reasons[0])
 
     def fail(self, error: BaseException, *, whole: bool = True) -> None:
         """Record that `error` ends training.

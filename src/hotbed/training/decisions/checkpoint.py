@@ -187,7 +187,8 @@ class Checkpoint:
             if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
                 run.position = _resumable(run).position
             if isinstance(dataset, Dataset):
-                learn_types(run.model, dataset)  # the first version brings them to servers
+                # the first version brings them to servers
+                learn_types(run.model, dataset, *shard.from_first(dataset.raw_types))
             self._deltas = self._tracks_changes(run)
             self._save(run)
             self._settle(run, raises=True)
@@ -348,7 +349,7 @@ class Checkpoint:
         assert saved is not None
         run.model.parent = saved.digest
         commit = getattr(run.dataset, "commit", None)
-        if commit is not None:
+        if commit is not None and run.learner.shard.is_first:
             commit(position)
         if run.clock.journal is not None:
             run.clock.journal.forget({TOPIC: step, cores.TOPIC: step})
