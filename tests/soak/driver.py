@@ -12,7 +12,8 @@ many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `rem
 forgets nothing, so that an unbroken run can be made to decide the same), `admission_bytes`
 (memory for ids that wait; with events of `crowd`, a sketch), `epochs` (a fit of
 shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
-its metrics an epoch), `grains` (of the model), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
+its metrics an epoch), `grains` (of the model), `every_rule` (24 tables, of all rules and policies), `ranks` (so many processes learn together; `kill_rank` is the one to kill,
+and the life has ended when all of them have), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
 a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`), or
 with `engine` the same of the engine. Tests make events with `events`.
 """
@@ -25,13 +26,14 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -125,12 +127,18 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
             Journal.forget = lambda self, before: None
         loop = rec_sdk_loops.of_engine if config.get("engine") else rec_sdk_loops.of_door
         return loop(root, config["switches"], **config.get("loop", {}))
-    schema = hb.Schema(
-        [hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user"), hb.Id("item"), hb.Dense("x")]
-    )
+    ids = [hb.Id("user"), hb.Id("item")]
+    if config.get("every_rule"):
+        ids = [hb.Id(table.name, column=("user", "item")[k % 2]) for k, table in _every_table()]
+    schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x")])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
-    network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
+    if config.get("every_rule"):
+        tables = [table for _, table in _every_table()]
+        network = hb.models.DCNv2(schema, tables, hidden=(8,), batch_norm=True, dropout=0.3)
+        optimizer = hb.Adam(lr=0.01)
+    else:
+        network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
     grains = config.get("grains", 1)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains)
     data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
@@ -187,6 +195,35 @@ def _network(schema: Any, memory: int) -> tuple[Any, Any]:
         schema, tables, hidden=(8,), num_cross_layers=1, batch_norm=True, dropout=0.3
     )
     return network, hb.Adam(lr=0.01)
+
+
+def _every_table() -> list[tuple[int, Any]]:
+    """Return tables with their numbers, so that any two of rule, admission and eviction meet."""
+    import hotbed as hb
+
+    rules = [
+        hb.Momentum(lr=0.1),
+        hb.Adagrad(lr=0.1),
+        hb.RowwiseAdagrad(lr=0.1),
+        hb.Adam(lr=0.1),
+        hb.Adam(lr=0.1, scope="all"),
+        hb.Ftrl(lr=0.1),
+    ]
+    admissions = [
+        None,
+        hb.MinCount(2, sketch_bytes=1 << 16),
+        hb.MinCount(3, max_candidates=512),
+        hb.Probability(0.5),
+    ]
+    evictions = [None, hb.Ttl(seconds=7200), hb.Lru(256), hb.Lfu(256, half_life_seconds=3600)]
+    tables: list[tuple[int, Any]] = []
+    for i, rule in enumerate(rules):
+        for j, admit in enumerate(admissions):
+            policies: dict[str, Any] = {"admit": admit, "evict": evictions[(i + j) % 4]}
+            dtype = ("float32", "bfloat16")[(i + j // 2) % 2]
+            table = hb.Table(f"{i}-{j}", 2, rule=rule, dtype=dtype, **policies)
+            tables.append((len(tables), table))
+    return tables
 
 
 def _converted() -> tuple[Any, Any]:
@@ -293,6 +330,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.embedding.lookups import LocalLookup
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
+    from hotbed.parallel import Ranks, TableExchange
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
     from hotbed.training.stages.grains import GrainLearner
@@ -305,6 +343,11 @@ def points() -> dict[str, tuple[Any, str]]:
         "grain": (GrainLearner, "_run_one"),
         "ahead": (LocalLookup, "map"),
         "lookup": (LocalLookup, "pool"),
+        "asking": (TableExchange, "ask"),
+        "fetching": (TableExchange, "fetch"),
+        "exchange": (Ranks, "exchange"),
+        "deciding": (Ranks, "from_first"),
+        "backward": (torch.Tensor, "backward"),
         "rows": (updates, "update_targets"),
         "dense": (torch.optim.Adam, "step"),
         "update": (SparseOptimizer, "step"),
@@ -342,39 +385,53 @@ def arm(at: str, number: int, *, after: bool) -> None:
 
 
 def fork(config: dict[str, Any]) -> dict[str, Any]:
-    """One life in a process of its own."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        code = 1
-        try:
-            if "kill" in config:
-                arm(
-                    config["kill"]["at"],
-                    config["kill"]["number"],
-                    after=config["kill"].get("after", False),
-                )
-            with open(write, "w") as out:
-                json.dump(live(config), out)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    os.close(write)
+    """One life in a process of its own, or in several that learn together."""
+    ranks = config.get("ranks", 1)
+    deadly = config.get("kill_rank", 0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    children = []
+    for rank in range(ranks):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            _be(config, write, is_killed=rank == deadly)
+        os.close(write)
+        children.append((child, read))
     if "kill_after" in config:
         time.sleep(config["kill_after"])
-        os.kill(child, signal.SIGKILL)
-    with open(read) as answer:
-        text = answer.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return {"killed": os.WTERMSIG(status)}
-    if os.WEXITSTATUS(status):
+        os.kill(children[deadly][0], signal.SIGKILL)
+    answers, statuses = [], []
+    for child, read in children:
+        with open(read) as answer:
+            answers.append(answer.read())
+        statuses.append(os.waitpid(child, 0)[1])
+    if os.WIFSIGNALED(statuses[deadly]):
+        return {"killed": os.WTERMSIG(statuses[deadly])}
+    if any(statuses):
         return {"failed": True}
-    return {"killed": 0, **json.loads(text)}
+    return {"killed": 0, **json.loads(answers[0])}
+
+
+def _be(config: dict[str, Any], write: int, *, is_killed: bool) -> NoReturn:
+    """Be the process of a life, and write what it answers."""
+    code = 1
+    try:
+        if "kill" in config and is_killed:
+            kill = config["kill"]
+            arm(kill["at"], kill["number"], after=kill.get("after", False))
+        with open(write, "w") as out:
+            json.dump(live(config), out)
+        code = 0
+    except BaseException as error:
+        if "gloo" not in str(error):  # another rank was killed
+            traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Lives:
@@ -419,7 +476,10 @@ def killed(
     """
     choose = random.Random(seed)
     kills = []
+    given = config
     for _ in range(choose.randint(1, 3)):
+        if "ranks" in given:
+            config = {**given, "kill_rank": choose.randrange(given["ranks"])}
         if choose.random() < 0.5:
             at = choose.choice(list(points))
             number = choose.randint(1, points[at])
@@ -430,7 +490,7 @@ def killed(
             how, answer = f"after {after:.2f} s", lives(root, kill_after=after, **config)
         print(f"seed {seed}: {how}: killed {answer['killed']}")
         kills += [how] if answer["killed"] else []
-    answer = lives(root, **config)
+    answer = lives(root, **given)
     print(f"seed {seed}: resumed at step {answer['resumed']} of {answer['steps']}")
     return answer, kills
 
