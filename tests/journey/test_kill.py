@@ -123,7 +123,7 @@ def test_a_killed_run_whose_waiting_ids_fill_their_memory_ends_with_the_same_bit
     answers = []
     for name, kills in (("whole", ()), ("killed", (("table", 9), ("rename", 2)))):
         root = tmp_path / name
-        driver.write_events(root / "events", SEED, 2000, crowd=True)
+        driver.write_events(root / "events", SEED, 2000, change=driver.crowded)
         config = {"admission_bytes": 1 << 16}
         for at, number in kills:
             assert lives(root, **config, kill={"at": at, "number": number})["killed"] == 9

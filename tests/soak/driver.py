@@ -73,6 +73,12 @@ def crowded(events: pa.Table) -> pa.Table:
     return events.set_column(events.schema.get_field_index("item"), "item", items)
 
 
+def spread(events: pa.Table) -> pa.Table:
+    """Return events of so many items that tables of 1,024 rows are full."""
+    items = events["item"].to_numpy() + np.arange(events.num_rows) // 2 % 1400 * 100
+    return events.set_column(events.schema.get_field_index("item"), "item", pa.array(items))
+
+
 def write_events(
     folder: Path,
     seed: int,
@@ -80,13 +86,16 @@ def write_events(
     files: int = 5,
     pause: float = 0.0,
     *,
-    crowd: bool = False,
+    change: Callable[[pa.Table], pa.Table] | None = None,
 ) -> None:
-    """The events in parquet files; each appears whole, `pause` seconds after the one before."""
+    """The events, changed or as they are, in parquet files.
+
+    Each appears whole, `pause` seconds after the one before.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     whole, size = events(seed, rows), -(-rows // files)
-    if crowd:
-        whole = crowded(whole)
+    if change is not None:
+        whole = change(whole)
     for number in range(files):
         path = folder / f"events-{number:03d}.parquet"
         pq.write_table(
@@ -129,12 +138,12 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         return loop(root, config["switches"], **config.get("loop", {}))
     ids = [hb.Id("user"), hb.Id("item")]
     if config.get("every_rule"):
-        ids = [hb.Id(table.name, column=("user", "item")[k % 2]) for k, table in _every_table()]
+        ids = [hb.Id(table.name, column=("item", "user")[k % 5 == 4]) for k, table in _every_table()]
     schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x")])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
     if config.get("every_rule"):
-        tables = [table for _, table in _every_table()]
+        tables = {table.name: table for _, table in _every_table()}
         network = hb.models.DCNv2(schema, tables, hidden=(8,), batch_norm=True, dropout=0.3)
         optimizer = hb.Adam(lr=0.01)
     else:
@@ -215,7 +224,7 @@ def _every_table() -> list[tuple[int, Any]]:
         hb.MinCount(3, max_candidates=512),
         hb.Probability(0.5),
     ]
-    evictions = [None, hb.Ttl(seconds=7200), hb.Lru(256), hb.Lfu(256, half_life_seconds=3600)]
+    evictions = [None, hb.Ttl(seconds=7200), hb.Lru(1024), hb.Lfu(1024, half_life_seconds=3600)]
     tables: list[tuple[int, Any]] = []
     for i, rule in enumerate(rules):
         for j, admit in enumerate(admissions):
