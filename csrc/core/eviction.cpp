@@ -18,18 +18,26 @@ int64_t ordered(double x) noexcept {
 
 }  // namespace
 
-bool Table::expired(const Row& row) const noexcept {
-  if (watermark_ == INT64_MIN) return false;
-  const int64_t seen = row.seen();
+bool Table::expired(int64_t seen) const noexcept {
+  if (watermark_ == INT64_MIN || config_.eviction.ttl < 0) return false;
   return seen <= watermark_ &&
          static_cast<uint64_t>(watermark_) - static_cast<uint64_t>(seen) >= static_cast<uint64_t>(config_.eviction.ttl);
 }
 
 void Table::begin_evict(int64_t now) {
-  if (now <= watermark_) return;
-  watermark_ = now;
+  if (now == INT64_MIN) return;
+  watermark_ = std::max(watermark_, now);
   if (config_.eviction.ttl >= 0 || config_.admission.expire_after >= 0)
-    for (auto& partition : partitions_) partition.stale = true;
+    for (auto& partition : partitions_) partition.stale = partition.counts_stale = true;
+}
+
+// Counts must not depend on how far a sweep is: a checkpoint ends it at once.
+void Table::expire_candidates(int p) {
+  Partition& partition = partitions_[p];
+  if (!partition.counts_stale) return;
+  partition.counts_stale = false;
+  if (partition.candidates && config_.admission.expire_after >= 0)
+    partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
 }
 
 uint64_t Table::sweep(int first, int last) {
@@ -37,13 +45,13 @@ uint64_t Table::sweep(int first, int last) {
   std::vector<std::pair<int64_t, uint32_t>> dead;
   for (int p = first; p < last; p++) {
     Partition& partition = partitions_[p];
-    if (partition.candidates && config_.admission.expire_after >= 0 && watermark_ != INT64_MIN)
-      partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
+    expire_candidates(p);
+    if (!partition.stale) continue;
     partition.stale = false;
     if (config_.eviction.ttl < 0) continue;
     dead.clear();
     maps_[p].for_each([&](int64_t id, uint32_t slot) {
-      if (expired(rows_[slot])) dead.emplace_back(id, slot);
+      if (expired(rows_[slot].seen())) dead.emplace_back(id, slot);
     });
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
     for (const auto& [id, slot] : dead) remove_row(p, id, slot, Reason::kExpired);

@@ -86,7 +86,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
-    if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot])) {
+    if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot].seen())) {
       if (training) {  // past its time but not swept yet: it starts anew
         remove_row(p, uniques.ids[u], slot, Reason::kRestarted);
         num_withdrawn_.fetch_add(1);
@@ -95,6 +95,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     }
     uniques.slots[u] = slot;
     if (slot == kNoSlot) {
+      if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
@@ -201,9 +202,14 @@ Row Table::start_row(uint32_t slot, int64_t id) {
   return row;
 }
 
+bool Table::has_late_time(const Uniques& uniques, size_t u) const noexcept {
+  return layout().has_seen && expired(uniques.times.empty() ? moment_ : uniques.times[u]);
+}
+
 void Table::insert(Uniques& uniques) {
   std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
   const auto make_room = [&](int p) {
+    if (partitions_[p].stale && sweep(p, p + 1) > 0) return true;  // expired rows take no room
     if (in_batch.empty()) {
       for (const uint32_t slot : uniques.slots)
         if (slot != kNoSlot) in_batch.push_back(slot);
@@ -221,6 +227,7 @@ void Table::insert(Uniques& uniques) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     Partition& partition = partitions_[p];
+    if (partition.stale && has_late_time(uniques, u)) sweep(p, p + 1);  // this row expires in the next eviction
     if (cap_ && maps_[p].size() >= cap_) make_room(p);
     const uint32_t slot = partition.free.back();
     maps_[p].insert(uniques.ids[u], hash, slot);
@@ -270,7 +277,7 @@ void Table::read(const Uniques& uniques, const float** rows, float* copies) cons
 uint64_t Table::num_alive(int p) const noexcept {
   if (!partitions_[p].stale || config_.eviction.ttl < 0) return maps_[p].size();
   uint64_t n = 0;
-  maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot]); });
+  maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot].seen()); });
   return n;
 }
 
@@ -311,7 +318,7 @@ ExportedRows Table::export_partition(int p) {
   std::vector<SnapshotEntry> entries;
   entries.reserve(maps_[p].size());
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
-    if (!partitions_[p].stale || !expired(rows_[slot])) entries.push_back({id, slot});
+    if (!partitions_[p].stale || !expired(rows_[slot].seen())) entries.push_back({id, slot});
   });
   sort_by_id(entries);
   ExportedRows out;

@@ -154,7 +154,8 @@ class Table {
   double lr_at(uint64_t step) const noexcept { return rates_.at(step); }
 
   // --- eviction (eviction.cpp)
-  void begin_evict(int64_t now);  // from here on expired ids are absent
+  // From here on expired ids are absent. INT64_MIN: those of the last call.
+  void begin_evict(int64_t now);
   uint64_t sweep(int first_partition, int last_partition);
   bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
   int64_t watermark() const noexcept { return watermark_; }
@@ -211,11 +212,15 @@ class Table {
     uint64_t admitted = 0, refused = 0;
     EvictedRows evicted{};
     MapLog* log = nullptr;  // of the batch that is mapped, where it may be taken back
-    bool stale = false;     // the watermark has moved since the last sweep: expired rows may still be here
+    // Rows expire in the next sweep; until then those that are expired are absent. Candidates that are expired go with
+    // it, or before the next one is counted.
+    bool stale = false, counts_stale = false;
   };
 
   uint64_t num_alive(int partition) const noexcept;
-  bool expired(const Row& row) const noexcept;
+  bool expired(int64_t seen) const noexcept;
+  bool has_late_time(const Uniques& uniques, size_t u) const noexcept;
+  void expire_candidates(int partition);
   int64_t victim_key(const Row& row) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;

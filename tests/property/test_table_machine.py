@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 import hotbed as hb
 from hotbed.embedding.hashing import partition
 from hotbed.errors import NonFiniteGradient, TableError, TableFull
+from hotbed.persist import content_digest
 from hotbed.testing import ReferenceTable
 
 pytestmark = pytest.mark.core
@@ -266,3 +267,46 @@ def test_policies_and_scopes_work_together(scope: Any) -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_with_every_policy_does_what_the_reference_does(name: str, policy: str) -> None:
     run({"rule": RULES[name], **POLICIES[policy]}, examples=20)
+
+
+EXPIRING = [
+    "candidates_in_little_memory",
+    "min_count_bounded",
+    "ttl",
+    "ttl_of_steps",
+    "ttl_and_lfu",
+    "ttl_and_lru",
+    "steps_and_lru",
+    "candidates_of_steps",
+]
+
+
+@pytest.mark.parametrize("name", EXPIRING)
+def test_a_sweep_changes_nothing_however_late_it_comes(name: str) -> None:
+    """A table that sweeps at once, and one that sweeps a few partitions now and then, as steps and
+    checkpoints do. Some events are older than any row may be.
+    """
+    for seed in range(6):
+        draw = np.random.default_rng(seed)
+        at_once, bit_by_bit = (
+            hb.Table("user", 2, rule=RULES["adagrad"], **POLICIES[name]) for _ in "12"
+        )
+        now = 1_700_000_000 * SECOND
+        for _ in range(40):
+            now += int(draw.integers(0, 2 * SECOND))
+            ids = np.concatenate([draw.integers(0, 60, 30), draw.choice(CROWD[:400], 40)])
+            times = now - draw.integers(0, int(draw.choice([1, 12])) * SECOND, len(ids))
+            for table in (at_once, bit_by_bit):
+                table.update(table.find_or_insert(ids, times), np.ones((len(ids), 2), np.float32))
+            if draw.random() < 0.3:
+                at_once.evict(now)
+                bit_by_bit.sweep()  # as a schedule does before the next eviction
+                bit_by_bit.evict(now, range(0))
+            if draw.random() < 0.5:
+                first = int(draw.integers(0, 256))
+                bit_by_bit.sweep(range(first, min(256, first + 100)))
+            assert len(at_once) == len(bit_by_bit)
+        for table in (at_once, bit_by_bit):
+            table.sweep()
+        assert content_digest({"user": at_once}) == content_digest({"user": bit_by_bit})
+        assert at_once.stats["evicted"] > 0 or name == "min_count_bounded"

@@ -5,17 +5,24 @@ One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number
 bool}}` trains online from the events in DIR until the stream ends or the N-th passage of POINT
 kills it; `{"kill_after": SECONDS}` kills it from outside. The answer has `killed`, and for a life
 that ended `digest`, `steps`, `samples`, `resumed` (the step it began at), `evicted` (rows by table
-and reason). Other keys: `source`
-("files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" = DIR/events as files
-arrive, with the keywords `follow`; or Kafka's keywords), `rows` (an endless stream ends after so
-many), `max_steps`, `threads`, `dataset`, `checkpoint`, `evict` (keywords), `remember` (the journal
-forgets nothing, so that an unbroken run can be made to decide the same), `admission_bytes`
-(memory for ids that wait; with events of `crowd`, a sketch), `epochs` (a fit of
-shuffled files instead of a stream; `model` is then the digest of the model in the end, `rows` of
-its metrics an epoch), `grains` (of the model), `every_rule` (24 tables, of all rules and policies), `ranks` (so many processes learn together; `kill_rank` is the one to kill,
-and the life has ended when all of them have), `auto` (a plain torch model that `hb.auto` converted). With `switches` it is
-a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords `loop`), or
-with `engine` the same of the engine. Tests make events with `events`.
+and reason) and `rows` (of each table). Tests make events with `events`. Other keys:
+
+* `source`: "files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" =
+  DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords
+* `rows`: an endless stream ends after so many; `max_steps`, `threads`
+* `dataset`, `checkpoint`, `evict`: keywords
+* `remember`: the journal forgets nothing, so that an unbroken run can be made to decide the same
+* `admission_bytes`: memory for ids that wait; with events of `crowded`, a sketch
+* `epochs`: a fit of shuffled files instead of a stream; `model` is then the digest of the model in
+  the end, `rows` of its metrics an epoch
+* `grains`: of the model; `auto`: a plain torch model that `hb.auto` converted
+* `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
+  that were counted twice
+* `ranks`: so many processes learn together. `kill_rank` is killed, and the life is over when all of
+  them are
+* `publish`: versions to this folder; DIR/scores.jsonl has what the model scored at their steps
+* `switches`: a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords
+  `loop`), or with `engine` the same of the engine
 """
 
 from __future__ import annotations
@@ -138,7 +145,11 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         return loop(root, config["switches"], **config.get("loop", {}))
     ids = [hb.Id("user"), hb.Id("item")]
     if config.get("every_rule"):
-        ids = [hb.Id(table.name, column=("item", "user")[k % 5 == 4]) for k, table in _every_table()]
+        ids = [
+            hb.Id(table.name, column=("item", "user")[k % 5 == 4]) for k, table in _every_table()
+        ]
+    if config.get("once"):
+        ids = [hb.Id("row"), hb.Id("again", column="row")]
     schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x")])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
@@ -146,14 +157,23 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         tables = {table.name: table for _, table in _every_table()}
         network = hb.models.DCNv2(schema, tables, hidden=(8,), batch_norm=True, dropout=0.3)
         optimizer = hb.Adam(lr=0.01)
+    elif config.get("once"):
+        tables = {"row": hb.Table("row", 1), "again": hb.Table("again", 1, admit=hb.MinCount(2))}
+        network, optimizer = hb.models.LR(schema, tables), hb.Adam(lr=0.01)
     else:
         network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
     grains = config.get("grains", 1)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains)
-    data = hb.Dataset(_source(config, root), schema, 32, **config.get("dataset", {}))
+    data = hb.Dataset(
+        _source(config, root), schema, **{"batch_size": 32, **config.get("dataset", {})}
+    )
     if config.get("remember"):
         Journal.forget = lambda self, before: None
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
+    scored = []
+    if "publish" in config:
+        keywords["publish"] = hb.PublishDirectory(config["publish"], keep=4)
+        scored = [_Scores(root / "scores.jsonl", schema)]
     if "epochs" in config:
         return _fit(
             model, data, root, config["epochs"], hb.callbacks.Checkpoint(root / "state", **keywords)
@@ -164,6 +184,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         hb.callbacks.Windows(samples=500),
         hb.callbacks.Checkpoint(root / "state", **keywords),
         (bounds := _Bounds(config.get("rows"))),
+        *scored,
     ]
     torch.manual_seed(5)
     model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
@@ -174,6 +195,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         "digest": content_digest(reader),
         "resumed": bounds.first,
         "evicted": evicted,
+        "rows": {entry.name: entry.rows for entry in reader.manifest.tables},
         **counters,
     }
 
@@ -293,6 +315,27 @@ def _fit(model: Any, data: Any, root: Path, epochs: int, checkpoint: Any) -> dic
         "resumed": bounds.first,
         "steps": history.points[-1].step,
     }
+
+
+class _Scores:
+    """Writes what the model scores after each twentieth step, and the step."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        import hotbed as hb
+
+        self._path = path
+        self._asked = hb.Dataset(hb.sources.Memory(events(99, 200)), schema, 200)
+
+    def on_epoch_begin(self, run: Any) -> None:
+        self.on_step_end(run)
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step % 20:
+            return
+        scores = run.model.predict(self._asked)
+        if run.learner.shard.is_first:
+            with self._path.open("a") as file:
+                file.write(json.dumps([run.step, np.asarray(scores).tolist()]) + "\n")
 
 
 class _Bounds:
