@@ -74,18 +74,32 @@ def test_a_run_that_is_killed_in_each_phase_ends_with_the_bits_of_one_that_was_n
 def test_a_run_by_grains_that_is_killed_between_two_of_them_ends_with_the_same_bits(
     lives: Any, tmp_path: Path
 ) -> None:
-    """Killed after the second of the four grains of a step, and in the save before it."""
+    """Killed after the second of the four grains of a step, and in the save before it; then the
+    second of two processes and the first of three.
+    """
     config = {"grains": 4, "checkpoint": {"every_steps": 6}}
-    answers = []
-    for name, kills in (("whole", ()), ("killed", (("grain", 4 * 8 + 2), ("rename", 2)))):
-        driver.write_events(tmp_path / name / "events", SEED, rows=800)
-        for at, number in kills:
+    kills = {
+        "whole": [],
+        "killed": [("grain", 4 * 8 + 2, 1, 0), ("rename", 2, 1, 0)],
+        "several": [("exchange", 12, 2, 1), ("rename", 2, 3, 0)],
+    }
+    answers = {}
+    for name, each in kills.items():
+        root = tmp_path / name
+        driver.write_events(root / "events", SEED, rows=800)
+        for at, number, ranks, rank in each:
             kill = {"at": at, "number": number, "after": True}
-            assert lives(tmp_path / name, kill=kill, **config)["killed"] == 9
-        answers.append(lives(tmp_path / name, **config))
-    whole, killed = answers
-    assert killed["resumed"] > 0
-    assert {**killed, "resumed": 0} == whole
+            life = lives(root, kill=kill, ranks=ranks, kill_rank=rank, **config)
+            assert life["killed"] == 9
+        ranks = 2 if name == "several" else 1
+        answers[name] = lives(root, ranks=ranks, **config)
+    whole = answers["whole"]
+    assert answers["killed"]["resumed"] > 0
+    assert {**answers["killed"], "resumed": 0} == whole
+    several = answers["several"]
+    assert several["resumed"] > 0
+    assert several["digest"] == whole["digest"]
+    assert several["rows"] == whole["rows"]
 
 
 @pytest.mark.soak

@@ -190,7 +190,7 @@ def test_each_message_of_a_topic_is_counted_once(lives: Any, broker: Any, tmp_pa
     answer = lives(tmp_path, **config)
     assert answer["resumed"] > 0
     assert answer["samples"] == rows
-    assert answer["rows"] == {"row": rows, "again": 0}
+    assert answer["rows"] == {"row.linear": rows, "again.linear": 0}
 
 
 # --- servers --------------------------------------------------------------------------------------
