@@ -244,9 +244,10 @@ class TableExchange:
             start = ends[-1]
         if any(other != digests[0] for other in digests):
             raise ConfigError(
-                "ranks: all ranks must get the same batches and random numbers, and each computes "
-                f"its grains, got digests {digests}. Give each rank the same data, order and seed, "
-                "and draw no random numbers on one rank alone."
+                "ranks: all ranks must get the same batches and random numbers, and hold the same "
+                f"weights, got digests {digests}. Give each rank the same data, order and seed, "
+                "draw no random numbers on one rank alone, and clip gradients by ClipGradients or "
+                "the loop of hb.shard."
             )
         return asked
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import hotbed
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plan
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
 from hotbed.parallel import (
@@ -33,6 +35,9 @@ from hotbed.parallel import (
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 from hotbed.training.stages.learner import Counters
+
+CHECKED_WEIGHTS = 16
+"""The first weights of each dense parameter, which the ranks compare at each step."""
 
 
 class RankLearner(GrainLearner):
@@ -65,7 +70,8 @@ class RankLearner(GrainLearner):
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
             for table in module.tables:
-                table.owned = self.shard.owned(table.name)
+                table.owned = owned = self.shard.owned(table.name)
+                _check_rows(table, ~owned)
         layouts = [module.layout for module in self._collections]
         self._tables = TableExchange(self._ranks, self._placement, layouts)
         self._asked: AskedIds | None = None
@@ -181,7 +187,7 @@ class RankLearner(GrainLearner):
             batch.time,
             batch.grain_ends,
             training=True,
-            digest=_digest_of(batch),
+            digest=_digest_of(batch, self._dense_parameters),
         )
         of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
         for number, grain in enumerate(grains):
@@ -291,8 +297,21 @@ class RankLearner(GrainLearner):
         return means
 
 
-def _digest_of(batch: Batch) -> int:
-    """Return a digest of a batch, and of the state of torch's generator."""
+def _check_rows(table: Table, others: NDArray[np.bool_]) -> None:
+    """Raise ConfigError if a table holds rows of partitions of other ranks."""
+    if not len(table):
+        return
+    rows = table.export(np.flatnonzero(others).tolist())
+    if any(batch.num_rows for batch in rows):
+        raise ConfigError(
+            f"ranks: each rank holds the rows that it owns, got table {table.name!r} with rows of "
+            "others. Load rows after RecModel or hb.shard has the network: each rank then keeps "
+            "its own."
+        )
+
+
+def _digest_of(batch: Batch, weights: Sequence[Tensor]) -> int:
+    """Return a digest of a batch, of the state of torch's generator, and of some weights."""
     arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
     for ids in batch.ids.values():
         arrays += [ids.values, ids.offsets, ids.weights]
@@ -300,6 +319,9 @@ def _digest_of(batch: Batch) -> int:
     for array in arrays:
         if array is not None:
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    for weight in weights:
+        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
+        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
     return digest
 
 
