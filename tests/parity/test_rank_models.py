@@ -276,10 +276,54 @@ def no_dense_parameter() -> Found:
     return trained(network, dataset(ONE_LABEL), epochs=3)
 
 
+def ahead(depth: int) -> Case:
+    """Fits whose ids are mapped ahead, up to evictions and the last step; one ends by an error."""
+
+    def learn() -> Found:
+        seen = []
+        watch = SimpleNamespace(
+            barrier=lambda step, now: False, on_step_end=lambda run: seen.append(run.ahead)
+        )
+        called = [hb.callbacks.Evict(step_interval=4), hb.callbacks.ClipGradients(0.05), watch]
+        data = list(batches([250, 1, 250, 3, 40, 90, 80, 2, 70]))
+        network = Shared(HALVED, COUNTED)
+        model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
+        history = model.fit(
+            hb.Ahead(data, depth=depth), callbacks=called, progress=False, max_steps=8
+        )
+        if model.learner.shard.size > 1:  # one process maps what is read already
+            assert max(seen) == min(depth, 3)
+        loss = history.epochs[0]["loss"]
+        points = [(p.step, {n: counted(c) for n, c in p.tables.items()}) for p in history.points]
+        network = Shared({"admit": hb.MinCount(2)}, {"evict": hb.Lru(1024)})
+        other = hb.RecModel(network, "bce", "adam", grains=8)
+        failed = error_of(lambda: other.fit(hb.Ahead(spoiled(), depth=depth), progress=False))
+        failed = failed.partition(" id ")[0]  # one of those ids
+        result = found(model, loss=loss, points=points, failed=failed)
+        left = found(other)
+        of_both = {f"{name} of the one that failed": rows for name, rows in left["rows"].items()}
+        return {"rows": result["rows"] | of_both, "same": result["same"] + left["same"]}
+
+    return learn
+
+
+def spoiled() -> list[hb.Batch]:
+    """Batches of which the third has a label that is not a number."""
+    every = list(batches([60, 50, 40, 30, 20]))
+    every[2].labels["y"][0] = np.nan
+    return every
+
+
+for depth in (0, 1, 4):
+    CASES[f"ahead {depth}"] = ahead(depth)
+QUICK.append("ahead 4")
+
+
 @case
-def batches_mapped_ahead() -> Found:
+def mapped_and_scored_ahead() -> Found:
+    plain = hb.models.DCNv2(ONE_LABEL, tables(ONE_LABEL), hidden=(8,))
     data = hb.Ahead(dataset(ONE_LABEL))
-    return trained(small(), data, epochs=2, scored=dataset(ONE_LABEL))
+    return trained(plain, data, epochs=2, scored=dataset(ONE_LABEL), progressive=True)
 
 
 class Shared(nn.Module):
@@ -766,7 +810,7 @@ def summed(every: list[Found]) -> dict[str, list[int]]:
 
 
 def check_case(name: str, every: list[Found]) -> None:
-    expected = one_process(name)
+    expected = one_process("ahead 0" if name.startswith("ahead") else name)
     assert summed([of_rank[name] for of_rank in every]) == expected["rows"]
     for of_rank in every:
         assert of_rank[name]["same"] == expected["same"]

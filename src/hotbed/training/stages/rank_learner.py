@@ -32,6 +32,7 @@ from hotbed.parallel import (
     Traffic,
     has_fault,
 )
+from hotbed.training.ahead.rank_mapper import Question, RankMapper
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 from hotbed.training.stages.learner import Counters
@@ -75,7 +76,14 @@ class RankLearner(GrainLearner):
         layouts = [module.layout for module in self._collections]
         self._tables = TableExchange(self._ranks, self._placement, layouts)
         self._asked: AskedIds | None = None
-        self.planner = None  # the ids of all modules are mapped together, in `forward`
+        self._mapper = RankMapper(
+            self._ranks,
+            self._placement,
+            layouts,
+            lambda tables, batch, digest: self._ask(tables, batch, digest, logs=True),
+            self._digest,
+        )
+        self.planner = self._mapper
 
     def begin(self) -> None:
         super().begin()
@@ -108,7 +116,7 @@ class RankLearner(GrainLearner):
             self._steps,
             self._samples,
             sum(table.stats["rows"] for table in tables),
-            self._traffic.sent_bytes,
+            self._traffic.sent_bytes + self._mapper.sent_bytes,
             self._traffic.wait_seconds,
         )
         return self._ranks.gather_objects(here)
@@ -117,6 +125,7 @@ class RankLearner(GrainLearner):
         self._steps = 0
         self._samples = 0
         self._traffic = Traffic()  # of steps, not of evaluations between them
+        self._mapper.sent_bytes = 0
 
     def forward(self, example: Example) -> Tensor:
         self._ranks.traffic = self._traffic
@@ -174,6 +183,25 @@ class RankLearner(GrainLearner):
         self._own_outputs = list(grains)
 
     def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+        question: Question | None = batch.plans
+        if question is not None:
+            self._asked = question.asked
+        else:
+            self._asked = self._ask(self._tables, batch, self._digest(batch))
+        of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
+        for number, grain in enumerate(grains):
+            if grain is not None:
+                of_grains[number] = [module.inputs_of(grain) for module in self._collections]
+        plans = self._tables.fetch(self._asked, of_grains)
+        self._mapper.go_on()
+        return plans
+
+    def _digest(self, batch: Batch) -> int:
+        return _digest_of(batch, self._dense_parameters)
+
+    def _ask(
+        self, tables: TableExchange, batch: Batch, digest: int, *, logs: bool = False
+    ) -> AskedIds:
         for module in self._collections:
             if not module.training:
                 raise ConfigError(
@@ -182,18 +210,14 @@ class RankLearner(GrainLearner):
                     'table.frozen = "all" instead.'
                 )
         _check_weights(batch)
-        self._asked = self._tables.ask(
+        return tables.ask(
             [ids for module in self._collections for ids in module.inputs_of(batch)],
             batch.time,
             batch.grain_ends,
             training=True,
-            digest=_digest_of(batch, self._dense_parameters),
+            digest=digest,
+            logs=logs,
         )
-        of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
-        for number, grain in enumerate(grains):
-            if grain is not None:
-                of_grains[number] = [module.inputs_of(grain) for module in self._collections]
-        return self._tables.fetch(self._asked, of_grains)
 
     def _grains(self, example: Example) -> list[Example | None]:
         return example.grains_of(self._placement.grains_of(self._ranks.rank))
