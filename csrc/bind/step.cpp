@@ -110,10 +110,10 @@ std::vector<Asked> asked_of(const Step& step, const std::vector<AskedTuple>& gra
 }
 
 void map_asked(Step& step, const std::vector<AskedTuple>& grains, bool timed, bool training,
-               const std::vector<uint64_t>& num_rows) {
+               const std::vector<uint64_t>& num_rows, bool logs) {
   const std::vector<Asked> asked = asked_of(step, grains);
   nb::gil_scoped_release release;
-  step.map_asked(asked, timed, training, num_rows);
+  step.map_asked(asked, timed, training, num_rows, logs);
 }
 
 std::vector<uint64_t> count_rows(Step& step, const std::vector<AskedTuple>& grains, bool timed) {
@@ -232,7 +232,8 @@ void init_step(nb::module_& m) {
           "take_rows", [](Step& s, Address rows) { s.take_rows(pointer<const float>(rows)); }, nb::arg("rows"))
       .def("write_sums", &write_sums, nb::arg("sums"), nb::arg("out"))
       .def("map_asked", &map_asked, nb::arg("grains"), nb::kw_only(), nb::arg("timed"), nb::arg("training"),
-           nb::arg("num_rows"))
+           nb::arg("num_rows"), nb::arg("logs"))
+      .def("take_back", &Step::take_back, nb::call_guard<nb::gil_scoped_release>())
       .def("count_rows", &count_rows, nb::arg("grains"), nb::kw_only(), nb::arg("timed"))
       .def("num_uniques",
            [](const Step& s) {

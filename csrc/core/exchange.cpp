@@ -167,12 +167,12 @@ void Step::plan_asked(const std::vector<Asked>& grains, bool timed) {
 }
 
 void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training,
-                     const std::vector<uint64_t>& num_rows) {
+                     const std::vector<uint64_t>& num_rows, bool logs) {
   const Locked locked(*this);
   release();
   plan_asked(grains, timed);
   num_rows_ = num_rows;
-  map_planned(nullptr, training, false);
+  map_planned(nullptr, training, logs);
   for (Part& part : parts_) part.seen.clear();
 }
 

@@ -91,8 +91,9 @@ class Step {
   // Maps what the processes ask for, a grain after the other: as many as a power of two. `divide` gives a step for each
   // of them, whose output has a row for every id asked for. The step needs one feature a table, without pooling.
   // `num_rows`: of each table the rows that the batch uses, of all owners, which a table with a cap must have room for.
+  // `logs`: it may be taken back.
   void map_asked(const std::vector<Asked>& grains, bool timed, bool training,
-                 const std::vector<uint64_t>& num_rows = {});
+                 const std::vector<uint64_t>& num_rows = {}, bool logs = false);
   // The rows of tables with a cap that `map_asked` would use in this process; 0 for other tables. No table changes.
   std::vector<uint64_t> count_rows(const std::vector<Asked>& grains, bool timed);
 

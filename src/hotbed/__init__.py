@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from .training.load import load as load
     from .training.model import Evaluation as Evaluation
     from .training.model import RecModel as RecModel
+    from .training.sharded_loop import shard as shard
     from .training.watching import report as report
 
 __version__ = "0.1.0"
@@ -149,6 +150,7 @@ _HOMES: dict[str, str] = {
     "report": "training.watching.report",
     "schedules": "optim.schedule",
     "set_num_threads": "embedding.table:set_num_threads",
+    "shard": "training.sharded_loop:shard",
     "sources": "connectors",
     "testing": "testing",
     "transforms": "data.transforms",

@@ -12,6 +12,7 @@ import hashlib
 import io
 import logging
 import re
+import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
@@ -34,9 +35,10 @@ import hotbed.compat.hugectr as hugectr
 import hotbed.compat.hugectr.model.model as hugectr_module
 import hotbed.compat.mx_rec as mx_rec
 from hotbed.embedding.lookups import Feature
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
 from hotbed.parallel import DenseExchange, Placement, TableExchange
+from hotbed.persist import content_digest
 
 Found = dict[str, Any]
 Case = Callable[[], Found]
@@ -274,10 +276,54 @@ def no_dense_parameter() -> Found:
     return trained(network, dataset(ONE_LABEL), epochs=3)
 
 
+def ahead(depth: int) -> Case:
+    """Fits whose ids are mapped ahead, up to evictions and the last step; one ends by an error."""
+
+    def learn() -> Found:
+        seen = []
+        watch = SimpleNamespace(
+            barrier=lambda step, now: False, on_step_end=lambda run: seen.append(run.ahead)
+        )
+        called = [hb.callbacks.Evict(step_interval=4), hb.callbacks.ClipGradients(0.05), watch]
+        data = list(batches([250, 1, 250, 3, 40, 90, 80, 2, 70]))
+        network = Shared(HALVED, COUNTED)
+        model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
+        history = model.fit(
+            hb.Ahead(data, depth=depth), callbacks=called, progress=False, max_steps=8
+        )
+        if model.learner.shard.size > 1:  # one process maps what is read already
+            assert max(seen) == min(depth, 3)
+        loss = history.epochs[0]["loss"]
+        points = [(p.step, {n: counted(c) for n, c in p.tables.items()}) for p in history.points]
+        network = Shared({"admit": hb.MinCount(2)}, {"evict": hb.Lru(1024)})
+        other = hb.RecModel(network, "bce", "adam", grains=8)
+        failed = error_of(lambda: other.fit(hb.Ahead(spoiled(), depth=depth), progress=False))
+        failed = failed.partition(" id ")[0]  # one of those ids
+        result = found(model, loss=loss, points=points, failed=failed)
+        left = found(other)
+        of_both = {f"{name} of the one that failed": rows for name, rows in left["rows"].items()}
+        return {"rows": result["rows"] | of_both, "same": result["same"] + left["same"]}
+
+    return learn
+
+
+def spoiled() -> list[hb.Batch]:
+    """Batches of which the third has a label that is not a number."""
+    every = list(batches([60, 50, 40, 30, 20]))
+    every[2].labels["y"][0] = np.nan
+    return every
+
+
+for depth in (0, 1, 4):
+    CASES[f"ahead {depth}"] = ahead(depth)
+QUICK.append("ahead 4")
+
+
 @case
-def batches_mapped_ahead() -> Found:
+def mapped_and_scored_ahead() -> Found:
+    plain = hb.models.DCNv2(ONE_LABEL, tables(ONE_LABEL), hidden=(8,))
     data = hb.Ahead(dataset(ONE_LABEL))
-    return trained(small(), data, epochs=2, scored=dataset(ONE_LABEL))
+    return trained(plain, data, epochs=2, scored=dataset(ONE_LABEL), progressive=True)
 
 
 class Shared(nn.Module):
@@ -363,6 +409,72 @@ def own_loop() -> Found:
         evaluation.add(batch)
     predicted = model.predict(next(iter(batches([10]))))
     return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
+
+
+class PlainLoop:
+    """A loop of plain PyTorch: schedules, clipping, and two batches a step where it accumulates."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(6)
+        self.network = Shared(HALVED, COUNTED)
+        self.tables = {
+            t.name: t for m in (self.network.pairs, self.network.others) for t in m.tables
+        }
+        self.dense = torch.optim.Adam(hb.dense_parameters(self.network), lr=0.01)
+        self.sparse = hb.SparseOptimizer(self.network)
+        self.loop = hb.shard(self.network, self.dense, self.sparse, whole_tables=["other"])
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.sparse, 1, gamma=0.5)
+        self.losses: list[float] = []
+
+    def loss_of(self, part: hb.Batch) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(self.network(part), part.labels["y"])
+
+    def learn(self, sizes: Iterable[int], batches_a_step: int = 1) -> None:
+        self.network.train()
+        for number, batch in enumerate(batches(sizes), 1):
+            self.losses.append(self.loop.backward(batch, self.loss_of).item())
+            if number % batches_a_step:
+                continue
+            self.losses.append(self.loop.clip_gradients(0.05).item())
+            for optimizer in (self.dense, self.sparse):
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=number % 2 == 0)
+            self.schedule.step()
+
+    def state(self) -> Any:
+        every = {"dense": self.dense, "sparse": self.sparse}
+        shard = self.loop.shard
+        return hb.checkpoints.State(self.network, self.tables, every, shard=shard)
+
+    def found(self, **more: Any) -> Found:
+        self.network.eval()
+        with torch.no_grad():
+            more["scores"] = [self.network(batch).tolist() for batch in batches([9, 1])]
+        learner = SimpleNamespace(dense=self.dense)
+        rates = {"dense_learning_rate": 0.01, "table_learning_rates": self.schedule.get_last_lr()}
+        every = {"network": self.network, "tables": self.tables, "learner": learner, "counters": {}}
+        return found(SimpleNamespace(**every, **rates), losses=self.losses, **more)
+
+
+@quick
+def plain_loop() -> Found:
+    """A loop learns, is saved, and goes on from there in a loop of its own."""
+    first = PlainLoop()
+    first.learn([250, 3])
+    first.learn([90, 1, 120, 2], batches_a_step=2)
+    folder = first.loop.shard.from_first(tempfile.mkdtemp)
+    hb.checkpoints.save(folder, first.state())
+    again = PlainLoop()
+    reader = hb.checkpoints.open_checkpoint(folder)
+    hb.checkpoints.restore(reader, again.state())
+    for loop in (first, again):
+        loop.learn([80, 5])
+    more = {"saved": content_digest(reader), "losses before": first.losses[:-4]}
+    assert again.losses == first.losses[-4:]
+    result = again.found(**more)
+    kept = [rows[:3] for rows in first.found()["rows"].values()]  # counts lie on other ranks
+    assert [rows[:3] for rows in result["rows"].values()] == kept
+    return result
 
 
 LAYER = hugectr.Layer_t
@@ -529,6 +641,38 @@ def weights_of_the_batch_learn() -> Any:
     return step(LearnedWeights(), data)
 
 
+def clipped_by_torch() -> None:
+    """The norm of torch is that of the rows of this rank."""
+    loop = PlainLoop()
+    for batch in batches([60, 60]):
+        loop.loop.backward(batch, loop.loss_of)
+        nn.utils.clip_grad_norm_(loop.network.parameters(), 0.05)
+        loop.dense.step()
+        loop.sparse.step()
+        loop.dense.zero_grad()
+
+
+def loop_with(loss_of: Callable[[hb.Batch], Any]) -> None:
+    PlainLoop().loop.backward(next(batches([60])), loss_of)
+
+
+def not_sharded() -> None:
+    network = Shared({}, {})
+    network(next(batches([9]))).sum().backward()
+    hb.SparseOptimizer(network).step()
+
+
+def filled() -> None:
+    """Rows that were there before the ranks share them."""
+    network = small()
+    network(next(iter(dataset(ONE_LABEL))))
+    hb.shard(network, None, hb.SparseOptimizer(network))
+
+
+def state_dict_of_a_loop() -> None:
+    PlainLoop().network.state_dict()
+
+
 def mapped_by_insert() -> None:
     network = small()
     insert = hb.Insert(network)
@@ -565,6 +709,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "fit.snapshot: one process writes files of rows, got 20 on 3 ranks",
     ),
     "a loop of Rec SDK": (mx_rec.init, "init: a loop with Rec SDK's names trains in one process"),
+    "a loop that is not sharded": (not_sharded, "or give a loop of your own to hb.shard"),
+    "a loop that clips by torch": (clipped_by_torch, "and hold the same weights"),
+    "no loss": (lambda: loop_with(lambda part: part), "loss_of must return the loss of a part"),
+    "rows of before": (filled, "with rows of others. Load rows after RecModel or hb.shard"),
+    "no optimizer": (lambda: hb.shard(small()), "the tables ['user', 'item', 'tags'] learn"),
+    "no grains in a loop": (lambda: hb.shard(small(), grains=1), "a batch is divided in 2 or more"),
+    "state_dict": (state_dict_of_a_loop, "Save with RecModel.save, or with hb.checkpoints.save"),
     "copies": (
         lambda: step(nn.parallel.DistributedDataParallel(small())),
         "network: DistributedDataParallel shares out dense parameters alone",
@@ -580,7 +731,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def error_of(call: Callable[[], Any]) -> str:
     try:
         call()
-    except ConfigError as error:
+    except HotbedError as error:
         return str(error)
     return "no error"
 
@@ -659,7 +810,7 @@ def summed(every: list[Found]) -> dict[str, list[int]]:
 
 
 def check_case(name: str, every: list[Found]) -> None:
-    expected = one_process(name)
+    expected = one_process("ahead 0" if name.startswith("ahead") else name)
     assert summed([of_rank[name] for of_rank in every]) == expected["rows"]
     for of_rank in every:
         assert of_rank[name]["same"] == expected["same"]

@@ -49,9 +49,9 @@ def check_single_rank(where: str) -> None:
     if trains_together():
         raise ConfigError(
             f"{where}: each rank would train a separate copy of the model on all data, got a world "
-            f"of {world_size()} ranks. Make RecModel with grains, such as 8, so that the ranks "
-            f"share them, start one process, or set {INDEPENDENT}=1 for separate copies, as in a "
-            "sweep."
+            f"of {world_size()} ranks. Make RecModel with grains, such as 8, or give a loop of "
+            f"your own to hb.shard, so that the ranks share them; start one process; or set "
+            f"{INDEPENDENT}=1 for separate copies, as in a sweep."
         )
 
 

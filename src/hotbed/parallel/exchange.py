@@ -71,6 +71,7 @@ class TableExchange:
         *,
         training: bool,
         digest: int = 0,
+        logs: bool = False,
     ) -> AskedIds:
         """Ask the owners for the rows of a batch, and map what this rank is asked for.
 
@@ -80,6 +81,7 @@ class TableExchange:
             grain_ends: the samples before which the grains end.
             training: whether tables may change.
             digest: of what must be equal on all ranks.
+            logs: whether the map may be taken back.
 
         Raises:
             ConfigError: on every rank, before a table changes: the digests differ.
@@ -113,7 +115,7 @@ class TableExchange:
         if training and self._has_cap:
             counted = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
             num_rows = self._ranks.gather(counted).sum(0).tolist()
-        step.map_asked(grains, timed=timed, training=training, num_rows=num_rows)
+        step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
         for table in self._layout.admitting:
             table.watch_admission()
         asks_of = [list(of_rank) for of_rank in zip(*counts, strict=True)]
@@ -244,9 +246,10 @@ class TableExchange:
             start = ends[-1]
         if any(other != digests[0] for other in digests):
             raise ConfigError(
-                "ranks: all ranks must get the same batches and random numbers, and each computes "
-                f"its grains, got digests {digests}. Give each rank the same data, order and seed, "
-                "and draw no random numbers on one rank alone."
+                "ranks: all ranks must get the same batches and random numbers, and hold the same "
+                f"weights, got digests {digests}. Give each rank the same data, order and seed, "
+                "draw no random numbers on one rank alone, and clip gradients by ClipGradients or "
+                "the loop of hb.shard."
             )
         return asked
 

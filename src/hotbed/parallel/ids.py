@@ -56,6 +56,10 @@ class OwnedIds(LocalIds):
         places = self.ranks.gather_objects(super().find_nonfinite(sums))
         return min((place for place in places if place), key=lambda place: place[0], default=None)
 
+    def has_value(self, grads: Sequence[Tensor]) -> bool:
+        assert self.ranks is not None
+        return any(self.ranks.gather_objects(super().has_value(grads)))
+
     def squares(self, sums: Sums) -> NDArray[np.float64]:
         assert self.ranks is not None
         here = np.zeros((len(self.tables), PARTITIONS))

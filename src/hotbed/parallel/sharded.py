@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from hotbed.embedding.lookups import (
     FeatureLayout,
     Group,
     HostIds,
+    LocalIds,
     LocalLookup,
     Lookup,
     MappedIds,
@@ -58,8 +60,9 @@ class ShardedLookup(Lookup):
         grain_ends: Sequence[int] = (),
     ) -> Plan:
         raise ConfigError(
-            "ranks: ids that several ranks share are mapped by the steps of RecModel, grain by "
-            "grain, got a batch to map on its own. Call model.fit() or model.step()."
+            "ranks: ids that several ranks share are mapped by the steps of RecModel or hb.shard, "
+            "grain by grain, got a batch to map on its own. Call model.fit(), model.step(), or the "
+            "backward() of hb.shard."
         )
 
     def divide(
@@ -80,9 +83,10 @@ class ShardedLookup(Lookup):
         if plan is None:
             if training:
                 raise ConfigError(
-                    "ranks: tables that several ranks share learn in the steps of RecModel, got a "
-                    "lookup in train mode that no step has mapped. Look up the ids of a batch as "
-                    "they are, once, in model.fit() or model.step()."
+                    "ranks: tables that several ranks share learn in the steps of RecModel or "
+                    "hb.shard, got a lookup in train mode that no step has mapped. Look up the ids "
+                    "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
+                    "loop.backward()."
                 )
             exchange = self._exchange(layout)
             asked = exchange.ask(inputs, None, self._as_one_grain(layout, inputs), training=False)
@@ -100,13 +104,19 @@ class ShardedLookup(Lookup):
         return self._local.sum_gradients(layout, mapped, flat, sequences, groups)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
-        return self._local.join(parts)
+        joined = self._local.join(parts)
+        assert isinstance(joined.mapped, LocalIds), "the local lookup joined them"
+        if not all(isinstance(part.mapped, OwnedIds) for part in parts):
+            return joined
+        owned = OwnedIds(joined.mapped.tables, joined.mapped.step, ranks=self._ranks)
+        return replace(joined, mapped=owned)
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if not all(isinstance(part.mapped, OwnedIds) for part in parts):
             raise ConfigError(
-                "ranks: tables that several ranks share learn in the steps of RecModel, got "
-                "gradients of another backward pass. Call model.fit() or model.step()."
+                "ranks: tables that several ranks share learn in the steps of RecModel or "
+                "hb.shard, got gradients of another backward pass. Call model.fit(), model.step(), "
+                "or the backward() of hb.shard."
             )
         self._local.update(parts, rates)
 

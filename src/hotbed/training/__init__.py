@@ -8,6 +8,7 @@ load.py           load a model from a checkpoint
 loop.py           the only loop in Hotbed
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
 online.py         follow a stream: what `RecModel.online_train` adds to the loop
+sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that ranks share
 trained.py        the model that a run trains, as the loop and callbacks know it
 run.py            Run: where a training stands, and the callbacks that read and change it
 ahead/            the ids of coming batches are mapped to rows while earlier batches train

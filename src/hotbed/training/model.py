@@ -191,7 +191,7 @@ class RecModel:
         goal = Goal(
             train,
             valid,
-            depth_for(self.learner.planner, depth if self.learner.shard.size == 1 else 0),
+            depth_for(self.learner.planner, depth),
             first_epoch=first,
             end_epoch=first + num_epochs,
             epoch_steps=_num_batches(train),

@@ -288,8 +288,11 @@ class Run:
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether no batch after step `step` may be mapped before that step is over.
 
-        A stop, the observer and the callbacks make barriers.
+        A stop, the observer and the callbacks make barriers, on any rank.
         """
+        return any(self.learner.shard.gathered(self._is_barrier(step, now)))
+
+    def _is_barrier(self, step: int, now: int | None) -> bool:
         if self.ending is not None:
             return True
         if self.observer is not None and self.observer.barrier(step, now):

@@ -98,6 +98,9 @@ class HalfIds:
         places = [part.mapped.find_nonfinite(part) for part in halves_of(sums)]
         return min((place for place in places if place is not None), default=None)
 
+    def has_value(self, grads: Sequence[Tensor]) -> bool:
+        return any(bool(grad.any()) for grad in grads)
+
     def squares(self, sums: Sums) -> np.ndarray:
         low, high = (part.mapped.squares(part) for part in halves_of(sums))
         return np.concatenate([low[:128], high[128:]])

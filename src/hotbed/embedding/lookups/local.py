@@ -59,6 +59,10 @@ class LocalIds:
                 return number, id
         return None
 
+    def has_value(self, grads: Sequence[Tensor]) -> bool:
+        # the first row mostly tells
+        return any(bool(grad[:1].any()) or bool(grad.any()) for grad in grads)
+
     def squares(self, sums: Sums) -> NDArray[np.float64]:
         squares = np.zeros(PARTITIONS)
         for number, address in enumerate(self.addresses(sums.groups, sums.grads)):

@@ -52,6 +52,9 @@ class MappedIds(Protocol):
         `sums`: those of these ids.
         """
 
+    def has_value(self, grads: Sequence[Tensor]) -> bool:
+        """Return whether a sum of these ids is not zero; `grads`: the sums of each group."""
+
     def squares(self, sums: Sums) -> NDArray[np.float64]:
         """Return the squares of the sums, added by partition of their id, float64 [256].
 

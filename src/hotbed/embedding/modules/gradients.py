@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -79,6 +80,15 @@ class RowGradients:
         """Let the gradients of a step wait, where none wait before."""
         self._wait(sums)
 
+    @contextmanager
+    def scaled(self) -> Iterator[None]:
+        """Scale the gradients that wait in place in this block; they stay as finite as they are."""
+        pending = self._pending
+        is_same = pending is not None and pending.unchanged(pending.sums.grads)
+        yield
+        if pending is not None and is_same:
+            self._wait(pending.sums)
+
     def check_finite(self) -> None:
         """Raise NonFiniteGradient, naming table and id, if a waiting gradient is not finite."""
         sums = self._waiting()
@@ -137,14 +147,9 @@ class RowGradients:
             return None
         if pending.unchanged(rows):
             return pending.sums
-        if any(_has_value(grad) for grad in rows):
+        if pending.sums.mapped.has_value(rows):
             return Sums(pending.sums.mapped, pending.sums.groups, rows)
         # by nn.Module.zero_grad(set_to_none=False), which knows no tables
         nothing = self._without_ids(pending.sums.mapped)
         self._wait(nothing)
         return nothing
-
-
-def _has_value(grad: Tensor) -> bool:
-    """Return whether a gradient is not zero; the first row mostly tells."""
-    return bool(grad[:1].any()) or bool(grad.any())

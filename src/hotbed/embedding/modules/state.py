@@ -95,8 +95,17 @@ class Carrier(nn.Module, ABC):
     def get_extra_state(self) -> dict[str, Any]:
         """Return ids, rows, optimizer and policy state of each table by name, for `state_dict`.
 
-        Raises PersistError above `state_dict_limit` bytes.
+        Raises PersistError above `state_dict_limit` bytes, and where the rows of several ranks are
+        wanted of one.
         """
+        spread = [
+            table.name for table in self.tables if table.owned is not None and not table.owned.all()
+        ]
+        if spread:
+            raise PersistError(
+                f"state_dict: several ranks hold the rows of a table, got tables {spread}. Save "
+                "with RecModel.save, or with hb.checkpoints.save in a loop of hb.shard."
+            )
         size = sum(state_bytes(table) for table in self.tables)
         if size > self.state_dict_limit:
             raise PersistError(

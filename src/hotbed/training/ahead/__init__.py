@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ids of coming batches are mapped to rows while earlier batches train.
 
-data.py      Ahead: the ids of coming batches are mapped to rows while earlier batches train
-insert.py    Insert: maps a batch right before its step, or the batches of a Dataset ahead
-mapper.py    Mapper: maps the ids of a network's batches before its forward pass, or ahead
-one_pass.py  which models are scored by the forward pass that learns
-planner.py   Planner: maps the ids of batches for the collections of a network
-stage.py     the map stage: decides how far ids are mapped, and lets a thread map them
+data.py         Ahead: the ids of coming batches are mapped to rows while earlier batches train
+insert.py       Insert: maps a batch right before its step, or the batches of a Dataset ahead
+mapper.py       Mapper: maps the ids of a network's batches before its forward pass, or ahead
+one_pass.py     which models are scored by the forward pass that learns
+planner.py      Planner: maps the ids of batches for the collections of a network
+rank_mapper.py  RankMapper: asks for the ids of coming batches whose rows lie on several ranks
+stage.py        the map stage: decides how far ids are mapped, and lets a thread map them
 """
 
 from hotbed.training.decisions.cores import Cores

@@ -27,6 +27,8 @@ class Planner:
     pass. Results have the same bits either way. `plan` maps batches that come later.
     """
 
+    waits = False
+
     def __init__(self, network: nn.Module) -> None:
         modules = table_modules(network)
         owners = Counter(id(table) for module in modules for table in module.tables)

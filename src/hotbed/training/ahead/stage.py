@@ -144,9 +144,12 @@ class MapStage:
         self._examples.close()
 
     def _read_ahead(self) -> None:
-        """Read the examples that can be had without waiting, up to the depth."""
+        """Read examples up to the depth: those that can be had without waiting, or all."""
         assert self._reader is not None
-        while len(self._waiting) < self._depth and self._error is None and self._reader.has_next:
+        assert self._mapper is not None
+        while len(self._waiting) < self._depth and self._error is None:
+            if not self._mapper.waits and not self._reader.has_next:
+                return
             try:
                 self._waiting.append(self._read())
             except StopIteration:

@@ -41,6 +41,8 @@ class ModelMapper:
         state: of the converted model.
     """
 
+    waits = False
+
     def __init__(self, state: Converted) -> None:
         self._state = state
         self._is_ahead = False

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from hotbed import checks
 from hotbed.config import described
 from hotbed.training.run import Run
@@ -26,6 +24,4 @@ class ClipGradients:
         return False
 
     def on_gradients(self, run: Run) -> None:
-        learner = run.learner
-        norm = learner.gradient_norm()
-        torch.nn.utils.clip_grads_with_norm_(learner.parameters(), self._max_norm, norm)
+        run.learner.clip_gradients(self._max_norm)

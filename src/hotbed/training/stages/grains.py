@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,19 @@ class GrainResult:
     gradients: list[Tensor | None]
     sums: list[Sums | None]
     buffers: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one or more steps.
+
+    Attributes:
+        dense: of each dense parameter; None without one.
+        sums: of each table module, by id; None without any.
+    """
+
+    dense: list[Tensor | None]
+    sums: list[Sums | None]
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,32 @@ class GrainLearner(StepLearner):
         self._joined = None
         self._plans = []
 
-    def gradient_norm(self) -> Tensor:
+    def set_aside(self) -> Gradients:
+        """Return the gradients that wait, and drop them."""
+        dense = [parameter.grad for parameter in self._dense_parameters]
+        sums = [module.gradients.take() for module in self._collections]
+        self.forget()
+        return Gradients(dense, sums)
+
+    def add(self, earlier: Gradients) -> None:
+        """Add gradients that were set aside to those that wait."""
+        for parameter, gradient in zip(self._dense_parameters, earlier.dense, strict=True):
+            if parameter.grad is None:
+                parameter.grad = gradient
+            elif gradient is not None:
+                parameter.grad = gradient + parameter.grad
+        for module, sums in zip(self._collections, earlier.sums, strict=True):
+            if sums is not None:
+                now = module.gradients.take()
+                module.gradients.put(sums if now is None else module.lookup.join([sums, now]))
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        with ExitStack() as stack:
+            for module in self._collections:
+                stack.enter_context(module.gradients.scaled())
+            return super().clip_gradients(max_norm)
+
+    def _gradient_norm(self) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
 
         It is the root of a sum in double precision. First come the squares of rows, module by

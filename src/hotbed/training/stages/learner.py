@@ -95,10 +95,10 @@ class StepLearner:
         self.skipped = 0
         self.outputs: Any = None  # of the network in the last training forward
         self.loss: Tensor | None = None  # of these outputs, where there is a criterion
-        self._network: Callable[..., Any] = network
+        self.call: Callable[..., Any] = network  # of an example
         self.planner: Mapper | None = None
         if boost is not None:
-            self._network = boost.compile(network)
+            self.call = boost.compile(network)
         elif is_mapped_first(network):
             self.planner = mapper_of(network)
         self._dense_parameters = parameters_of(dense)
@@ -114,7 +114,7 @@ class StepLearner:
         """Return all parameters with gradients: dense parameters and row parameters of tables."""
         return [*self._dense_parameters, *self._row_parameters]
 
-    def gradient_norm(self) -> Tensor:
+    def _gradient_norm(self) -> Tensor:
         """Return the norm of all gradients that wait, float32 [].
 
         It is torch's: the norm of the norms of all gradients, in the order of `parameters()`. The
@@ -124,6 +124,12 @@ class StepLearner:
         return torch.nn.utils.get_total_norm(
             [gradient for gradient in gradients if gradient is not None and gradient.numel()]
         )
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm is at most `max_norm`; return the norm before."""
+        norm = self._gradient_norm()
+        torch.nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
+        return norm
 
     def begin(self) -> None:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
@@ -140,9 +146,8 @@ class StepLearner:
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
-        network = self._network
-        with self.precision.autocast(self.device), misfits_named(network, example):
-            outputs = network(*example.arguments, **example.keywords)
+        with self.precision.autocast(self.device), misfits_named(self.call, example):
+            outputs = self.call(*example.arguments, **example.keywords)
         self.outputs = outputs
         if self.criterion is None:
             return _own_loss(outputs)
@@ -280,7 +285,7 @@ class SelfUpdating:
     def parameters(self) -> list[nn.Parameter]:
         return []
 
-    def gradient_norm(self) -> Tensor:
+    def clip_gradients(self, max_norm: float) -> Tensor:
         """Return 0: the network keeps its gradients to itself."""
         return torch.zeros(())
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import hotbed
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plan
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
 from hotbed.parallel import (
@@ -30,9 +32,13 @@ from hotbed.parallel import (
     Traffic,
     has_fault,
 )
+from hotbed.training.ahead.rank_mapper import Question, RankMapper
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 from hotbed.training.stages.learner import Counters
+
+CHECKED_WEIGHTS = 16
+"""The first weights of each dense parameter, which the ranks compare at each step."""
 
 
 class RankLearner(GrainLearner):
@@ -65,11 +71,19 @@ class RankLearner(GrainLearner):
         for module in self._collections:
             module.lookup = ShardedLookup(self._ranks, self._placement)
             for table in module.tables:
-                table.owned = self.shard.owned(table.name)
+                table.owned = owned = self.shard.owned(table.name)
+                _check_rows(table, ~owned)
         layouts = [module.layout for module in self._collections]
         self._tables = TableExchange(self._ranks, self._placement, layouts)
         self._asked: AskedIds | None = None
-        self.planner = None  # the ids of all modules are mapped together, in `forward`
+        self._mapper = RankMapper(
+            self._ranks,
+            self._placement,
+            layouts,
+            lambda tables, batch, digest: self._ask(tables, batch, digest, logs=True),
+            self._digest,
+        )
+        self.planner = self._mapper
 
     def begin(self) -> None:
         super().begin()
@@ -102,7 +116,7 @@ class RankLearner(GrainLearner):
             self._steps,
             self._samples,
             sum(table.stats["rows"] for table in tables),
-            self._traffic.sent_bytes,
+            self._traffic.sent_bytes + self._mapper.sent_bytes,
             self._traffic.wait_seconds,
         )
         return self._ranks.gather_objects(here)
@@ -111,6 +125,7 @@ class RankLearner(GrainLearner):
         self._steps = 0
         self._samples = 0
         self._traffic = Traffic()  # of steps, not of evaluations between them
+        self._mapper.sent_bytes = 0
 
     def forward(self, example: Example) -> Tensor:
         self._ranks.traffic = self._traffic
@@ -168,6 +183,25 @@ class RankLearner(GrainLearner):
         self._own_outputs = list(grains)
 
     def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+        question: Question | None = batch.plans
+        if question is not None:
+            self._asked = question.asked
+        else:
+            self._asked = self._ask(self._tables, batch, self._digest(batch))
+        of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
+        for number, grain in enumerate(grains):
+            if grain is not None:
+                of_grains[number] = [module.inputs_of(grain) for module in self._collections]
+        plans = self._tables.fetch(self._asked, of_grains)
+        self._mapper.go_on()
+        return plans
+
+    def _digest(self, batch: Batch) -> int:
+        return _digest_of(batch, self._dense_parameters)
+
+    def _ask(
+        self, tables: TableExchange, batch: Batch, digest: int, *, logs: bool = False
+    ) -> AskedIds:
         for module in self._collections:
             if not module.training:
                 raise ConfigError(
@@ -176,18 +210,14 @@ class RankLearner(GrainLearner):
                     'table.frozen = "all" instead.'
                 )
         _check_weights(batch)
-        self._asked = self._tables.ask(
+        return tables.ask(
             [ids for module in self._collections for ids in module.inputs_of(batch)],
             batch.time,
             batch.grain_ends,
             training=True,
-            digest=_digest_of(batch),
+            digest=digest,
+            logs=logs,
         )
-        of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
-        for number, grain in enumerate(grains):
-            if grain is not None:
-                of_grains[number] = [module.inputs_of(grain) for module in self._collections]
-        return self._tables.fetch(self._asked, of_grains)
 
     def _grains(self, example: Example) -> list[Example | None]:
         return example.grains_of(self._placement.grains_of(self._ranks.rank))
@@ -291,8 +321,21 @@ class RankLearner(GrainLearner):
         return means
 
 
-def _digest_of(batch: Batch) -> int:
-    """Return a digest of a batch, and of the state of torch's generator."""
+def _check_rows(table: Table, others: NDArray[np.bool_]) -> None:
+    """Raise ConfigError if a table holds rows of partitions of other ranks."""
+    if not len(table):
+        return
+    rows = table.export(np.flatnonzero(others).tolist())
+    if any(batch.num_rows for batch in rows):
+        raise ConfigError(
+            f"ranks: each rank holds the rows that it owns, got table {table.name!r} with rows of "
+            "others. Load rows after RecModel or hb.shard has the network: each rank then keeps "
+            "its own."
+        )
+
+
+def _digest_of(batch: Batch, weights: Sequence[Tensor]) -> int:
+    """Return a digest of a batch, of the state of torch's generator, and of some weights."""
     arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
     for ids in batch.ids.values():
         arrays += [ids.values, ids.offsets, ids.weights]
@@ -300,6 +343,9 @@ def _digest_of(batch: Batch) -> int:
     for array in arrays:
         if array is not None:
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    for weight in weights:
+        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
+        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
     return digest
 
 

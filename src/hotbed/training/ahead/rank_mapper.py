@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RankMapper: asks for the ids of coming batches whose rows lie on several ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import FeatureLayout
+from hotbed.embedding.table import MapQueue
+from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
+from hotbed.parallel.ranks import TIMEOUT
+from hotbed.training.stages.example import Example
+
+from .planner import obstacle_of
+
+Ask = Callable[[TableExchange, Batch, int], AskedIds]
+"""Ask for the ids of a batch; the number is the digest of what must be equal on all ranks."""
+Statistics = dict[str, dict[str, int]]
+
+
+class Question:
+    """The ids of a batch, which are asked for on a thread.
+
+    Attributes:
+        batch: whose ids they are.
+        digest: of what was equal on all ranks when the batch was planned.
+        answer: the ids, and the statistics of the tables after their map; None = not begun.
+    """
+
+    def __init__(self, batch: Batch, digest: int) -> None:
+        self.batch = batch
+        self.digest = digest
+        self.answer: Future[tuple[AskedIds, Statistics]] | None = None
+
+    @property
+    def asked(self) -> AskedIds:
+        """The ids, once the owners have mapped them."""
+        assert self.answer is not None, "the mapper began it"
+        return self.answer.result()[0]
+
+
+class RankMapper:
+    """A `Mapper` of a network whose rows several ranks own: asks the owners ahead, on a thread.
+
+    Questions go over connections of their own, in the order of the batches, so that ranks need not
+    ask at the same moment. They wait until the rows of the batch under way are here. All ranks plan
+    the same batches at the same step.
+
+    Attributes:
+        sent_bytes: to other ranks; assign 0 to count anew.
+
+    Args:
+        ranks: of the job.
+        placement: which of them owns which rows and computes which grains.
+        layouts: of the collections of the network, whose tables differ.
+        ask: asks for the ids of a batch.
+        digest_of: returns the digest of a batch.
+    """
+
+    waits = True
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        placement: Placement,
+        layouts: Sequence[FeatureLayout],
+        ask: Ask,
+        digest_of: Callable[[Batch], int],
+    ) -> None:
+        self._ranks = ranks
+        self._placement = placement
+        self._layouts = layouts
+        self._ask = ask
+        self._digest_of = digest_of
+        self._is_ahead = False
+        self._exchange: TableExchange | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: deque[Question] = deque()
+        self.sent_bytes = 0
+
+    def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
+        self._is_ahead = ahead
+        self._waiting.clear()
+        if ahead and self._thread is None:
+            self._connections = self._ranks.another(TIMEOUT)
+            self._exchange = TableExchange(self._connections, self._placement, self._layouts)
+            self._thread = ThreadPoolExecutor(1, "hotbed-map")
+
+    @property
+    def foresees(self) -> bool:
+        """Whether later batches may be mapped: a network of grains looks up each batch once."""
+        return self._is_ahead
+
+    def obstacle(self) -> str:
+        reasons = (obstacle_of(layout.tables) for layout in self._layouts)
+        return next(filter(None, reasons), "")
+
+    def map(self, example: Example) -> Example:
+        if not self._is_ahead:
+            return example
+        batch = example.batch
+        assert batch is not None, "the loop divides batches"
+        if batch.plans is None:
+            example = self.plan(example)
+            assert example.batch is not None
+            batch = example.batch
+        question = batch.plans
+        while question.answer is None:
+            self._begin_first()
+        with self._ranks.traffic.waiting():
+            question.answer.result()
+        return example
+
+    def plan(self, example: Example) -> Example:
+        batch = example.batch
+        assert batch is not None, "the loop divides batches"
+        question = Question(batch, self._digest_of(batch))
+        self._waiting.append(question)
+        return example.planned(question)
+
+    def go_on(self) -> None:
+        """Let the thread ask what waits: the rows of the batch under way are here."""
+        while self._waiting:
+            self._begin_first()
+
+    def take_back(self, example: Example) -> None:
+        assert example.batch is not None
+        question: Question = example.batch.plans
+        if question.answer is not None and question.answer.exception() is None:
+            question.asked.step.take_back()
+
+    def statistics(self, example: Example) -> Statistics:
+        question = None if example.batch is None else example.batch.plans
+        if question is None or question.answer is None:
+            return {}
+        statistics: Statistics = question.answer.result()[1]
+        return statistics
+
+    def latest(self, example: Example) -> int | None:
+        return example.latest
+
+    def _begin_first(self) -> None:
+        question = self._waiting.popleft()
+        assert self._thread is not None, "a pass has begun"
+        question.answer = self._thread.submit(self._answer, question)
+
+    def _answer(self, question: Question) -> tuple[AskedIds, Statistics]:
+        assert self._exchange is not None, "a pass has begun"
+        asked = self._ask(self._exchange, question.batch, question.digest)
+        self.sent_bytes += self._connections.traffic.sent_bytes
+        self._connections.traffic = Traffic()
+        tables = [table for layout in self._layouts for table in layout.tables]
+        return asked, {table.name: table.stats for table in tables}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedLoop: the backward pass of a plain PyTorch loop, by grains that ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed import checks
+from hotbed.data.batch import Batch
+from hotbed.embedding.modules import TableRows, table_modules
+from hotbed.errors import ConfigError
+from hotbed.optim.ranks import check_not_wrapped, trains_together
+from hotbed.optim.sparse import SparseOptimizer
+from hotbed.parallel import Shard
+from hotbed.training.arguments import check_names, tables_of
+from hotbed.training.stages.example import CPU, prepare
+from hotbed.training.stages.grains import GrainLearner
+from hotbed.training.stages.learner import parameters_of
+from hotbed.training.stages.rank_learner import RankLearner
+
+LossOf = Callable[[Batch], Tensor]
+
+
+def shard(
+    network: nn.Module,
+    dense: torch.optim.Optimizer | None = None,
+    sparse: SparseOptimizer | None = None,
+    *,
+    grains: int = 8,
+    whole_tables: Sequence[str] = (),
+) -> ShardedLoop:
+    """Let a plain PyTorch loop compute its batches by grains, which several ranks share.
+
+    The rows of each table are spread over the ranks. The loop keeps its optimizers and schedulers.
+    `loop.backward(batch, loss_of)` takes the place of `loss.backward()`: it leaves the gradients of
+    the whole batch. All ranks get the same batches, and each computes its grains. The bits are
+    those of one process with the same grains; see docs/ranks.md.
+
+    Args:
+        network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each.
+        dense: the optimizer of its dense parameters; None if there are none.
+        sparse: the optimizer of its tables; None if there are none.
+        grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
+        whole_tables: as of `RecModel`.
+
+    Raises:
+        ConfigError: the network cannot be computed by grains, an optimizer is missing or of another
+            kind, or a table holds rows that another rank owns.
+
+    Example:
+        >>> loop = hb.shard(network, dense, sparse, grains=8)
+        >>> for batch in train:
+        ...     loss = loop.backward(batch, lambda part: loss_fn(network(part), part.labels["y"]))
+        ...     loop.clip_gradients(10.0)
+        ...     for optimizer in (dense, sparse):
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+    """
+    checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
+    if grains == 1:
+        raise ConfigError("shard.grains: a batch is divided in 2 or more, got 1. Give such as 8.")
+    check_not_wrapped(network, grains)
+    _check_optimizers(network, dense, sparse)
+    check_names("whole_tables", whole_tables, tables_of(network))
+    kind = RankLearner if trains_together() else GrainLearner
+    learner = kind(network, None, dense, sparse, grains)
+    if isinstance(learner, RankLearner):
+        learner.keep_whole(frozenset(whole_tables))
+    return ShardedLoop(learner)
+
+
+class ShardedLoop:
+    """The backward passes of a plain PyTorch loop; `hb.shard` returns it.
+
+    Every rank makes the same calls in the same order.
+    """
+
+    def __init__(self, learner: GrainLearner) -> None:
+        self._learner = learner
+        self._has_begun = False
+
+    @property
+    def shard(self) -> Shard:
+        """The rows that this rank owns: give it to `hb.checkpoints.State`, to save and restore."""
+        return self._learner.shard
+
+    def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
+        """Compute the loss of a batch and its gradients, and return the loss, float32 [].
+
+        The gradients are in `.grad` of all parameters, added to those that wait there.
+
+        Args:
+            batch: of a Dataset, arrays or tensors; the same on all ranks.
+            loss_of: calls the network, in train mode, with a part of the batch, whose columns are
+                tensors, and returns the mean loss of its samples. It is called once a grain.
+
+        Raises:
+            ConfigError: `loss_of` returns no loss, or ranks have other batches or weights.
+        """
+        learner = self._learner
+        if not isinstance(batch, Batch):
+            raise ConfigError(
+                f"backward: a Batch is needed, got {type(batch).__name__}. Give the batches of a "
+                "hb.Dataset, or hb.Batch objects."
+            )
+        if not self._has_begun:
+            learner.begin()
+            self._has_begun = True
+        learner.call = lambda part: _checked(loss_of(part))
+        earlier = learner.set_aside()
+        example = prepare(batch, CPU, labelled=False).divided(learner.grains)
+        loss = learner.forward(example)
+        learner.backward(loss)
+        learner.add(earlier)
+        return loss
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
+
+        It is the norm of the whole batch. That of `torch.nn.utils.clip_grad_norm_` would be another
+        one on each rank, which has the gradients of its own rows.
+        """
+        checks.above("clip_gradients.max_norm", max_norm, 0, "Give 10.0, for example.")
+        return self._learner.clip_gradients(max_norm)
+
+
+def _checked(loss: Any) -> Tensor:
+    if torch.is_tensor(loss) and loss.numel() == 1:
+        return loss
+    kind = f"a tensor {list(loss.shape)}" if torch.is_tensor(loss) else type(loss).__name__
+    raise ConfigError(
+        f"backward: loss_of must return the loss of a part of the batch, one number, got {kind}. "
+        "Return the mean over its samples."
+    )
+
+
+def _check_optimizers(network: nn.Module, dense: Any, sparse: Any) -> None:
+    modules = table_modules(network)
+    is_torch = dense is None or isinstance(dense, torch.optim.Optimizer)
+    if not is_torch or any(isinstance(rows, TableRows) for rows in parameters_of(dense)):
+        raise ConfigError(
+            "shard.dense: one torch optimizer over hb.dense_parameters(network) is needed, got "
+            f"{type(dense).__name__}. Give parameters of several rates as parameter groups."
+        )
+    if sparse is not None and not isinstance(sparse, SparseOptimizer):
+        raise ConfigError(
+            f"shard.sparse: hb.SparseOptimizer(network) is needed, got {type(sparse).__name__}."
+        )
+    stepped = set(parameters_of(sparse))
+    for module in modules:
+        if module.learns and not stepped.issuperset(module.rows):
+            names = [table.name for table in module.tables]
+            raise ConfigError(
+                f"shard.sparse: the tables {names} learn and need an optimizer, got another one. "
+                "Give hb.SparseOptimizer(network)."
+            )
