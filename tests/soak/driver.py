@@ -15,6 +15,7 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
 * `admission_bytes`: memory for ids that wait; with events of `crowded`, a sketch
 * `epochs`: a fit of shuffled files instead of a stream; `model` is then the digest of the model in
   the end, `rows` of its metrics an epoch
+* `ahead`: so many batches are mapped ahead
 * `grains`: of the model; `auto`: a plain torch model that `hb.auto` converted
 * `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
   that were counted twice
@@ -187,6 +188,7 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         *scored,
     ]
     torch.manual_seed(5)
+    data = hb.Ahead(data, depth=config["ahead"]) if config.get("ahead") else data
     model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}

@@ -78,7 +78,7 @@ class MapStage:
         self._queue: MapQueue | None = None
         if depth and isinstance(data, Dataset) and data.prefetch:
             self._reader = data
-        elif depth:
+        elif depth and mapper is not None and not mapper.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
         if depth:
             self._queue = MapQueue()
@@ -145,10 +145,9 @@ class MapStage:
 
     def _read_ahead(self) -> None:
         """Read examples up to the depth: those that can be had without waiting, or all."""
-        assert self._reader is not None
         assert self._mapper is not None
         while len(self._waiting) < self._depth and self._error is None:
-            if not self._mapper.waits and not self._reader.has_next:
+            if not self._mapper.waits and self._reader is not None and not self._reader.has_next:
                 return
             try:
                 self._waiting.append(self._read())
