@@ -233,13 +233,14 @@ class _FollowReading:
     def next_block(self) -> bool:
         """Return whether there is a block to read; its decision is then in the journal."""
         while True:
-            entry = self.live.journal.get("block", self.number)
-            if entry is None and self.block is None:
-                entry = self._choose()
-            elif entry is None and self.block is not None:
-                entry = {**self.block, "now": self.now}  # the position has no journal
-                if self.live.journal.last("block") < self.number:
-                    self.live.journal.append("block", self.number, entry)
+            entry: Mapping[str, Any] | None
+            if self.block is None:
+                entry = self.live.journal.decide("block", self.number, self._choose, dense=True)
+            else:
+                # the position may have no journal
+                position_block = {**self.block, "now": self.now}
+                entry = self.live.journal.decide("block", self.number, position_block.copy)
+                entry = entry or position_block
             if entry is not None:
                 self.block = _decision({**(self.block or {}), **entry})
                 self.now = entry["now"]
@@ -274,7 +275,7 @@ class _FollowReading:
     # --- the choice of the next file
 
     def _choose(self) -> dict[str, Any] | None:
-        """Write the next section to read to the journal; None if there is nothing to read."""
+        """Return the decision to read the next section; None if there is nothing to read."""
         if not self._ready:
             self._list()
         while self._ready:
@@ -282,7 +283,7 @@ class _FollowReading:
             section = self._new_section(entry)
             if section is not None:
                 self.live.lag = None
-                return self._record(text_of(entry.name), section)
+                return self._decision_on(text_of(entry.name), section)
         self.live.lag = 0
         return None
 
@@ -309,14 +310,14 @@ class _FollowReading:
                 continue
             self.seen = {**self.seen, text: identity.to_json()}
 
-    def _record(self, text: str, section: Section) -> dict[str, Any] | None:
-        """Write the decision for a section to the journal; None if its file is gone."""
+    def _decision_on(self, text: str, section: Section) -> dict[str, Any] | None:
+        """Return the decision to read a section; None if its file is gone."""
         assert section.end is not None
         try:
             identity = FileIdentity.of(section.file, section.end)
         except FileNotFoundError:
             return None
-        decision = {
+        return {
             "file": text,
             "begin": section.begin,
             "rows": section.rows,
@@ -324,8 +325,6 @@ class _FollowReading:
             "digest": identity.digest,
             "now": self.live.now(),
         }
-        self.live.journal.append("block", self.number, decision)
-        return decision
 
     def _new_section(self, entry: os.DirEntry[str]) -> Section | None:
         """Return the section of a listed file that is to be read; None if there is nothing new."""
@@ -512,14 +511,8 @@ class _FollowReading:
         text = schema_to_text(types)
         if text != self.types:
             self.types = text
-            self._record_types()
+            self.live.journal.amend("block", self.number, {"types": self.types})
         return with_open_as_null(rows, types)
-
-    def _record_types(self) -> None:
-        """Write the types to the journal, with the decision about the block."""
-        decision = self.live.journal.get("block", self.number)
-        if decision is not None and self.live.journal.last("block") == self.number:
-            self.live.journal.revise("block", self.number, {**decision, "types": self.types})
 
     def _put_aside(self, text: str, bad: Sequence[BadRow]) -> None:
         """Write bad rows to the dead letters."""

@@ -102,19 +102,41 @@ class Journal:
             entries[number] = json.loads(line[9:])[2]  # as a run after a crash would read it
 
     def decide(
-        self, topic: str, number: int, propose: Callable[[], Mapping[str, Any] | None]
+        self,
+        topic: str,
+        number: int,
+        propose: Callable[[], Mapping[str, Any] | None],
+        *,
+        dense: bool = False,
     ) -> Mapping[str, Any] | None:
         """Return a decision; None: nothing is decided.
 
         It is the one on record where the journal has come so far, else what `propose` returns,
         which is recorded first.
+
+        Args:
+            topic: of the decision.
+            number: in its topic.
+            propose: called where there is none on record; None: nothing is to be decided now.
+            dense: the topic has a decision of every number.
+
+        Raises:
+            PersistError: the journal cannot be written; or the topic is dense, and has a later
+                decision, but not this one.
         """
-        if self.last(topic) >= number:
-            return self.get(topic, number)
+        recorded = self.get(topic, number)
+        if recorded is not None or (self.last(topic) >= number and not dense):
+            return recorded
         proposed = propose()
         if proposed is not None:
             self.append(topic, number, proposed)
         return proposed
+
+    def amend(self, topic: str, number: int, more: Mapping[str, Any]) -> None:
+        """Add members to the last decision of a topic; an earlier one, or none, stays as it is."""
+        decision = self.get(topic, number)
+        if decision is not None and self.last(topic) == number:
+            self.revise(topic, number, {**decision, **more})
 
     def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
         """Replace the last decision of a topic, because its subject, such as a file, changed.

@@ -679,10 +679,7 @@ class Dataset:
         """
         if not self.endless or before is None:
             return
-        block = int(before["block"])
-        decision = self.live.journal.get("block", block)
-        if decision is not None and self.live.journal.last("block") == block:
-            self.live.journal.revise("block", block, {**decision, "failed": True})
+        self.live.journal.amend("block", int(before["block"]), {"failed": True})
 
     def _put_aside(self, rows: pa.RecordBatch, reason: str, message: str) -> None:
         """Store rows of an endless source that were left out as dead letters."""

@@ -79,9 +79,8 @@ class StreamCuts:
                 idle_since = now
             else:
                 idle_since = min(idle_since, now)
-            if pending and self._flushes(after, idle_since):
+            if pending and self._flushes(rows + pending, after, idle_since):
                 rows = rows + pending
-                self.live.journal.append("cut", rows, {})
                 yield Cut([parts], {**place, "rows": rows})
                 parts = []
                 pending = 0
@@ -114,8 +113,8 @@ class StreamCuts:
             return min(cut, end)
         return end
 
-    def _flushes(self, after: Position, idle_since: float) -> bool:
-        """Return whether the pending rows become a batch now.
+    def _flushes(self, end: int, after: Position, idle_since: float) -> bool:
+        """Return whether the pending rows become a batch now, the one that ends at row `end`.
 
         They do not while blocks in the journal are still to be read: the run that recorded these
         blocks received them in time.
@@ -124,7 +123,9 @@ class StreamCuts:
             return False
         if self.live.journal.last("block") >= after["block"]:
             return False
-        return self.live.clock() - idle_since >= self.flush_seconds
+        if self.live.clock() - idle_since < self.flush_seconds:
+            return False
+        return self.live.journal.decide("cut", end, dict, dense=True) is not None
 
 
 def _runs_of(grains: Sequence[Batch], batch_size: int) -> list[list[list[Batch]]]:

@@ -98,15 +98,14 @@ class FakeStream(Source):
 
 def _decide(state: dict[str, Any], live: Live, script: Iterator[int], num_rows: int) -> bool:
     """Take the block on record, or the script's next, which is put on record; False = a tick."""
-    block = live.journal.get("block", state["block"])
-    if block is None:
+
+    def propose() -> dict[str, Any] | None:
         take = min(next(script), num_rows - state["start"])
-        if not take:
-            return False
-        block = {"take": state["start"] + take, "now": live.now()}
-        live.journal.append("block", state["block"], block)
-    state |= block
-    return True
+        return {"take": state["start"] + take, "now": live.now()} if take else None
+
+    block = live.journal.decide("block", state["block"], propose, dense=True)
+    state |= block or {}
+    return block is not None
 
 
 def _block(table: pa.Table, names: Sequence[str], start: int, end: int) -> pa.RecordBatch:

@@ -4,6 +4,7 @@
 arguments.py      the checks of RecModel's arguments
 described.py      the words for a model
 learned_types.py  the types of raw columns that a model learned from
+feed.py           the items that a pass reads: of a stream, from the first rank
 load.py           load a model from a checkpoint
 loop.py           the only loop in Hotbed
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`

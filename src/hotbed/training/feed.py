@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +13,28 @@ from hotbed.data.dataset import Dataset
 from hotbed.training.run import Run
 
 
-def items_of(data: Iterable[Any], run: Run) -> Generator[Any, None, None]:
+@contextmanager
+def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     """Yield the items of data; None is a tick.
 
-    A Dataset reads and encodes ahead, on its own thread, which ends with this generator.
+    A Dataset reads and encodes ahead, on its own thread. An iterator that is made here is closed
+    here, which ends that thread.
     """
-    if run.online and run.learner.shard.size > 1:
-        yield from _from_first_rank(data, run)
+    shard = run.learner.shard
+    is_shared = run.online and shard.size > 1
+    if is_shared and not shard.is_first:
+        yield _from_first_rank(iter(()), run)
         return
-    with _opened(data) as items:
-        yield from items
+    stream = getattr(data, "stream", None)
+    items = stream() if callable(stream) else iter(data)
+    try:
+        yield _from_first_rank(items, run) if is_shared else items
+    finally:
+        if items is not data and hasattr(items, "close"):
+            items.close()
 
 
-def _from_first_rank(data: Iterable[Any], run: Run) -> Generator[Any, None, None]:
+def _from_first_rank(items: Iterator[Any], run: Run) -> Iterator[Any]:
     """Yield on every rank the items that the first one reads, ticks included.
 
     The source, its journal and its dead letters belong to the first rank: the others read nothing.
@@ -33,33 +42,18 @@ def _from_first_rank(data: Iterable[Any], run: Run) -> Generator[Any, None, None
     error of reading is raised on all of them.
     """
     shard = run.learner.shard
-    with ExitStack() as stack:
-        items: Iterator[Any] = iter(())
-        if shard.is_first:
-            items = stack.enter_context(_opened(data))
-        while True:
-            run.agree_to_stop()
-            if run.stopped:
-                return
-            sent = shard.from_first(lambda: _next(items))
-            if sent is None:
-                return
-            if isinstance(data, Dataset) and isinstance(sent.item, Batch):
-                yield data.received(sent.item, sent.types, sent.shapes)
-            else:
-                yield sent.item
-
-
-@contextmanager
-def _opened(data: Iterable[Any]) -> Iterator[Iterator[Any]]:
-    """Yield an iterator over data; one that is made here is closed here."""
-    stream = getattr(data, "stream", None)
-    items = stream() if callable(stream) else iter(data)
-    try:
-        yield items
-    finally:
-        if items is not data and hasattr(items, "close"):
-            items.close()
+    dataset = run.dataset
+    while True:
+        run.agree_to_stop()
+        if run.stopped:
+            return
+        sent = shard.from_first(lambda: _next(items))
+        if sent is None:
+            return
+        if isinstance(dataset, Dataset) and isinstance(sent.item, Batch):
+            yield dataset.received(sent.item, sent.types, sent.shapes)
+        else:
+            yield sent.item
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
 from hotbed.training.ahead import MapStage
-from hotbed.training.feed import items_of
+from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
 from hotbed.training.stages.example import Example, prepare
@@ -124,7 +124,7 @@ def _examples(data: Iterable[Any], run: Run) -> Generator[Example | None, None, 
     learner = run.learner
     labelled = learner.criterion is not None
     types = None  # the last ones that were compared with those of training
-    with closing(items_of(data, run)) as items:
+    with opened(data, run) as items:
         for item in items:
             if item is None:
                 yield None

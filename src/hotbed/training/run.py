@@ -153,11 +153,13 @@ class Ending:
         reason: of the callback that stopped it.
         error: the error that ends it.
         whole: whether no step and no end of an epoch was half done.
+        agreed: whether all ranks end; False: this one asks for it.
     """
 
     reason: str = ""
     error: BaseException | None = None
     whole: bool = True
+    agreed: bool = True
 
 
 @dataclass
@@ -180,7 +182,6 @@ class Run:
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
         stage: yields the batches of this pass, and maps some of them ahead.
-        asked: why this process alone asks for the end of a stream on several ranks.
     """
 
     model: TrainedModel
@@ -198,7 +199,6 @@ class Run:
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
     stage: MapStage | None = None
-    asked: str = ""
 
     @property
     def step(self) -> int:
@@ -251,7 +251,9 @@ class Run:
     @property
     def stopped(self) -> str:
         """Why training ends after this step; empty until then, and while batches are ahead."""
-        return "" if self.ending is None or self.ahead else self.ending.reason
+        if self.ending is None or not self.ending.agreed or self.ahead:
+            return ""
+        return self.ending.reason
 
     @property
     def error(self) -> BaseException | None:
@@ -263,15 +265,14 @@ class Run:
 
         A stream on several ranks ends on all of them, whichever calls it.
         """
-        if self.online and self.learner.shard.size > 1:
-            self.asked = self.asked or reason
-        elif self.ending is None:
-            self.ending = Ending(reason)
+        if self.ending is None:
+            self.ending = Ending(reason, agreed=not self.online or self.learner.shard.size == 1)
 
     def agree_to_stop(self) -> None:
         """End a stream on all ranks if one of them asks for it; all call it between two steps."""
-        reasons = [reason for reason in self.learner.shard.gathered(self.asked) if reason]
-        if reasons and self.ending is None:
+        asked = "" if self.ending is None else self.ending.reason
+        reasons = [reason for reason in self.learner.shard.gathered(asked) if reason]
+        if reasons:
             self.ending = Ending(reasons[0])
 
     def fail(self, error: BaseException, *, whole: bool = True) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -126,11 +127,9 @@ class KafkaReader:
         """
         if self.take:
             decision = {"take": self.take, "now": self.now, "partitions": self.num_partitions}
-            return self._replayed(decision), self.count
-        recorded = self.live.journal.get("block", self.number)
-        if recorded is not None:
-            return self._replayed(recorded), 0
-        return self._decide(), 0
+            return self._fetched(decision), self.count
+        decided = self.live.journal.decide("block", self.number, self._proposed, dense=True)
+        return (None if decided is None else self._fetched(decided)), 0
 
     def _lag(self) -> int | None:
         """Return the number of messages behind the current block; None while it is not known."""
@@ -142,8 +141,8 @@ class KafkaReader:
             lag += waiting
         return lag
 
-    def _replayed(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
-        """Return the messages of a block that was decided before; None until all are fetched."""
+    def _fetched(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
+        """Return the messages of a block that is decided; None until all are fetched."""
         take = _by_partition(decision["take"])
         self.topic.needed = take
         for partition, end in take.items():
@@ -157,32 +156,25 @@ class KafkaReader:
         by_partition: MessagesByPartition = {}
         for partition, end in take.items():
             pending = self.topic.pending[partition]
-            messages = [message for message in pending if message[1] < end]
-            by_partition[partition] = messages
+            by_partition[partition] = pending[: bisect_left(pending, end, key=_offset_of)]
         return by_partition
 
-    def _decide(self) -> MessagesByPartition | None:
-        """Return the messages of a new block, which is written to the journal; None if not due."""
+    def _proposed(self) -> dict[str, Any] | None:
+        """Return the decision on a new block; None if none is due."""
         if not self._is_due():
             return None
-        by_partition = self._earliest()
+        take: dict[int, int] = {}
+        for partition, messages in self._earliest().items():
+            take[partition] = _offset_of(messages[-1]) + 1
+        decision: dict[str, Any] = {"take": _by_name(take), "now": self.live.now()}
         begin = dict(self.topic.begins)
         for partition in self.offsets:
             begin.pop(partition, None)
-        self.offsets = {**self.offsets, **begin}
-        self.now = self.live.now()
-        self.take = {}
-        for partition, messages in by_partition.items():
-            _, last_offset, _ = messages[-1]
-            self.take[partition] = last_offset + 1
-        value = {"take": _by_name(self.take), "now": self.now}
         if begin:
-            value["begin"] = _by_name(begin)
-        self.num_partitions = len(self.offsets)
+            decision["begin"] = _by_name(begin)
         if self.grains > 1:
-            value["partitions"] = self.num_partitions
-        self.live.journal.append("block", self.number, value)
-        return by_partition
+            decision["partitions"] = len({**self.offsets, **begin})
+        return decision
 
     def _is_due(self) -> bool:
         """Return whether the pending messages form a block now."""
@@ -281,7 +273,7 @@ class KafkaReader:
         schema, types = wanted_types(self.source.decoder, values, plan, self.types)
         if types != self.types:
             self.types = types
-            self._record_types()
+            self.live.journal.amend("block", self.number, {"types": self.types})
         return schema
 
     def _with_values(self, messages: PlacedMessages) -> PlacedMessages:
@@ -314,12 +306,6 @@ class KafkaReader:
             return TICK
         return table.to_batches()[0]
 
-    def _record_types(self) -> None:
-        """Write the types of the columns to the journal, with the decision about the block."""
-        decision = self.live.journal.get("block", self.number)
-        if decision is not None and self.live.journal.last("block") == self.number:
-            self.live.journal.revise("block", self.number, {**decision, "types": self.types})
-
     def _put_aside(
         self, messages: PlacedMessages, bad: Mapping[int, Exception], plan: ReadPlan
     ) -> None:
@@ -342,6 +328,11 @@ class KafkaReader:
         assert plan.skips is not None
         plan.skips.add("value", message, len(bad))
         self.live.dead_letters.add_all(letters)
+
+
+def _offset_of(message: Message) -> int:
+    _, offset, _ = message
+    return offset
 
 
 def dealt(messages: PlacedMessages, partitions: Sequence[int], grains: int) -> list[PlacedMessages]:
