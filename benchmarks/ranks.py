@@ -8,6 +8,7 @@ Prints in one run, as Markdown:
   (N - 1) / N + 2 (N - 1) / N x dense bytes, for N = 2, 4 and 8.
 * speed: samples/s of N = 1 and N = 2 with a thread each, and of N = 1 with two threads. The jobs
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
+* ahead: a step of `fit` on two processes, with `hb.Ahead` and without, in turn.
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
 * save: MiB/s of one process and of two that save such a table to one disk, in turn.
@@ -37,7 +38,7 @@ from typing import Any
 import numpy as np
 
 NUM_BATCHES = 8
-SECTIONS = ("messages", "bytes", "speed", "tables", "rows", "save", "torchrec")
+SECTIONS = ("messages", "bytes", "speed", "ahead", "tables", "rows", "save", "torchrec")
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "DCNv2, 3 cross, 3x400": ("DCNv2", {"num_cross_layers": 3, "hidden": [400, 400, 400]}),
     "WideDeep, 64-32": ("WideDeep", {"hidden": [64, 32]}),
@@ -149,6 +150,8 @@ def work(job: Job) -> None:
     batches = list(batches_of(job, names))
     tasks: dict[str, Callable[[int], Any]] = {
         "train": lambda steps: trained(model, batches, steps),
+        "fit": lambda steps: fitted(model, batches, steps, 0),
+        "ahead": lambda steps: fitted(model, batches, steps, 2),
         "count": lambda steps: counted(model, batches, steps),
         "grow": lambda steps: grown(model, job, steps),
         "save": lambda steps: saved(model, steps),
@@ -186,6 +189,16 @@ def trained(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
         seconds = time.perf_counter() - start
     waited = sum(message["seconds"] for message in messages)
     return {"step": 1e3 * seconds / steps, "messages": 1e3 * waited / steps}
+
+
+def fitted(model: Any, batches: Sequence[Any], steps: int, depth: int) -> float:
+    """Return the milliseconds of a step of `fit`, whose batches are mapped ahead so far."""
+    import hotbed as hb
+
+    data = [batches[step % len(batches)] for step in range(steps)]
+    start = time.perf_counter()
+    model.fit(hb.Ahead(data, depth=depth), progress=False)
+    return 1e3 * (time.perf_counter() - start) / steps
 
 
 def counted(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
@@ -339,6 +352,23 @@ def measure_speed(a: argparse.Namespace) -> None:
             step = float(np.median(own))
             cells = [network, f"{size} x {threads}", f"{step:.1f}", f"{4096e3 / step:,.0f}"]
             print_row(*cells, spread(times[0] / own))
+
+
+def measure_ahead(a: argparse.Namespace) -> None:
+    print_head(f"network, B 4,096, G {a.grains}, N = 2", "ms of fit", "with hb.Ahead", "beside it")
+    for network in ("DCNv2, 3 cross, 3x400", "perceptron 64-32"):
+        if a.only not in network:
+            continue
+        steps = a.steps if "64-32" in network else max(1, a.steps // 5)
+        times: dict[str, list[float]] = {"fit": [], "ahead": []}
+        with ranks_of(Job(network, grains=a.grains), 2) as ranks:
+            ranks.ask("train", NUM_BATCHES)
+            for _ in range(a.rounds):
+                for task, own in times.items():
+                    own.append(ranks.ask(task, steps)[0])
+        fit, ahead = (np.array(own) for own in times.values())
+        medians = [f"{np.median(own):.1f}" for own in (fit, ahead)]
+        print_row(network, *medians, spread(fit / ahead))
 
 
 def measure_tables(a: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import FeatureLayout
@@ -19,6 +19,8 @@ from .planner import obstacle_of
 Ask = Callable[[TableExchange, Batch, int], AskedIds]
 """Ask for the ids of a batch; the number is the digest of what must be equal on all ranks."""
 Statistics = dict[str, dict[str, int]]
+GRACE_SECONDS = 5
+"""How long a rank that ends a pass waits for the others, which end it, too."""
 
 
 class Question:
@@ -129,7 +131,13 @@ class RankMapper:
     def take_back(self, example: Example) -> None:
         assert example.batch is not None
         question: Question = example.batch.plans
-        if question.answer is not None and question.answer.exception() is None:
+        if question.answer is None:
+            return
+        try:
+            error = question.answer.exception(GRACE_SECONDS)
+        except TimeoutError:
+            return  # this rank has failed alone, and the others do not ask
+        if error is None:
             question.asked.step.take_back()
 
     def statistics(self, example: Example) -> Statistics:

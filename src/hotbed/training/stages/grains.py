@@ -368,7 +368,7 @@ def _check_network(network: nn.Module, grains: int) -> None:
         raise ConfigError(
             f"grains: a model of hb.auto computes its ids in its forward pass, and a step by "
             f"grains maps them before it, got {grains} grains and {type(network).__name__}. Leave "
-            "grains out, or write the network with hb.EmbeddingCollection."
+            "grains out and start one process, or write the network with hb.EmbeddingCollection."
         )
 
 

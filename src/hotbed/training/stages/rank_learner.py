@@ -197,6 +197,7 @@ class RankLearner(GrainLearner):
         return plans
 
     def _digest(self, batch: Batch) -> int:
+        _check_weights(batch)
         return _digest_of(batch, self._dense_parameters)
 
     def _ask(
@@ -209,7 +210,6 @@ class RankLearner(GrainLearner):
                     f"{[table.name for table in module.tables]} in eval mode. Set "
                     'table.frozen = "all" instead.'
                 )
-        _check_weights(batch)
         return tables.ask(
             [ids for module in self._collections for ids in module.inputs_of(batch)],
             batch.time,
