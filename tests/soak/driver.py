@@ -293,6 +293,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.embedding.lookups import LocalLookup
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
+    from hotbed.parallel import RankShard
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
     from hotbed.training.stages.grains import GrainLearner
@@ -315,6 +316,11 @@ def points() -> dict[str, tuple[Any, str]]:
         "rename": (os, "rename"),
         "replace": (os, "replace"),
         "committed": (Dataset, "commit"),
+        "opened": (CheckpointWriter, "__init__"),
+        "gathered": (RankShard, "gathered"),
+        "collected": (RankShard, "collected"),
+        "agreed": (RankShard, "from_first"),
+        "commit": (CheckpointWriter, "commit"),
         "forget": (Journal, "forget"),
         "journal": (Journal, "append"),
     }
