@@ -109,8 +109,10 @@ def record(error: BaseException, exit_code: int) -> None:
 
 def _is_lost(error: BaseException) -> bool:
     """Return whether another rank may be gone: its error is the one to report, if it has one."""
-    errors = (error, error.__cause__)
-    return any(isinstance(one, RuntimeError) and "gloo" in str(one) for one in errors)
+    return any(
+        isinstance(reason, RuntimeError) and "gloo" in str(reason)
+        for reason in (error, error.__cause__)
+    )
 
 
 def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
