@@ -50,8 +50,8 @@ POLICIES: dict[str, tuple[tuple[str, ...], int]] = {
     "no policies": ((), 0),
     "MinCount: counts": (("count",), 4),
     "Lru: times": (("lru",), 8),
-    "Lfu by score: scores": (("lfu",), 8),
-    "MinCount, Ttl, Lfu by score: all": (("count", "ttl", "lfu"), 4 + 8 + 8),
+    "Lfu by score: counts, scores": (("lfu",), 4 + 8),
+    "MinCount, Ttl, Lfu: all three": (("count", "ttl", "lfu"), 4 + 8 + 8),
 }
 """Policies of tables, and the bytes an id that they add to what an owner is asked for."""
 

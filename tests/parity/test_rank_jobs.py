@@ -199,6 +199,21 @@ def test_a_signal_ends_all_ranks_with_one_message(
 
 
 @pytest.mark.soak
+def test_ranks_end_with_a_launcher_that_is_killed(folder: Path) -> None:
+    process = start(folder, "train", "job.yaml", "--ranks", "2", "--set", "fit.epochs=100000")
+    assert process.stdout is not None
+    while "epoch 1/" not in process.stdout.readline():
+        pass
+    workers = workers_of(process)
+    assert len(workers) == 2
+    process.kill()
+    process.communicate(timeout=60)  # until nobody holds its pipes
+    for worker in workers:
+        status = Path(f"/proc/{worker}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+@pytest.mark.soak
 def test_doctor_measures_ranks_and_says_which_interface_is_absent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
