@@ -5,7 +5,8 @@ Prints in one run, as Markdown:
 
 * messages: calls of torch.distributed a step, for 1, 26 and 100 tables.
 * bytes: what a process sends the others in a step, beside distinct ids x (8 + 2 x row bytes) x
-  (N - 1) / N + 2 (N - 1) / N x dense bytes, for N = 2, 4 and 8.
+  (N - 1) / N + 2 (N - 1) / N x dense bytes, for N = 2, 4 and 8. Counts, times and scores add 4, 8
+  and 8 bytes to the 8 of an id, where policies of tables want them.
 * speed: samples/s of N = 1 and N = 2 with a thread each, and of N = 1 with two threads. The jobs
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
 * ahead: a step of `fit` on two processes, with `hb.Ahead` and without, in turn.
@@ -46,12 +47,21 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "perceptron 3x400": ("DNN", {"hidden": [400, 400, 400]}),
 }
 
+POLICIES: dict[str, tuple[tuple[str, ...], int]] = {
+    "no policies": ((), 0),
+    "MinCount: counts": (("count",), 4),
+    "Lru: times": (("lru",), 8),
+    "Lfu by score: counts, scores": (("lfu",), 4 + 8),
+    "MinCount, Ttl, Lfu: all three": (("count", "ttl", "lfu"), 4 + 8 + 8),
+}
+"""Policies of tables, and the bytes an id that they add to what an owner is asked for."""
+
 
 @dataclass(frozen=True)
 class Job:
     """A network and its data; `features` of each of `tables`, all in one table where it is shared.
 
-    Its ids are drawn from `ids` a table, or are all new where that is 0.
+    Tables have the policies of a name of POLICIES. Its ids are drawn from `ids` a table, or are all new where that is 0.
     """
 
     network: str
@@ -62,6 +72,7 @@ class Job:
     ids: int = 1_000_000
     grains: int = 8
     threads: int = 1
+    policies: str = "no policies"
 
 
 class Ranks:
@@ -142,8 +153,10 @@ def work(job: Job) -> None:
     names = [[f"t{t}f{f}" for f in range(job.features)] for t in range(job.tables)]
     table_of = {name: f"t{0 if job.shared else t}" for t, of in enumerate(names) for name in of}
     columns = [hb.Id(name, table=table) for name, table in table_of.items()]
-    schema = hb.Schema([hb.Label("y"), *columns])
-    tables = hb.make_tables(schema, dim=16, rule=hb.Adagrad(lr=0.05), seed=0)
+    policies = policies_of(job)
+    times = [hb.Time("t")] if policies else []
+    schema = hb.Schema([hb.Label("y"), *times, *columns])
+    tables = hb.make_tables(schema, dim=16, rule=hb.Adagrad(lr=0.05), seed=0, **policies)
     kind, settings = NETWORKS[job.network]
     network = getattr(hb.models, kind)(schema, tables, **settings)
     model = hb.RecModel(network, "bce", hb.Adam(lr=1e-3), grains=job.grains)
@@ -152,13 +165,29 @@ def work(job: Job) -> None:
         "train": lambda steps: trained(model, batches, steps),
         "fit": lambda steps: fitted(model, batches, steps, 0),
         "ahead": lambda steps: fitted(model, batches, steps, 2),
-        "count": lambda steps: counted(model, batches, steps),
+        "count": lambda steps: counted(model, batches, steps, POLICIES[job.policies][1]),
         "grow": lambda steps: grown(model, job, steps),
         "save": lambda steps: saved(model, steps),
     }
     for line in sys.stdin:
         task, number = json.loads(line)
         print(json.dumps(tasks[task](number)), flush=True)
+
+
+def policies_of(job: Job) -> dict[str, Any]:
+    """Return the policies of the tables, as arguments of `hb.make_tables`."""
+    import hotbed as hb
+
+    evictions = {
+        "lru": hb.Lru(1 << 22),
+        "lfu": hb.Lfu(1 << 22, half_life_seconds=3600.0),
+        "ttl": hb.Ttl(days=1.0),
+    }
+    names = POLICIES[job.policies][0]
+    policies: dict[str, Any] = {"evict": [evictions[name] for name in names if name != "count"]}
+    if "count" in names:
+        policies["admit"] = hb.MinCount(2)
+    return {name: policy for name, policy in policies.items() if policy}
 
 
 def batches_of(job: Job, names: Sequence[Sequence[str]]) -> Iterator[Any]:
@@ -177,7 +206,8 @@ def batches_of(job: Job, names: Sequence[Sequence[str]]) -> Iterator[Any]:
             for name, part in zip(of_table, np.split(values, job.features), strict=True):
                 ids[name] = hb.Ids(np.ascontiguousarray(part))
         labels = random.integers(0, 2, job.batch).astype(np.float32)
-        yield hb.Batch(ids, {}, {"y": labels})
+        times = np.arange(job.batch) if POLICIES[job.policies][0] else None
+        yield hb.Batch(ids, {}, {"y": labels}, time=times)
 
 
 def trained(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
@@ -201,8 +231,11 @@ def fitted(model: Any, batches: Sequence[Any], steps: int, depth: int) -> float:
     return 1e3 * (time.perf_counter() - start) / steps
 
 
-def counted(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
-    """Return the messages and bytes of a step, and the bytes that the formula gives."""
+def counted(model: Any, batches: Sequence[Any], steps: int, added: int) -> dict[str, float]:
+    """Return the messages and bytes of a step, and the bytes that the formula gives.
+
+    `added`: the bytes an id of counts, times and scores.
+    """
     import torch.distributed as dist
 
     import hotbed as hb
@@ -220,7 +253,7 @@ def counted(model: Any, batches: Sequence[Any], steps: int) -> dict[str, float]:
     return {
         "messages": len(messages) / steps,
         "bytes": sum(message["bytes"] for message in messages) / steps,
-        "formula": rows / steps * (8 + 2 * 4 * 16) * others + 2 * others * dense,
+        "formula": rows / steps * (8 + added + 2 * 4 * 16) * others + 2 * others * dense,
     }
 
 
@@ -307,14 +340,21 @@ def measure_messages(a: argparse.Namespace) -> None:
 
 
 def measure_bytes(a: argparse.Namespace) -> None:
-    print_head("network", "N", "bytes a process and step", "formula", "ratio")
-    for network in ("perceptron 64-32", "perceptron 3x400"):
-        for size in (2, 4, 8):
-            with ranks_of(Job(network), size) as ranks:
-                ranks.ask("train", 1)
-                answers = ranks.ask("count", 4)
-            sent, formula = (np.mean([x[n] for x in answers]) for n in ("bytes", "formula"))
-            print_row(network, size, f"{sent:,.0f}", f"{formula:,.0f}", f"{sent / formula:.3f}x")
+    head = ("network", "tables", "N", "bytes a process and step", "formula", "ratio", "messages")
+    print_head(*head)
+    jobs = [(Job("perceptron 3x400"), size) for size in (2, 4, 8)]
+    for policies in POLICIES:
+        jobs.extend((Job("perceptron 64-32", policies=policies), size) for size in (2, 4, 8))
+    for job, size in jobs:
+        if size not in a.ranks:
+            continue
+        with ranks_of(job, size) as ranks:
+            ranks.ask("train", 1)
+            answers = ranks.ask("count", 4)
+        names = ("bytes", "formula", "messages")
+        sent, formula, messages = (np.mean([x[name] for x in answers]) for name in names)
+        cells = [f"{sent:,.0f}", f"{formula:,.0f}", f"{sent / formula:.3f}x", f"{messages:g}"]
+        print_row(job.network, job.policies, size, *cells)
 
 
 def in_turn(jobs: Sequence[tuple[Job, int]], steps: int, rounds: int) -> list[np.ndarray]:
@@ -450,6 +490,7 @@ def main() -> None:
     p.add_argument("--sections", nargs="+", default=SECTIONS, choices=SECTIONS)
     p.add_argument("--only", default="", help="part of a network's name, for the speed")
     p.add_argument("--grains", type=int, default=8, help="of the speed, and beside TorchRec")
+    p.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="N of the bytes")
     p.add_argument("--steps", type=int, default=20, help="in a round of a small network")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--rows", type=int, default=2_000_000, help="of the large table")

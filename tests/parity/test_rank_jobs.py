@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """`hotbed arguments` in a folder, without a launcher above it."""
+def start(folder: Path, *arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """`hotbed arguments` in a folder, as modules of Python below a launcher."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return subprocess.Popen(
-        [sys.executable, "-m", "hotbed.cli", *arguments],
+        [sys.executable, *launcher, "-m", "hotbed.cli", *arguments],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -128,6 +129,33 @@ def test_an_error_of_all_ranks_is_one_message(folder: Path) -> None:
     assert errors.count("\n") == 1
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_torchrun_starts_killed_ranks_again_and_they_resume(ranks: int, folder: Path) -> None:
+    job = folder / "job.yaml"
+    callback = "{kind: checkpoint, path: states/OUTPUT, every_steps: 5, wait: true}"
+    text = job.read_text().replace("{kind: best_weights, metric: auc}", callback)
+    job.write_text(text.replace("batch_size: 4096", "batch_size: 256"))
+    flags = ["--set=grains=8", f"--set=callbacks.1.path={folder}/states/one"]
+    one = hotbed(folder, "train", "job.yaml", *flags, "--set", "output=one")
+    assert one[0] == 0, one[2]
+    launcher = ["--standalone", "--max-restarts", "1", "--nproc-per-node", str(ranks)]
+    job_flags = ["--set=grains=8", f"--set=callbacks.1.path={folder}/states/several"]
+    process = start(
+        folder,
+        *["train", "job.yaml", *job_flags, "--set", "output=several"],
+        launcher=["-m", "torch.distributed.run", *launcher],
+    )
+    while not (folder / "states" / "several" / "checkpoint-00000005").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    kill_a_rank(process)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    for name in ("", "states/"):
+        assert diff(folder / f"{name}several", folder / f"{name}one")["same"]
+
+
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The ids of the processes that a process started."""
     listed = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)], text=True)
@@ -168,6 +196,21 @@ def test_a_signal_ends_all_ranks_with_one_message(
     assert process.returncode == code
     assert errors == message
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.soak
+def test_ranks_end_with_a_launcher_that_is_killed(folder: Path) -> None:
+    process = start(folder, "train", "job.yaml", "--ranks", "2", "--set", "fit.epochs=100000")
+    assert process.stdout is not None
+    while "epoch 1/" not in process.stdout.readline():
+        pass
+    workers = workers_of(process)
+    assert len(workers) == 2
+    process.kill()
+    process.communicate(timeout=60)  # until nobody holds its pipes
+    for worker in workers:
+        status = Path(f"/proc/{worker}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
 
 
 @pytest.mark.soak

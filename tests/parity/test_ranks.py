@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,7 @@ from forked import LogLines, ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
-from hotbed.parallel import Placement, Ranks
+from hotbed.parallel import Placement, Ranks, connections
 from hotbed.parallel.probe import probe
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.digest import part_digests
@@ -292,6 +293,25 @@ def refusals(folder: str) -> Results:
     warm.save(f"{folder}/warm")
     found["weights"] = error_of(lambda: small(seed=rank).step(batch()))
     found["random numbers"] = error_of(lambda: model.step(batch()))
+    found["unreached"] = unreached(Ranks.of_job())
+    return found
+
+
+def unreached(ranks: Ranks) -> Results:
+    """Connect ranks whose first check of messages fails on one rank or on all."""
+    from_each = connections._from_each
+    second: Results = {
+        "no interface": from_each,
+        "no message": lambda group, number: [0, 1],
+        "another message": lambda group, number: from_each(group, 7),
+    }
+    found = {}
+    for name, call in second.items():
+        broken = patch.object(connections, "_from_each", call if ranks.rank else from_each)
+        absent = {connections.INTERFACE: "absent"} if name == "no interface" else {}
+        limit = patch.object(connections, "CHECK_TIMEOUT", timedelta(seconds=1))
+        with broken, limit, patch.dict(os.environ, absent):
+            found[name] = error_of(ranks.another)
     return found
 
 
@@ -300,6 +320,13 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
     full, warm = (open_checkpoint(tmp_path / name) for name in ("full", "warm"))
     for name in full.table_names:
         assert list(full.rows(name)) == list(warm.rows(name))
+    for rank, of_rank in enumerate((first, second)):
+        unreached = of_rank.pop("unreached")
+        assert len(unreached) == 3
+        for error in unreached.values():
+            assert error.startswith(f"ConfigError: ranks: rank {rank} of 2 cannot reach the others")
+            assert "GLOO_SOCKET_IFNAME" in error
+            assert "hotbed doctor --ranks 2" in error
     second.pop("left")  # the first rank may not have removed its draft
     assert first.pop("left") == ["CURRENT", "checkpoint-00000001"]
     assert first == second

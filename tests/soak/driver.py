@@ -384,7 +384,7 @@ def points() -> dict[str, tuple[Any, str]]:
     from hotbed.embedding.lookups import LocalLookup
     from hotbed.embedding.table import Table
     from hotbed.optim.sparse import SparseOptimizer
-    from hotbed.parallel import Ranks, TableExchange
+    from hotbed.parallel import Ranks, RankShard, TableExchange
     from hotbed.persist import checkpoint
     from hotbed.persist.format import CheckpointWriter
     from hotbed.training.stages.grains import GrainLearner
@@ -412,6 +412,11 @@ def points() -> dict[str, tuple[Any, str]]:
         "rename": (os, "rename"),
         "replace": (os, "replace"),
         "committed": (Dataset, "commit"),
+        "opened": (CheckpointWriter, "__init__"),
+        "gathered": (RankShard, "gathered"),
+        "collected": (RankShard, "collected"),
+        "agreed": (RankShard, "from_first"),
+        "commit": (CheckpointWriter, "commit"),
         "forget": (Journal, "forget"),
         "journal": (Journal, "append"),
     }

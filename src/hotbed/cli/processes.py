@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,6 +14,10 @@ from hotbed.errors import MissingExtra
 
 if TYPE_CHECKING:
     from hotbed.parallel.launch import RankFailure
+
+LAUNCHER = "HOTBED_LAUNCHER"
+"""Environment variable: the process that started this one as a rank by `--ranks`."""
+_PR_SET_PDEATHSIG = 1
 
 
 def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
@@ -30,6 +35,7 @@ def run(arguments: Sequence[str], ranks: int) -> RankFailure | None:
             f"--ranks: torch starts the processes, got --ranks {ranks} without torch. Run pip "
             "install hotbed[train]."
         ) from error
+    os.environ[LAUNCHER] = str(os.getpid())
     return launch(arguments, ranks)
 
 
@@ -45,8 +51,17 @@ def is_first() -> bool:
 
 
 def behave_as_rank() -> None:
-    """Let SIGINT end this process at once, without a word: the launcher says what happened."""
+    """Let SIGINT end this process at once, without a word: the launcher says what happened.
+
+    On Linux, the end of the launcher of `--ranks` ends this process, too, also by SIGKILL.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it ended before that
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave(error: Exception, exit_code: int) -> NoReturn:

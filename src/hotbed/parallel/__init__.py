@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job on several processes, called ranks: the rows of each table are spread over them.
 
-dense.py      DenseExchange: losses, gradients and buffers of the dense part, added over ranks
-exchange.py   TableExchange: the rows of a batch, and their gradients, between ranks
-halves.py     the order in which values of grains are added
-ids.py        AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
-launch.py     run a command on several processes, and say why it failed
-log_lines.py  the rank in every log line of Hotbed
-placement.py  Placement: which rank owns which rows and computes which grains
-probe.py      connect the ranks of a job, and measure how fast they reach each other
-ranks.py      Ranks: the processes of a job, and what they send each other
-sharded.py    ShardedLookup: the verbs of a lookup over the rows of all ranks
-shards.py     Shard: the rows that a process holds, for those who write and read states
-traffic.py    Traffic and RankWork: what a rank sent, how long it waited, and what it trained
+connections.py  connect the ranks of a job, and see that messages pass
+dense.py        DenseExchange: losses, gradients and buffers of the dense part, added over ranks
+exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
+halves.py       the order in which values of grains are added
+ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
+launch.py       run a command on several processes, and say why it failed
+log_lines.py    the rank in every log line of Hotbed
+placement.py    Placement: which rank owns which rows and computes which grains
+probe.py        measure how fast the ranks of a job reach each other
+ranks.py        Ranks: the processes of a job, and what they send each other
+sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks
+shards.py       Shard: the rows that a process holds, for those who write and read states
+traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
 from .dense import DenseExchange

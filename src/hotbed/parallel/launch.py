@@ -89,10 +89,10 @@ def record(error: BaseException, exit_code: int) -> None:
     """
     details = {"timestamp": str(int(time.time()))}
     text = f"{type(error).__name__} {error}"
-    if _is_lost(error):
-        text = f"the connection to another rank was lost: {error}"
-    elif not isinstance(error, HotbedError) or os.environ.get("HOTBED_TRACEBACK"):
+    if not isinstance(error, HotbedError) or os.environ.get("HOTBED_TRACEBACK"):
         text = "".join(traceback.format_exception(error)).rstrip()
+        if _is_lost(error):
+            text = f"the connection to another rank was lost: {error}"
     if ERROR_FILE not in os.environ:
         print(f"rank {os.environ.get('RANK')}: {text}", file=sys.stderr)
         return
@@ -108,8 +108,11 @@ def record(error: BaseException, exit_code: int) -> None:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Return whether another rank is gone: its error is the one to report."""
-    return isinstance(error, RuntimeError) and "gloo" in str(error)
+    """Return whether another rank may be gone: its error is the one to report, if it has one."""
+    return any(
+        isinstance(reason, RuntimeError) and "gloo" in str(reason)
+        for reason in (error, error.__cause__)
+    )
 
 
 def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:

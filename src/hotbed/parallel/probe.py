@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connect the ranks of a job, and measure how fast they reach each other."""
+"""Measure how fast the ranks of a job reach each other."""
 
 from __future__ import annotations
 
-import os
 import socket
 import statistics
 import time
@@ -13,13 +12,10 @@ from datetime import timedelta
 
 import torch
 
-from hotbed.errors import ConfigError
-
+from .connections import name_problems, unreached_explained
 from .ranks import Ranks
 
 TIMEOUT = timedelta(seconds=10)
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interface that gloo connects over."""
 ROUNDS: Mapping[int, int] = {8: 100, 64 * 1024: 40, 4 * 1024 * 1024: 8}
 """Bytes that a rank sends to each other one, and how often."""
 
@@ -50,47 +46,12 @@ def probe() -> RankConnections:
     Raises:
         ConfigError: a rank does not answer within 10 seconds.
     """
-    problems = name_problems()
-    try:
-        ranks = Ranks.of_job(TIMEOUT)
-        names = ranks.gather_objects((socket.gethostname(), problems))
+    ranks = Ranks.of_job(TIMEOUT)
+    with unreached_explained():
+        names = ranks.gather_objects((socket.gethostname(), name_problems()))
         seconds = {num_bytes: _measure(ranks, num_bytes) for num_bytes in ROUNDS}
-    except RuntimeError as error:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        advice = (
-            f"See that all ranks are started, that {place} is reachable from each host, and that "
-            f"{INTERFACE} names the interface between them."
-        )
-        reason = str(error).partition("\n")[0][:200]
-        hints = " ".join([advice, *problems])
-        raise ConfigError(
-            f"ranks: rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} cannot reach "
-            f"the others within {TIMEOUT.seconds} s, got {reason}. {hints}"
-        ) from error
     every_problem = dict.fromkeys(problem for _, of_rank in names for problem in of_rank)
     return RankConnections([host for host, _ in names], seconds, list(every_problem))
-
-
-def name_problems() -> list[str]:
-    """Return what keeps other hosts from reaching this one by its name, a sentence or two each."""
-    interfaces = [name for _, name in socket.if_nameindex()]
-    chosen = os.environ.get(INTERFACE)
-    if chosen is not None:
-        if chosen in interfaces:
-            return []
-        return [
-            f"{INTERFACE}={chosen}: there is no such interface here. Give one of "
-            f"{', '.join(interfaces)}."
-        ]
-    host = socket.gethostname()
-    advice = f"Ranks on other hosts need {INTERFACE}, one of {', '.join(interfaces)}."
-    try:
-        address = socket.gethostbyname(host)
-    except OSError:
-        return [f"The host name {host!r} has no address, so gloo takes the loopback. {advice}"]
-    if address.startswith("127."):
-        return [f"The host name {host!r} has the address {address}, the loopback. {advice}"]
-    return []
 
 
 def _measure(ranks: Ranks, num_bytes: int) -> float:

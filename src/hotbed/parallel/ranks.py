@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,16 +13,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError, HotbedError
 
+from .connections import TIMEOUT, connect, connect_again
 from .log_lines import name_rank_in_logs
 from .traffic import Traffic
 
-TIMEOUT = timedelta(seconds=60)
-"""How long a call waits for the other ranks."""
 SAVE_TIMEOUT = timedelta(minutes=30)
 """How long a save waits for the other ranks, which write as much as this one."""
 T = TypeVar("T")
@@ -41,7 +36,7 @@ class Ranks:
         traffic: what is sent from here is added to it; assign another one to count anew.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self.traffic = Traffic()
         self.rank = dist.get_rank(group)
@@ -57,26 +52,13 @@ class Ranks:
         Args:
             timeout: of a call, where there is no process group yet.
         """
-        if not dist.is_initialized():
-            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-            # processes that torchrun starts again meet in the same store: keys of the dead remain
-            started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            dist.init_process_group(
-                "gloo",
-                store=PrefixStore(f"hotbed/{started}", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-            )
-            atexit.register(_leave)
+        group = connect(timeout)
         name_rank_in_logs(dist.get_rank())
-        if dist.get_backend() == "gloo":
-            return cls()
-        return cls(dist.new_group(backend="gloo", timeout=TIMEOUT))
+        return cls(group)
 
     def another(self, timeout: timedelta = SAVE_TIMEOUT) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
-        return Ranks(dist.new_group(backend="gloo", timeout=timeout))
+        return Ranks(connect_again(timeout))
 
     def exchange(self, parts: Sequence[Sequence[Tensor]], received: Sequence[int]) -> Tensor:
         """Send each rank its parts; return what all ranks sent here, [m], in their order.
@@ -184,13 +166,3 @@ def _portable(error: Exception) -> Exception:
     if is_plain or isinstance(error, HotbedError):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _leave() -> None:
-    """End the threads of gloo while there is an interpreter.
-
-    One that drops the tensors of the last call later, when Python ends, ends the process by
-    std::terminate.
-    """
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.embedding.lookups import Plan
 from hotbed.embedding.modules import Feature, Flow, FlowModule, TableModule, with_flow
+from hotbed.errors import ConfigError
 
 FEATURES = [
     Feature("user", "user"),
@@ -194,3 +195,9 @@ def test_with_flow_gives_each_module_its_flow_back() -> None:
     with pytest.raises(RuntimeError, match="stop"), with_flow(Recorder(flow), [module]):
         raise RuntimeError("stop")
     assert module.flow is flow
+
+
+def test_insert_of_data_says_how_data_are_mapped() -> None:
+    data: Any = batches(1)
+    with pytest.raises(ConfigError, match=r"expected a torch module.* got list\. .*dataset\.map"):
+        hb.Insert(data)

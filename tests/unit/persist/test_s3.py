@@ -23,6 +23,8 @@ pytest.importorskip("torch", reason="torch absent")
 pytest.importorskip("moto", reason="moto absent")
 pytest.importorskip("s3fs", reason="s3fs absent")
 
+import torch
+from forked import ranks_of
 from torch import nn
 
 import hotbed as hb
@@ -265,3 +267,33 @@ def test_a_store_that_is_away_is_told_and_the_next_save_is_a_full(
     assert len(list(follower.poll())) == 1
     assert content_digest({"t": resumed("s3://bucket/model")}) == content_digest({"t": run.table})
     server.kill()
+
+
+def learned(begun: str, saved: list[str]) -> list[str]:
+    """Learn on from a state, and save after every two steps; return the places of the states."""
+    first = int(begun.rpartition("/")[2]) if begun else 0
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    tables = hb.make_tables(schema, 4, admit=hb.MinCount(2))
+    torch.manual_seed(1)
+    model = hb.RecModel(hb.models.DCNv2(schema, tables, hidden=(4,)), "bce", "adam", grains=4)
+    if begun:
+        model.restore(begun)
+    for number, where in enumerate(saved, start=first):
+        for step in (2 * number, 2 * number + 1):
+            users = np.random.default_rng(step).integers(0, 300, 200)
+            labels = (users % 2).astype(np.float32)
+            model.step(hb.Batch({"user": hb.Ids(users)}, {}, {"y": labels}))
+        model.save(where)
+    return saved
+
+
+@pytest.mark.soak
+def test_several_processes_write_one_state_that_any_number_of_them_reads(url: str) -> None:
+    (one,) = ranks_of(learned, 1, "", [f"{url}/one/{last}" for last in (1, 2, 3)])
+    begun = ""
+    for ranks, of_one in zip((2, 3, 1), one, strict=True):
+        (begun,) = ranks_of(learned, ranks, begun, [of_one.replace("/one/", "/several/")])[0]
+        several = open_checkpoint(begun)
+        assert len(several.manifest.tables[0].parts) >= ranks
+        assert content_digest(several) == content_digest(open_checkpoint(of_one))
+        assert verify(begun)["content_digest"] == content_digest(several)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hotbed import checks
+from hotbed.errors import ConfigError
 
 from .data import Ahead, example_of
 from .mapper import mapper_of
@@ -41,6 +42,12 @@ class Insert:
 
     def __init__(self, network: nn.Module, depth: int = 2, barrier: Barrier | None = None) -> None:
         checks.whole_number("Insert.depth", depth, 0)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(
+                f"Insert.network: expected a torch module with tables, got "
+                f"{type(network).__name__}. Map the batches of a Dataset by "
+                "dataset.map(hb.Insert(network))."
+            )
         self.network = network
         self.depth = depth
         self.barrier = barrier

@@ -507,6 +507,18 @@ def state_of(run: Run) -> State:
     return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
 
 
+def _check_grains(run: Run, reader: Reader, position: Position) -> None:
+    """Raise PersistError if rows were read by another number of grains, and an epoch has begun."""
+    has_begun = run.online or position.state.get("epoch") == reader.manifest.counters.get("epochs")
+    written = position.state.get("order", {}).get("grains", 1)
+    if has_begun and written != run.learner.grains:
+        raise PersistError(
+            f"{reader.folder}: grains is {written} in the checkpoint, got {run.learner.grains}. "
+            "Build it as it was when it was saved: rows that are read by grains go on with their "
+            'number. After a whole epoch, allow=["grains"] accepts another one.'
+        )
+
+
 def _source(run: Run) -> str:
     """Return the name of the position in a state."""
     return STREAM if run.online else EPOCHS
@@ -544,6 +556,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
             "another kind of training, or of save(). Load it with hb.load(), and give Checkpoint a "
             "folder of its own."
         )
+    _check_grains(run, reader, Position.from_json(position))
     progress: Mapping[str, Any] = reader.progress
     setting = progress.get("wall_setting", {})
     if run.learner.grains > 1:

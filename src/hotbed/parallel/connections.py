@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections between the ranks of a job: how they are made, and that messages pass."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllToAllOptions, PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from hotbed.errors import ConfigError
+
+TIMEOUT = timedelta(seconds=60)
+"""How long a call waits for the other ranks."""
+CHECK_TIMEOUT = timedelta(seconds=10)
+"""How long each of the two messages may take that check new connections."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Environment variable: the network interface that gloo connects over."""
+
+
+def connect(timeout: timedelta) -> dist.ProcessGroup | None:
+    """Connect the ranks that the launcher started; each of them calls this.
+
+    Return None for torch's default group: who holds that keeps the threads of gloo, which must end
+    before Python does. One that exists is used if gloo carries its tensors.
+
+    Args:
+        timeout: of a call, where there is no process group yet.
+
+    Raises:
+        ConfigError: a rank cannot be reached.
+    """
+    if not dist.is_initialized():
+        with unreached_explained():
+            store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+            # processes that torchrun starts again meet in the same store: keys of the dead remain
+            started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(f"hotbed/{started}", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+            )
+            atexit.register(_leave)
+            try:
+                _check(_default_group())
+            except RuntimeError:
+                _leave()  # so that nobody uses them
+                raise
+    if dist.get_backend() == "gloo":
+        return None
+    return connect_again(TIMEOUT)
+
+
+def connect_again(timeout: timedelta) -> dist.ProcessGroup:
+    """Return further connections of ranks that are connected; each of them calls this.
+
+    Args:
+        timeout: of a call.
+
+    Raises:
+        ConfigError: a rank cannot be reached.
+    """
+    with unreached_explained():
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
+        _check(group)
+    return group
+
+
+@contextmanager
+def unreached_explained() -> Iterator[None]:
+    """Let an error of torch.distributed in this block say what to do, as a ConfigError."""
+    try:
+        yield
+    except RuntimeError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        rank = os.environ.get("RANK")
+        size = os.environ.get("WORLD_SIZE")
+        advice = (
+            f"See that all ranks are started, that {place} is reachable from each host, and that "
+            f"{INTERFACE} names the interface between them. `hotbed doctor --ranks {size}` tests "
+            f"one host, and `torchrun -m hotbed.cli doctor` several."
+        )
+        reason = str(error).partition("\n")[0][:200]
+        hints = " ".join([advice, *name_problems()])
+        raise ConfigError(
+            f"ranks: rank {rank} of {size} cannot reach the others, got {reason}. {hints}"
+        ) from error
+
+
+def name_problems() -> list[str]:
+    """Return what keeps other hosts from reaching this one by its name, a sentence or two each."""
+    interfaces = [name for _, name in socket.if_nameindex()]
+    chosen = os.environ.get(INTERFACE)
+    if chosen is not None:
+        if chosen in interfaces:
+            return []
+        return [
+            f"{INTERFACE}={chosen}: there is no such interface here. Give one of "
+            f"{', '.join(interfaces)}."
+        ]
+    host = socket.gethostname()
+    advice = f"Ranks on other hosts need {INTERFACE}, one of {', '.join(interfaces)}."
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        return [f"The host name {host!r} has no address, so gloo takes the loopback. {advice}"]
+    if address.startswith("127."):
+        return [f"The host name {host!r} has the address {address}, the loopback. {advice}"]
+    return []
+
+
+def _check(group: dist.ProcessGroup) -> None:
+    """Send each rank a message, and then whether all messages came from the ranks they should.
+
+    Raises:
+        RuntimeError: on every rank: a message did not come in time, or came from another rank.
+    """
+    every_rank = list(range(dist.get_world_size(group)))
+    senders = _from_each(group, dist.get_rank(group))
+    answers = _from_each(group, int(senders == every_rank))
+    if not all(answers):
+        wrong = [number for number, is_right in enumerate(answers) if not is_right]
+        raise RuntimeError(f"messages of other processes on ranks {wrong}, {senders} on this one")
+
+
+def _from_each(group: dist.ProcessGroup, number: int) -> list[int]:
+    """Return the number that each rank sends."""
+    size = dist.get_world_size(group)
+    received = torch.full((size,), -1)
+    options = AllToAllOptions()
+    options.timeout = CHECK_TIMEOUT
+    group.alltoall_base(
+        received, torch.full((size,), number), [1] * size, [1] * size, options
+    ).wait()
+    return received.tolist()
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "it is initialized"
+    return group
+
+
+def _leave() -> None:
+    """End the threads of gloo while there is an interpreter.
+
+    One that drops the tensors of the last call later, when Python ends, ends the process by
+    std::terminate.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
