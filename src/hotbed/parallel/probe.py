@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import statistics
@@ -69,6 +70,25 @@ def probe() -> RankConnections:
         ) from error
     every_problem = dict.fromkeys(problem for _, of_rank in names for problem in of_rank)
     return RankConnections([host for host, _ in names], seconds, list(every_problem))
+
+
+def probe_two() -> RankConnections:
+    """Connect two processes of this machine that do nothing else, and measure.
+
+    Raises:
+        ConfigError: they do not answer within 10 seconds.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        return pool.map(_probe_as, [(rank, port) for rank in range(2)], 1)[0]
+
+
+def _probe_as(place: tuple[int, int]) -> RankConnections:
+    rank, port = place
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return probe()
 
 
 def name_problems() -> list[str]:
