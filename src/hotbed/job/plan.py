@@ -6,7 +6,7 @@ Work that must not touch this process, such as its memory, is done in processes 
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import math
 import multiprocessing
 import os
@@ -245,10 +245,8 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
 def _by_grains(job: Job) -> Job:
     """Return a job with the number of grains that it has on several ranks, and on one thread."""
     grains = 2
-    try:
+    with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
         grains = job.num_grains(2)
-    except ConfigError:  # fewer than ranks; the plan says how many are needed
-        pass
     fit = replace(job.fit, torch_threads=job.fit.torch_threads or 1)
     return replace(job, grains=grains, fit=fit)
 
@@ -287,7 +285,7 @@ def _process_bytes(job: Job, model: RecModel) -> float:
     for table in _tables_of(model).values():
         of_partitions = np.full(PARTITIONS, len(table) / PARTITIONS)
         facts = _table_facts(table, of_partitions, np.zeros(PARTITIONS))
-        rows += float(facts.memory(np.zeros(PARTITIONS, np.uint8), 1)[0])
+        rows += facts.memory_of_all()
     return peak_bytes() - rows
 
 
@@ -458,11 +456,7 @@ def _table_facts(
 
 
 def _notes(
-    job: Job,
-    sampled: Sampled,
-    plans: Sequence[RanksPlan],
-    wishes: Wishes,
-    needed: int | None,
+    job: Job, sampled: Sampled, plans: Sequence[RanksPlan], wishes: Wishes, needed: int | None
 ) -> Iterator[str]:
     """Yield what the reader must know of a plan."""
     if not sampled.whole:

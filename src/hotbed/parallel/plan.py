@@ -76,6 +76,10 @@ class TableFacts:
         rows = np.where(num_bytes < HUGE_PAGE / 8, num_bytes, slabs)
         return rows + GAPS * np.bincount(owners, self._index_bytes, ranks)
 
+    def memory_of_all(self) -> float:
+        """Return the bytes of the table in one process."""
+        return float(self.memory(np.zeros(PARTITIONS, np.uint8), 1)[0])
+
     @cached_property
     def _index_bytes(self) -> Floats:
         waiting = index_bytes(np.ceil(self.waiting), WAITING_ENTRIES)
@@ -313,10 +317,7 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
 
 
 def _asked_of(
-    work: Workload,
-    batch: SampledBatch,
-    placement: Placement,
-    owners: Sequence[NDArray[np.uint8]],
+    work: Workload, batch: SampledBatch, placement: Placement, owners: Sequence[NDArray[np.uint8]]
 ) -> Counts:
     """Return how many ids each block asks each rank for, [tables, blocks, ranks]."""
     ends = batch.block_ends(placement)
