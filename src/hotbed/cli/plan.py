@@ -48,7 +48,7 @@ def quantity(option: str, text: str | None, units: Mapping[str, float]) -> float
     except (AssertionError, KeyError, ValueError):
         raise ConfigError(
             f"{option}: not a number above 0 with a unit, got {text!r}. Write such as "
-            f"10{next(reversed(units))}; units are {', '.join(units)}."
+            f"10{list(units)[-1]}; units are {', '.join(units)}."
         ) from None
     return value
 

@@ -11,9 +11,9 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -38,8 +38,12 @@ SAMPLE_ROWS = 1 << 16
 """Samples that are read at a time."""
 BATCHES = 8
 """Batches that are measured and whose messages are counted."""
-SECONDS = 4.0
-"""Time to measure steps in; the connection of two processes takes about another one."""
+SECONDS = 3.0
+"""Time to measure steps of one process in."""
+PAIR_SECONDS = 4.0
+"""Time that as many steps of one process take as two ranks are measured in."""
+LEAST_STEPS = 6
+MOST_STEPS = 200
 MOST_IDS = 1 << 20
 """Distinct ids of a table that are all remembered."""
 T = TypeVar("T")
@@ -91,10 +95,11 @@ class DistinctIds:
         """
         if self._zeros:
             return np.full(PARTITIONS, weights.sum() * self.scale / PARTITIONS)
-        return np.bincount(partition(self.ids), weights, PARTITIONS)
+        return np.bincount(partition(self.ids), weights, PARTITIONS).astype(np.float64)
 
     def _remembered(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return (mix64(ids) & np.uint64(self.scale - 1)) == 0
+        remembered: NDArray[np.bool_] = (mix64(ids) & np.uint64(self.scale - 1)) == 0
+        return remembered
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,6 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
         ConfigError: the job has no `train`; or a table of `rows` does not exist.
     """
     from hotbed.parallel.plan import MOST_RANKS, needed_ranks, planned
-    from hotbed.parallel.probe import probe_two
 
     if job.train is None:
         raise ConfigError(
@@ -175,9 +179,7 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
             f"number from 1 to {MOST_RANKS}."
         )
     measured, sampled = _alone(_measured, job.to_json(), dict(wishes.rows or {}))
-    if wishes.latency is None or wishes.bandwidth is None:
-        measured = replace(measured, link=_link(probe_two()))
-    work = measured.with_link(wishes.latency, wishes.bandwidth)
+    work = _with_two_ranks(job, measured).with_link(wishes.latency, wishes.bandwidth)
     numbers = [1 << power for power in range(MOST_RANKS.bit_length())]
     if wishes.ranks is not None:
         numbers = sorted({1, wishes.ranks})
@@ -194,10 +196,56 @@ def _alone(call: Callable[..., T], *arguments: Any) -> T:
         return pool.apply(call, arguments)
 
 
-def _link(connections: Any) -> Any:
-    from hotbed.parallel.plan import Link
+# --- two ranks of this machine --------------------------------------------------------------------
 
-    return Link(sorted(connections.seconds.items()))
+
+def _with_two_ranks(job: Job, work: Workload) -> Workload:
+    """Return a workload with what two ranks of this machine take: their link, and some steps."""
+    from hotbed.parallel.plan import Link
+    from hotbed.parallel.probe import on_two_ranks
+
+    steps = round(PAIR_SECONDS / max(work.step_seconds.values()))
+    steps = min(max(steps, LEAST_STEPS), MOST_STEPS)
+    of_ranks = on_two_ranks(_as_rank, job.to_json(), steps)
+    link = Link(sorted(of_ranks[0].link.items()))
+    step_seconds = max(of_rank.step_seconds for of_rank in of_ranks)
+    wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
+    return replace(work, link=link).as_two_ranks(step_seconds, wait_seconds)
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What a rank measured.
+
+    Attributes:
+        link: seconds of a call, by the bytes that it sends.
+        step_seconds: of a step.
+        wait_seconds: of these, in calls to the other rank.
+    """
+
+    link: Mapping[int, float]
+    step_seconds: float
+    wait_seconds: float
+
+
+def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
+    """Measure the link, then train some steps as one of two ranks; the first half is not timed."""
+    from hotbed.parallel.probe import probe
+
+    job = _by_grains(Job.from_json(spec))
+    model = job.rec_model(job.fitted())
+    connections = probe()
+    half = steps // 2
+    batches = _batches(job, model)
+    for batch in islice(batches, half):
+        model.step(batch)
+    waited = model.learner.end()[0].wait_seconds
+    began = time.perf_counter()
+    for batch in islice(batches, steps - half):
+        model.step(batch)
+    seconds = time.perf_counter() - began
+    waited = model.learner.end()[0].wait_seconds - waited
+    return RankSteps(connections.seconds, seconds / (steps - half), waited / (steps - half))
 
 
 # --- what a process of its own measures -----------------------------------------------------------
@@ -217,7 +265,8 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     model = job.rec_model(schema)
     _check_tables(rows, model.tables)
     process_bytes = _process_bytes(job, model)
-    batches = list(islice(_batches(job, model), BATCHES))
+    with contextlib.closing(_batches(job, model)) as every_batch:
+        batches = list(islice(every_batch, BATCHES))
     seconds = _step_seconds(job, schema, batches)
     counted, sampled, read_seconds = _read(job, model)
     tables = [
@@ -270,17 +319,23 @@ def _tables_of(model: RecModel) -> dict[str, Table]:
     return {table.name: table for module in _modules(model) for table in module.tables}
 
 
-def _batches(job: Job, model: RecModel) -> Iterator[Batch]:
+def _batches(job: Job, model: RecModel) -> Generator[Batch]:
+    """Yield the batches of the job, epoch after epoch, by the grains of its model."""
     assert job.train is not None
     data = job.dataset(job.train, model.schema)
     data.divide(model.grains)
-    return data.epoch(0)
+    for epoch in count():
+        yield from data.epoch(epoch)
 
 
 def _process_bytes(job: Job, model: RecModel) -> float:
-    """Return the most memory that a process takes for a few steps, but for its rows."""
-    for batch in islice(_batches(job, model), BATCHES):
-        model.step(batch)
+    """Return the most memory that a process takes for some steps, but for its rows."""
+    began = time.perf_counter()
+    with contextlib.closing(_batches(job, model)) as batches:
+        for number, batch in enumerate(batches, 1):
+            model.step(batch)
+            if number >= BATCHES and time.perf_counter() - began > SECONDS / 2:
+                break
     rows = 0.0
     for table in _tables_of(model).values():
         of_partitions = np.full(PARTITIONS, len(table) / PARTITIONS)
@@ -412,7 +467,9 @@ def _facts(
         return _table_facts(table, of_partitions, np.zeros(PARTITIONS))
     admitted = _admitted(table, ids.counts * job.fit.epochs)
     factor = sampled.distinct[table.name] / max(len(ids), 1)
-    waiting = 1.0 - admitted if isinstance(table.admit, MinCount) else np.zeros(len(ids.ids))
+    waiting = np.zeros(len(admitted))
+    if isinstance(table.admit, MinCount):
+        waiting = 1.0 - admitted
     return _table_facts(
         table, ids.by_partition(admitted) * factor, ids.by_partition(waiting) * factor
     )
@@ -424,7 +481,7 @@ def _admitted(table: Table, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         return (counts * table.admit.coefficient >= (table.admit.count or 0)).astype(np.float64)
     if isinstance(table.admit, Probability) and table.admit.is_on:
         share = float(table.admit.p or 0.0)
-        return 1.0 - (1.0 - share) ** counts
+        return 1.0 - np.power(1.0 - share, counts.astype(np.float64))
     return np.ones(len(counts))
 
 

@@ -33,8 +33,10 @@ WAITING_ENTRIES = 3
 """Ids that wait for admission, in such a bucket."""
 MOST_LOAD = 0.74
 GROWTH = 1.5
-GAPS = 1.4
+GAPS = 1.2
 """Memory of an index beside its bytes: blocks that it has outgrown leave gaps."""
+SPARE = 32 << 20
+"""Bytes of what malloc keeps in a long run, and of the buffers of a save."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -74,7 +76,8 @@ class TableFacts:
         slab = (1 << (-(-HUGE_PAGE // self.row_bytes) - 1).bit_length()) * self.row_bytes
         slabs = np.ceil(num_bytes / slab) * slab
         rows = np.where(num_bytes < HUGE_PAGE / 8, num_bytes, slabs)
-        return rows + GAPS * np.bincount(owners, self._index_bytes, ranks)
+        memory: Floats = rows + GAPS * np.bincount(owners, self._index_bytes, ranks)
+        return memory
 
     def memory_of_all(self) -> float:
         """Return the bytes of the table in one process."""
@@ -190,7 +193,7 @@ class Link:
             return 0.0
         sizes, times = zip(*self.points, strict=True)
         beyond = max(num_bytes - sizes[-1], 0) / self.bandwidth
-        return (peers - 1) * self.latency + float(np.interp(num_bytes, sizes, times)) + beyond
+        return float((peers - 1) * self.latency + np.interp(num_bytes, sizes, times) + beyond)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +212,8 @@ class Workload:
         read_seconds: of reading a batch.
         link: between ranks.
         cores: of a machine.
+        copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
+        slack_seconds: of a step, in which ranks wait for the slowest.
         whole_host: whether each rank has the cores of a machine; else all share those of one.
     """
 
@@ -223,6 +228,8 @@ class Workload:
     read_seconds: float
     link: Link
     cores: int
+    copy_seconds: float = 0.0
+    slack_seconds: float = 0.0
     whole_host: bool = False
 
     def placement(self, ranks: int) -> Placement:
@@ -233,6 +240,17 @@ class Workload:
     def dense_bytes(self) -> int:
         """Bytes of the dense values that ranks add."""
         return FLOAT * sum(self.dense)
+
+    def as_two_ranks(self, step_seconds: float, wait_seconds: float) -> Workload:
+        """Return the same as two ranks of this machine took: of a step, and of these in calls."""
+        of_two = planned(self, 2)
+        computed = of_two.seconds - of_two.link_seconds
+        copied = max(step_seconds - wait_seconds - computed, 0.0)
+        return replace(
+            self,
+            copy_seconds=copied / float(of_two.sent_bytes.max()),
+            slack_seconds=max(wait_seconds - of_two.link_seconds, 0.0),
+        )
 
     def with_link(self, latency: float | None, bandwidth: float | None) -> Workload:
         """Return the same between hosts: each rank has one, with this link where it is given."""
@@ -311,7 +329,7 @@ def planned(work: Workload, ranks: int) -> RanksPlan:
         asked=asked / num_batches,
         sent_bytes=sent_bytes,
         messages=len(sent) * (ranks - 1),
-        seconds=link + _own_seconds(work, placement),
+        seconds=link + _own_seconds(work, placement, float(sent_bytes.max())),
         link_seconds=link,
     )
 
@@ -388,17 +406,26 @@ def process_memory(work: Workload, placement: Placement) -> Floats:
     """
     grains = np.array([len(placement.grains_of(rank)) for rank in range(placement.ranks)])
     fewer = np.maximum(work.grains - grains, 0)
-    return work.process_bytes - fewer * work.dense_bytes
+    memory: Floats = work.process_bytes + SPARE - fewer * work.dense_bytes
+    return memory
 
 
-def _own_seconds(work: Workload, placement: Placement) -> float:
-    """Return the seconds that the slowest rank computes in a step, and reads where it must wait."""
+def _own_seconds(work: Workload, placement: Placement, sent_bytes: float) -> float:
+    """Return the seconds of a step of the slowest rank without calls to others.
+
+    It computes its grains, and reads, where no other core does that ahead. Of several it copies
+    what it sends, and waits for the slowest.
+    """
     grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
-    computed = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    seconds = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
     cores = work.cores if work.whole_host else work.cores // placement.ranks
-    if cores > 1:  # it reads ahead on another one
-        return max(computed, work.read_seconds)
-    return computed + work.read_seconds
+    if cores > 1:
+        seconds = max(seconds, work.read_seconds)
+    else:
+        seconds += work.read_seconds
+    if placement.ranks > 1:
+        seconds += work.slack_seconds + work.copy_seconds * sent_bytes
+    return seconds
 
 
 def seconds_of(measured: Mapping[int, float], samples: float) -> float:

@@ -8,9 +8,10 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,6 +24,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable: the network interface that gloo connects over."""
 ROUNDS: Mapping[int, int] = {8: 100, 64 * 1024: 40, 4 * 1024 * 1024: 8}
 """Bytes that a rank sends to each other one, and how often."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,23 +75,24 @@ def probe() -> RankConnections:
     return RankConnections([host for host, _ in names], seconds, list(every_problem))
 
 
-def probe_two() -> RankConnections:
-    """Connect two processes of this machine that do nothing else, and measure.
+def on_two_ranks(task: Callable[..., T], *arguments: Any) -> list[T]:
+    """Call a function in two new processes of this machine that are ranks; return the results.
 
-    Raises:
-        ConfigError: they do not answer within 10 seconds.
+    Args:
+        task: a function at the top of its file.
+        arguments: of the task.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        return pool.map(_probe_as, [(rank, port) for rank in range(2)], 1)[0]
+        calls = [(rank, port, task, arguments) for rank in range(2)]
+        return pool.starmap(_as_rank, calls, chunksize=1)
 
 
-def _probe_as(place: tuple[int, int]) -> RankConnections:
-    rank, port = place
+def _as_rank(rank: int, port: int, task: Callable[..., T], arguments: Sequence[Any]) -> T:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return probe()
+    return task(*arguments)
 
 
 def name_problems() -> list[str]:
