@@ -26,6 +26,16 @@ def return_free_memory(above: int = 0) -> None:
     pa.default_memory_pool().release_unused()
 
 
+def peak_bytes() -> int:
+    """Return the most bytes of memory that this process has taken."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            peak = next(line for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):  # only Linux tells; elsewhere that of its parent may count
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak.split()[1]) * 1024
+
+
 def _resident_bytes() -> int:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:

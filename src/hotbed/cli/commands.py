@@ -18,6 +18,7 @@ import typer
 
 from hotbed import config
 from hotbed.cli import doctor as machine
+from hotbed.cli import plan as of_plan
 from hotbed.cli import processes, show
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
@@ -25,6 +26,9 @@ from hotbed.job import run
 from hotbed.job.file import names_a_job, parse_value
 from hotbed.job.job import Job
 from hotbed.job.json_schema import json_schema
+from hotbed.job.plan import Wishes
+from hotbed.job.plan import plan as plan_job
+from hotbed.job.plan_page import write_plan
 from hotbed.job.ranks import for_ranks
 from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.inspect import diff as difference_of
@@ -96,6 +100,48 @@ def train(
         return
     learned = run.train(job, restart=restart, report=show.print_event, progress=True)
     show.print_trained(learned)
+
+
+@app.command()
+def plan(
+    job_file: JobFile,
+    ranks: Annotated[
+        int | None, typer.Option(help="Processes to look at; default: 1, 2, 4 up to 256.")
+    ] = None,
+    ram: Annotated[
+        str | None, typer.Option(help="Memory that a process may take, such as 64GB.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=N", help="Rows that a table will have, such as user=1e9; repeatable."
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Between hosts, such as 10Gbit; default: as measured here.")
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="Of a message between hosts, such as 100us.")
+    ] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Predict memory, bytes and time of the job on several ranks, before machines are bought.
+
+    It samples the ids of `train`, and measures this machine for a few seconds. plan.html in the
+    job's output has the picture. See docs/ranks.md.
+    """
+    job = _read(job_file, assignments)
+    wishes = Wishes(
+        ranks,
+        of_plan.quantity("--ram", ram, of_plan.BYTES),
+        of_plan.expected_rows(rows),
+        of_plan.quantity("--latency", latency, of_plan.TIMES),
+        of_plan.quantity("--bandwidth", bandwidth, of_plan.RATES),
+    )
+    planned = plan_job(job, wishes)
+    page = job.output_path("plan.html")
+    write_plan(page, planned, f"Plan of {job_file.name}")
+    of_plan.print_plan(planned, page)
 
 
 @app.command()

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +21,8 @@ from .ranks import Ranks
 TIMEOUT = timedelta(seconds=10)
 ROUNDS: Mapping[int, int] = {8: 100, 64 * 1024: 40, 4 * 1024 * 1024: 8}
 """Bytes that a rank sends to each other one, and how often."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,26 @@ def probe() -> RankConnections:
         seconds = {num_bytes: _measure(ranks, num_bytes) for num_bytes in ROUNDS}
     every_problem = dict.fromkeys(problem for _, of_rank in names for problem in of_rank)
     return RankConnections([host for host, _ in names], seconds, list(every_problem))
+
+
+def on_two_ranks(task: Callable[..., T], *arguments: Any) -> list[T]:
+    """Call a function in two new processes of this machine that are ranks; return the results.
+
+    Args:
+        task: a function at the top of its file.
+        arguments: of the task.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        calls = [(rank, port, task, arguments) for rank in range(2)]
+        return pool.starmap(_as_rank, calls, chunksize=1)
+
+
+def _as_rank(rank: int, port: int, task: Callable[..., T], arguments: Sequence[Any]) -> T:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return task(*arguments)
 
 
 def _measure(ranks: Ranks, num_bytes: int) -> float:

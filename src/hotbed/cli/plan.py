@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hotbed plan` reads from its options, and prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from hotbed.cli.show import console, print_line
+from hotbed.errors import ConfigError
+from hotbed.files import Where
+from hotbed.job.plan import JobPlan
+from hotbed.job.plan_page import HEAD, number_text_of, row_of, size_text
+
+BYTES = {
+    "B": 1.0,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+    "TiB": 2.0**40,
+}
+RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+MOST_LINES = 16
+
+
+def quantity(option: str, text: str | None, units: Mapping[str, float]) -> float | None:
+    """Return a number with a unit, such as 64GB, in the base of its units; None for None.
+
+    Raises:
+        ConfigError: it is not such a number.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?) *([A-Za-z]+?)(?:/s|ps)?", text.strip())
+    by_name = {name.lower(): factor for name, factor in units.items()}
+    try:
+        assert match is not None
+        value = float(match[1]) * by_name[match[2].lower()]
+        assert value > 0
+    except (AssertionError, KeyError, ValueError):
+        raise ConfigError(
+            f"{option}: not a number above 0 with a unit, got {text!r}. Write such as "
+            f"10{list(units)[-1]}; units are {', '.join(units)}."
+        ) from None
+    return value
+
+
+def expected_rows(assignments: Sequence[str] | None) -> dict[str, float]:
+    """Return the rows of `--rows TABLE=N`, by table."""
+    rows = {}
+    for assignment in assignments or []:
+        name, equals, text = assignment.partition("=")
+        try:
+            rows[name.strip()] = float(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(
+                f"--rows: not a table and a number, got {assignment!r}. Write --rows user=1e9."
+            )
+    return rows
+
+
+def print_plan(plan: JobPlan, page: Where) -> None:
+    """Print a plan: a line for each number of ranks, then what each rank has, then notes."""
+    work = plan.work
+    print_line(
+        f"{plan.sampled.samples:,} samples read; a process without rows {size_text(work.process_bytes)}; "
+        f"a step of one process {1e3 * plan.plans[0].seconds:.1f} ms; a message "
+        f"{1e6 * work.link.latency:,.0f} us and {size_text(work.link.bandwidth)}/s"
+    )
+    grid = Grid(*HEAD)
+    for of_ranks in plan.plans:
+        grid.add_row(*row_of(plan, of_ranks))
+    console.print(grid)
+    if len(plan.plans) == 2:
+        _print_ranks(plan)
+    for note in plan.notes:
+        print_line(escape(note))
+    print_line(f"plan: {page}")
+
+
+def _print_ranks(plan: JobPlan) -> None:
+    """Print what each rank has; the largest, if there are many."""
+    of_ranks = plan.plans[-1]
+    largest = sorted(of_ranks.rows.argsort()[::-1][:MOST_LINES].tolist())
+    grid = Grid("rank", "rows", "memory", "ids asked for a step", "sent a step")
+    for rank in largest:
+        grid.add_row(
+            str(rank),
+            number_text_of(of_ranks.rows[rank]),
+            size_text(of_ranks.memory[rank]),
+            number_text_of(of_ranks.asked[rank]),
+            size_text(of_ranks.sent_bytes[rank]),
+        )
+    console.print(grid)
+    if len(largest) < of_ranks.ranks:
+        print_line(f"the {len(largest)} ranks with most rows, of {of_ranks.ranks}")

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predict what a job takes on several ranks: memory, bytes, messages and seconds of a step.
+
+Pure functions of a `Workload`: what a sample of the job's data and a few steps of one process say.
+docs/ranks.md has the formulas; nothing here reads data, measures or starts a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.embedding.policy import PARTITIONS
+
+from .dense import LINE
+from .placement import Placement
+
+MOST_RANKS = PARTITIONS
+"""A table has so many parts that can lie on ranks of their own."""
+WORD = 8
+FLOAT = 4
+CHUNK = 16
+"""Rows that a partition takes at a time."""
+HUGE_PAGE = 2 << 20
+ENTRIES = 5
+"""Ids in a bucket of the index, a line of memory."""
+WAITING_ENTRIES = 3
+"""Ids that wait for admission, in such a bucket."""
+MOST_LOAD = 0.74
+GROWTH = 1.5
+GAPS = 1.2
+"""Memory of an index beside its bytes: blocks that it has outgrown leave gaps."""
+SPARE = 32 << 20
+"""Bytes of what malloc keeps in a long run, and of the buffers of a save."""
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TableFacts:
+    """A table as the plan sees it.
+
+    Attributes:
+        name: of the table; it decides which partitions lie on which rank.
+        dim: floats of a row on the wire.
+        row_bytes: of a row in memory, with optimizer state and policies.
+        words: of 8 bytes, that a question about an id takes: the id, its time, its score.
+        counted: whether questions have counts, two in a word.
+        capped: whether rows are counted on all ranks before one changes.
+        rows: expected in each partition, [256].
+        waiting: ids that wait for admission in each partition, [256].
+    """
+
+    name: str
+    dim: int
+    row_bytes: int
+    words: int
+    counted: bool
+    capped: bool
+    rows: Floats
+    waiting: Floats
+
+    def memory(self, owners: NDArray[np.uint8], ranks: int) -> Floats:
+        """Return the bytes of rows, index and waiting ids on each rank; `owners`: as it says.
+
+        Rows of a small table take their bytes, others slabs on huge pages.
+        """
+        slots = np.bincount(owners, np.ceil(self.rows / CHUNK) * CHUNK, ranks)
+        num_bytes = slots * self.row_bytes
+        slab = (1 << (-(-HUGE_PAGE // self.row_bytes) - 1).bit_length()) * self.row_bytes
+        slabs = np.ceil(num_bytes / slab) * slab
+        rows = np.where(num_bytes < HUGE_PAGE / 8, num_bytes, slabs)
+        memory: Floats = rows + GAPS * np.bincount(owners, self._index_bytes, ranks)
+        return memory
+
+    def memory_of_all(self) -> float:
+        """Return the bytes of the table in one process."""
+        return float(self.memory(np.zeros(PARTITIONS, np.uint8), 1)[0])
+
+    @cached_property
+    def _index_bytes(self) -> Floats:
+        waiting = index_bytes(np.ceil(self.waiting), WAITING_ENTRIES)
+        return index_bytes(np.ceil(self.rows), ENTRIES) + waiting
+
+
+def index_bytes(entries: Floats, per_bucket: int) -> Floats:
+    """Return the bytes of the index of each partition, [256], with so many entries.
+
+    It grows by half when it is full, and each partition at another size, as in
+    csrc/core/bucket_map.cpp.
+    """
+    phase = np.array([int(f"{partition:08b}"[::-1], 2) for partition in range(PARTITIONS)])
+    buckets = np.zeros(PARTITIONS)
+    for level in range(64):
+        full = np.maximum(1, np.floor(buckets * per_bucket * MOST_LOAD))
+        full[buckets == 0] = 0
+        if (full >= entries).all():
+            break
+        larger = np.ceil(GROWTH ** (level + phase / PARTITIONS))
+        buckets = np.where(full < entries, larger, buckets)
+    return buckets * LINE
+
+
+@dataclass(frozen=True, eq=False)
+class SampledIds:
+    """The ids of one table in a batch.
+
+    Attributes:
+        samples: which of the batch each id belongs to, [m].
+        numbers: of the ids: equal ids have one number, [m].
+        partitions: of the id of each number, [distinct ids].
+    """
+
+    samples: Counts
+    numbers: Counts
+    partitions: NDArray[np.uint8]
+
+    def asked(self, block_ends: Sequence[int], owners: NDArray[np.uint8], ranks: int) -> Counts:
+        """Return how many distinct ids each block asks each rank for, [blocks, ranks].
+
+        Args:
+            block_ends: the samples before which the blocks end.
+            owners: of each partition, [256].
+            ranks: their number.
+        """
+        blocks = np.searchsorted(np.asarray(block_ends), self.samples, "right")
+        num_ids = len(self.partitions)
+        pairs = np.unique(blocks * num_ids + self.numbers)
+        block, number = np.divmod(pairs, max(num_ids, 1))
+        owner = owners[self.partitions[number]].astype(np.int64)
+        counts = np.bincount(block * ranks + owner, minlength=len(block_ends) * ranks)
+        return counts.reshape(len(block_ends), ranks)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledBatch:
+    """A batch of the job: where its grains end, and the ids of each table."""
+
+    grain_ends: Sequence[int]
+    tables: Sequence[SampledIds]
+
+    def block_ends(self, placement: Placement) -> list[int]:
+        """Return the samples before which the blocks of all ranks end.
+
+        Where there are more grains than the batch has, they are equal runs of its samples.
+        """
+        ends = list(self.grain_ends)
+        if placement.grains != len(ends):
+            num_samples = ends[-1]
+            ends = [
+                (grain + 1) * num_samples // placement.grains for grain in range(placement.grains)
+            ]
+        blocks = [block for blocks in placement.blocks for block in blocks]
+        return [ends[block.first + block.size - 1] for block in blocks]
+
+
+@dataclass(frozen=True)
+class Link:
+    """How long messages between ranks take.
+
+    Attributes:
+        points: bytes to one other rank, rising, and the seconds of a call that sends them.
+    """
+
+    points: Sequence[tuple[int, float]]
+
+    @staticmethod
+    def of(latency: float, bandwidth: float) -> Link:
+        """Return a link of so many seconds a message and bytes a second."""
+        far = 1 << 30
+        return Link([(0, latency), (far, latency + far / bandwidth)])
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a call that sends next to nothing."""
+        return self.points[0][1]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second of the largest messages that were measured."""
+        (few, short), (many, long) = self.points[-2:]
+        return (many - few) / (long - short)
+
+    def seconds(self, num_bytes: float, peers: int) -> float:
+        """Return the seconds of a call that sends so many bytes in all, in a message a peer."""
+        if not peers:
+            return 0.0
+        sizes, times = zip(*self.points, strict=True)
+        beyond = max(num_bytes - sizes[-1], 0) / self.bandwidth
+        return float((peers - 1) * self.latency + np.interp(num_bytes, sizes, times) + beyond)
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What a job is, for its plan.
+
+    Attributes:
+        tables: with their expected rows.
+        batches: of the job, by grains.
+        batch_size: samples of a step.
+        grains: of a step; more ranks need more.
+        modules: collections of tables in the network.
+        dense: numbers of values: of the loss, of each dense parameter and each buffer.
+        process_bytes: of a process that trains all grains, without its rows.
+        step_seconds: by samples, rising: of a step in grains of the job's size, on one thread.
+        read_seconds: of reading a batch.
+        link: between ranks.
+        cores: of a machine.
+        copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
+        slack_seconds: of a step, in which ranks wait for the slowest.
+        whole_host: whether each rank has the cores of a machine; else all share those of one.
+    """
+
+    tables: Sequence[TableFacts]
+    batches: Sequence[SampledBatch]
+    batch_size: int
+    grains: int
+    modules: int
+    dense: Sequence[int]
+    process_bytes: float
+    step_seconds: Mapping[int, float]
+    read_seconds: float
+    link: Link
+    cores: int
+    copy_seconds: float = 0.0
+    slack_seconds: float = 0.0
+    whole_host: bool = False
+
+    def placement(self, ranks: int) -> Placement:
+        """Return where rows and grains lie: grains of the job, or the least that are enough."""
+        return Placement(ranks, max(self.grains, 1 << (ranks - 1).bit_length()))
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense values that ranks add."""
+        return FLOAT * sum(self.dense)
+
+    def as_two_ranks(self, step_seconds: float, wait_seconds: float) -> Workload:
+        """Return the same as two ranks of this machine took: of a step, and of these in calls."""
+        of_two = planned(self, 2)
+        computed = of_two.seconds - of_two.link_seconds
+        copied = max(step_seconds - wait_seconds - computed, 0.0)
+        return replace(
+            self,
+            copy_seconds=copied / float(of_two.sent_bytes.max()),
+            slack_seconds=max(wait_seconds - of_two.link_seconds, 0.0),
+        )
+
+    def with_link(self, latency: float | None, bandwidth: float | None) -> Workload:
+        """Return the same between hosts: each rank has one, with this link where it is given."""
+        if latency is None and bandwidth is None:
+            return self
+        latency = self.link.latency if latency is None else latency
+        bandwidth = self.link.bandwidth if bandwidth is None else bandwidth
+        return replace(self, link=Link.of(latency, bandwidth), whole_host=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RanksPlan:
+    """What is predicted for a number of ranks; arrays are by rank.
+
+    Attributes:
+        ranks: their number.
+        grains: of a step.
+        rows: that each owns.
+        table_bytes: of these rows, with index and waiting ids.
+        memory: of each process.
+        asked: distinct ids that each is asked for in a step, by all ranks.
+        sent_bytes: of each in a step, to all others.
+        messages: of each in a step: calls, each to every other rank.
+        seconds: of a step.
+        link_seconds: of these, in calls to other ranks.
+    """
+
+    ranks: int
+    grains: int
+    rows: Floats
+    table_bytes: Floats
+    memory: Floats
+    asked: Floats
+    sent_bytes: Floats
+    messages: int
+    seconds: float
+    link_seconds: float
+
+    @property
+    def most_memory(self) -> float:
+        """Bytes of the largest process."""
+        return float(self.memory.max())
+
+    @staticmethod
+    def balance(values: Floats) -> float:
+        """Return the most beside the mean: 1 = all ranks have the same."""
+        mean = values.mean()
+        return float(values.max() / mean) if mean else 1.0
+
+
+def planned(work: Workload, ranks: int) -> RanksPlan:
+    """Predict a job on so many ranks."""
+    placement = work.placement(ranks)
+    owners = [placement.owners(table.name) for table in work.tables]
+    rows = np.zeros(ranks)
+    table_bytes = np.zeros(ranks)
+    for table, owner in zip(work.tables, owners, strict=True):
+        rows += np.bincount(owner, table.rows, ranks)
+        table_bytes += table.memory(owner, ranks)
+    sent = np.zeros((_num_calls(work), ranks))
+    asked = np.zeros(ranks)
+    for batch in work.batches:
+        counts = _asked_of(work, batch, placement, owners)
+        sent += traffic(work, placement, counts)
+        asked += counts.sum((0, 1))
+    num_batches = max(len(work.batches), 1)
+    sent /= num_batches
+    link = sum(work.link.seconds(of_call.max(), ranks - 1) for of_call in sent)
+    sent_bytes = sent.sum(0)
+    return RanksPlan(
+        ranks,
+        placement.grains,
+        rows,
+        table_bytes,
+        memory=table_bytes + process_memory(work, placement) + 2 * sent_bytes,
+        asked=asked / num_batches,
+        sent_bytes=sent_bytes,
+        messages=len(sent) * (ranks - 1),
+        seconds=link + _own_seconds(work, placement, float(sent_bytes.max())),
+        link_seconds=link,
+    )
+
+
+def _asked_of(
+    work: Workload, batch: SampledBatch, placement: Placement, owners: Sequence[NDArray[np.uint8]]
+) -> Counts:
+    """Return how many ids each block asks each rank for, [tables, blocks, ranks]."""
+    ends = batch.block_ends(placement)
+    return np.stack(
+        [
+            ids.asked(ends, owner, placement.ranks)
+            for ids, owner in zip(batch.tables, owners, strict=True)
+        ]
+    )
+
+
+def _num_calls(work: Workload) -> int:
+    """Return the calls of a step: counts, ids, rows, sums, totals; rows of tables with a cap."""
+    return 5 + any(table.capped for table in work.tables)
+
+
+def traffic(work: Workload, placement: Placement, asked: Counts) -> Floats:
+    """Return the bytes that each rank sends the others in each call of a step, [calls, ranks].
+
+    Args:
+        work: the job.
+        placement: of its rows and grains.
+        asked: how many ids each block asks each rank for, [tables, blocks, ranks].
+    """
+    ranks = placement.ranks
+    blocks = np.array([len(of_rank) for of_rank in placement.blocks])
+    asker = np.repeat(np.arange(ranks), blocks)
+    others = ranks - 1
+    words = np.zeros(ranks)
+    rows = np.zeros(ranks)
+    sums = np.zeros(ranks)
+    for table, counts in zip(work.tables, asked, strict=True):
+        for_others = np.where(asker[:, None] == np.arange(ranks), 0, counts)
+        halves = table.counted * ((for_others + 1) // 2)
+        words += np.bincount(asker, (table.words * for_others + halves).sum(1), ranks)
+        rows += for_others.sum(0) * table.dim
+        sums += np.bincount(asker, for_others.sum(1) * table.dim, ranks)
+    num_values, width, shares = dense_shares(work.dense, ranks)
+    calls = [
+        WORD * others * (1 + blocks * len(work.tables)),
+        WORD * words,
+        FLOAT * rows,
+        FLOAT * (sums + blocks * (num_values - shares))
+        + WORD * others * (work.modules + len(work.dense)),
+        np.full(ranks, FLOAT * others * (work.modules + width)),
+    ]
+    if len(calls) < _num_calls(work):
+        calls.append(np.full(ranks, WORD * others * len(work.tables)))
+    return np.stack(calls).astype(np.float64)
+
+
+def dense_shares(dense: Sequence[int], ranks: int) -> tuple[int, int, Counts]:
+    """Return the dense values of a message, and of a share: the largest, and that of each rank.
+
+    Each tensor begins with a line of memory, as in `DenseExchange`.
+    """
+    line = LINE // FLOAT
+    num_values = sum(-(-size // line) * line for size in dense)
+    width = -(-num_values // ranks)
+    ends = np.minimum(np.arange(ranks + 1) * width, num_values)
+    return num_values, width, np.diff(ends)
+
+
+def process_memory(work: Workload, placement: Placement) -> Floats:
+    """Return the bytes of each rank's process without rows and messages.
+
+    One process holds the gradients of all grains, a rank those of its own.
+    """
+    grains = np.array([len(placement.grains_of(rank)) for rank in range(placement.ranks)])
+    fewer = np.maximum(work.grains - grains, 0)
+    memory: Floats = work.process_bytes + SPARE - fewer * work.dense_bytes
+    return memory
+
+
+def _own_seconds(work: Workload, placement: Placement, sent_bytes: float) -> float:
+    """Return the seconds of a step of the slowest rank without calls to others.
+
+    It computes its grains, and reads, where no other core does that ahead. Of several it copies
+    what it sends, and waits for the slowest.
+    """
+    grains = max(len(placement.grains_of(rank)) for rank in range(placement.ranks))
+    seconds = seconds_of(work.step_seconds, work.batch_size * grains / placement.grains)
+    cores = work.cores if work.whole_host else work.cores // placement.ranks
+    if cores > 1:
+        seconds = max(seconds, work.read_seconds)
+    else:
+        seconds += work.read_seconds
+    if placement.ranks > 1:
+        seconds += work.slack_seconds + work.copy_seconds * sent_bytes
+    return seconds
+
+
+def seconds_of(measured: Mapping[int, float], samples: float) -> float:
+    """Return the seconds of a step of so many samples: lines between those that were measured."""
+    sizes = sorted(measured)
+    times = list(accumulate((measured[size] for size in sizes), max))  # noise is no gain
+    if samples < sizes[0] and len(sizes) > 1:
+        slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
+        return max(times[0] - slope * (sizes[0] - samples), 0.0)
+    return float(np.interp(samples, sizes, times))
+
+
+def needed_ranks(work: Workload, ram: float) -> int | None:
+    """Return the fewest ranks whose processes each fit into so many bytes; None: not 256 do."""
+    without_messages = replace(work, batches=())
+    for ranks in range(1, MOST_RANKS + 1):
+        fits = planned(without_messages, ranks).most_memory <= ram
+        if fits and planned(work, ranks).most_memory <= ram:
+            return ranks
+    return None
