@@ -11,7 +11,7 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import FeatureLayout
 from hotbed.embedding.table import MapQueue
 from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
-from hotbed.parallel.ranks import TIMEOUT
+from hotbed.parallel.connections import TIMEOUT
 from hotbed.training.stages.example import Example
 
 from .planner import obstacle_of
