@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
@@ -61,6 +62,10 @@ class Shard:
         """Return a small value of each process."""
         return [value]
 
+    def any(self, here: bool) -> bool:
+        """Return whether it is true in one of the processes."""
+        return here
+
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the batches of all processes to the first one, by rising partition.
 
@@ -107,6 +112,9 @@ class RankShard(Shard):
 
     def gathered(self, value: T) -> list[T]:
         return self._ranks.gather_objects(value)
+
+    def any(self, here: bool) -> bool:
+        return bool(self._ranks.gather(torch.tensor([int(here)])).any())
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         every: list[pa.RecordBatch] = []

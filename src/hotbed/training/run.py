@@ -270,10 +270,10 @@ class Run:
 
     def agree_to_stop(self) -> None:
         """End a stream on all ranks if one of them asks for it; all call it between two steps."""
-        asked = "" if self.ending is None else self.ending.reason
-        reasons = [reason for reason in self.learner.shard.gathered(asked) if reason]
-        if reasons:
-            self.ending = Ending(reasons[0])
+        shard = self.learner.shard
+        if shard.any(self.ending is not None):
+            endings = [ending for ending in shard.gathered(self.ending) if ending is not None]
+            self.ending = Ending(endings[0].reason)
 
     def fail(self, error: BaseException, *, whole: bool = True) -> None:
         """Record that `error` ends training.
@@ -291,7 +291,7 @@ class Run:
 
         A stop, the observer and the callbacks make barriers, on any rank.
         """
-        return any(self.learner.shard.gathered(self._is_barrier(step, now)))
+        return self.learner.shard.any(self._is_barrier(step, now))
 
     def _is_barrier(self, step: int, now: int | None) -> bool:
         if self.ending is not None:
