@@ -73,7 +73,7 @@ def test_a_rank_killed_in_each_phase(
     config = {"grains": 8, "ranks": ranks, "kill_rank": rank}
     points = dict(POINTS)
     if rank:  # the first rank alone commits
-        for at in ("rename", "replace"):
+        for at in ("checkpoint", "rename", "replace"):
             del points[at]
     for number, (at, most) in enumerate(points.items()):
         kill = {"at": at, "number": max(1, most // 6), "after": number % 2 == 0}
