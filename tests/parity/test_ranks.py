@@ -277,6 +277,8 @@ def refusals(folder: str) -> Results:
         "other data": error_of(lambda: model.step(batch(16 + rank))),
         "too many rows": error_of(lambda: capped.step(batch(1100))),
     }
+    ahead = hb.Ahead([batch(1000), batch(900), batch(1100), batch(1020)])
+    found["too many rows ahead"] = error_of(lambda: capped.fit(ahead, progress=False))
     assert [len(table) for table in capped.tables.values()] == size
     by_clock = hb.callbacks.Evict(seconds_interval=1e-9, clock="wall")
     model.fit([batch()] * 3, callbacks=[by_clock], progress=False)  # goes on
@@ -340,6 +342,7 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
         "other data": "ConfigError: ranks: all ranks must get the same batches",
         "random numbers": "ConfigError: ranks: all ranks must get the same batches",
         "too many rows": "TableFull: table 'user'",
+        "too many rows ahead": "TableFull: table 'user'",
     }
     assert first.pop("evictions") == 3
     for name, start in starts.items():

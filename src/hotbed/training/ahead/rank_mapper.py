@@ -81,11 +81,13 @@ class RankMapper:
         self._exchange: TableExchange | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[Question] = deque()
+        self._error: Exception | None = None  # of a question of this pass
         self.sent_bytes = 0
 
     def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._is_ahead = ahead
         self._waiting.clear()
+        self._error = None
         if ahead and self._thread is None:
             self._connections = self._ranks.another(TIMEOUT)
             self._exchange = TableExchange(self._connections, self._placement, self._layouts)
@@ -157,7 +159,13 @@ class RankMapper:
 
     def _answer(self, question: Question) -> tuple[AskedIds, Statistics]:
         assert self._exchange is not None, "a pass has begun"
-        asked = self._ask(self._exchange, question.batch, question.digest)
+        if self._error is not None:
+            raise self._error  # nothing is mapped behind a batch that could not be
+        try:
+            asked = self._ask(self._exchange, question.batch, question.digest)
+        except Exception as error:
+            self._error = error
+            raise
         self.sent_bytes += self._connections.traffic.sent_bytes
         self._connections.traffic = Traffic()
         tables = [table for layout in self._layouts for table in layout.tables]
