@@ -129,6 +129,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
         "doctor": ["--ranks"],
+        "plan": ["--bandwidth", "--latency", "--ram", "--ranks", "--rows", *job],
     }
 
 

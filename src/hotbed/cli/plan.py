@@ -73,7 +73,8 @@ def print_plan(plan: JobPlan, page: Where) -> None:
     """Print a plan: a line for each number of ranks, then what each rank has, then notes."""
     work = plan.work
     print_line(
-        f"{plan.sampled.samples:,} samples read; a process without rows {size_text(work.process_bytes)}; "
+        f"{plan.sampled.samples:,} samples read; a process without rows "
+        f"{size_text(work.process_bytes)}; "
         f"a step of one process {1e3 * plan.plans[0].seconds:.1f} ms; a message "
         f"{1e6 * work.link.latency:,.0f} us and {size_text(work.link.bandwidth)}/s"
     )

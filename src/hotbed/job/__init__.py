@@ -8,6 +8,8 @@ events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
 json_schema.py        the JSON Schema of job files, for completion and checks in editors
+plan.py               the plan of a job on several processes: sample, measure, predict
+plan_page.py          the picture of a plan
 ranks.py              a job on several processes: which can run there, and what the first does
 roles.py              guess the roles of columns
 run.py                the work of the commands, one function each

@@ -201,13 +201,13 @@ def _alone(call: Callable[..., T], *arguments: Any) -> T:
 
 def _with_two_ranks(job: Job, work: Workload) -> Workload:
     """Return a workload with what two ranks of this machine take: their link, and some steps."""
-    from hotbed.parallel.plan import Link
+    from hotbed.parallel.plan import LinkSpeed
     from hotbed.parallel.probe import on_two_ranks
 
     steps = round(PAIR_SECONDS / max(work.step_seconds.values()))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS)
     of_ranks = on_two_ranks(_as_rank, job.to_json(), steps)
-    link = Link(sorted(of_ranks[0].link.items()))
+    link = LinkSpeed(sorted(of_ranks[0].link.items()))
     step_seconds = max(of_rank.step_seconds for of_rank in of_ranks)
     wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
     return replace(work, link=link).as_two_ranks(step_seconds, wait_seconds)
@@ -229,23 +229,24 @@ class RankSteps:
 
 
 def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
-    """Measure the link, then train some steps as one of two ranks; the first half is not timed."""
+    """Measure the link, then train as one of two ranks; return the median of the later steps."""
     from hotbed.parallel.probe import probe
 
     job = _by_grains(Job.from_json(spec))
     model = job.rec_model(job.fitted())
     connections = probe()
-    half = steps // 2
-    batches = _batches(job, model)
-    for batch in islice(batches, half):
-        model.step(batch)
-    waited = model.learner.end()[0].wait_seconds
-    began = time.perf_counter()
-    for batch in islice(batches, steps - half):
-        model.step(batch)
-    seconds = time.perf_counter() - began
-    waited = model.learner.end()[0].wait_seconds - waited
-    return RankSteps(connections.seconds, seconds / (steps - half), waited / (steps - half))
+    steps_and_waits = []
+    waited = 0.0
+    with contextlib.closing(_batches(job, model)) as batches:
+        for batch in islice(batches, steps):
+            began = time.perf_counter()
+            model.step(batch)
+            seconds = time.perf_counter() - began
+            so_far = model.learner.end()[model.learner.shard.rank].wait_seconds
+            steps_and_waits.append((seconds, so_far - waited))
+            waited = so_far
+    seconds, waits = np.median(steps_and_waits[steps // 2 :], 0)
+    return RankSteps(connections.seconds, float(seconds), float(waits))
 
 
 # --- what a process of its own measures -----------------------------------------------------------
@@ -257,7 +258,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     `rows`: that the user expects of tables.
     """
     import hotbed as hb
-    from hotbed.parallel.plan import Link, Workload
+    from hotbed.parallel.plan import LinkSpeed, Workload
 
     hb.set_num_threads(1)
     job = _by_grains(Job.from_json(spec))
@@ -285,7 +286,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
         process_bytes=process_bytes,
         step_seconds=seconds,
         read_seconds=read_seconds,
-        link=Link.of(0.0, math.inf),
+        link=LinkSpeed.of(0.0, math.inf),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
     return work, sampled

@@ -9,6 +9,7 @@ ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on seve
 launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed
 placement.py    Placement: which rank owns which rows and computes which grains
+plan.py         predict memory, bytes and seconds of a step on several ranks
 probe.py        measure how fast the ranks of a job reach each other
 ranks.py        Ranks: the processes of a job, and what they send each other
 sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks

@@ -161,7 +161,7 @@ class SampledBatch:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpeed:
     """How long messages between ranks take.
 
     Attributes:
@@ -171,10 +171,10 @@ class Link:
     points: Sequence[tuple[int, float]]
 
     @staticmethod
-    def of(latency: float, bandwidth: float) -> Link:
+    def of(latency: float, bandwidth: float) -> LinkSpeed:
         """Return a link of so many seconds a message and bytes a second."""
         far = 1 << 30
-        return Link([(0, latency), (far, latency + far / bandwidth)])
+        return LinkSpeed([(0, latency), (far, latency + far / bandwidth)])
 
     @property
     def latency(self) -> float:
@@ -226,7 +226,7 @@ class Workload:
     process_bytes: float
     step_seconds: Mapping[int, float]
     read_seconds: float
-    link: Link
+    link: LinkSpeed
     cores: int
     copy_seconds: float = 0.0
     slack_seconds: float = 0.0
@@ -258,7 +258,7 @@ class Workload:
             return self
         latency = self.link.latency if latency is None else latency
         bandwidth = self.link.bandwidth if bandwidth is None else bandwidth
-        return replace(self, link=Link.of(latency, bandwidth), whole_host=True)
+        return replace(self, link=LinkSpeed.of(latency, bandwidth), whole_host=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formulas of a plan, beside counting; and the command that prints and draws it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import hotbed as hb
+from hotbed.cli import plan as of_plan
+from hotbed.cli.commands import app
+from hotbed.embedding.hashing import partition
+from hotbed.errors import ConfigError
+from hotbed.job import plan as job_plan
+from hotbed.parallel import Placement
+from hotbed.parallel.plan import (
+    ENTRIES,
+    LinkSpeed,
+    SampledBatch,
+    SampledIds,
+    TableFacts,
+    Workload,
+    index_bytes,
+    needed_ranks,
+    planned,
+    seconds_of,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@given(st.integers(0, 1000), st.integers(1, 8), st.integers(1, 60), st.integers(1, 40))
+def test_ids_asked_for_are_those_of_sets(
+    seed: int, ranks: int, num_samples: int, num_ids: int
+) -> None:
+    random = np.random.default_rng(seed)
+    samples = np.repeat(np.arange(num_samples), random.integers(0, 3, num_samples))
+    ids = random.integers(-num_ids, num_ids, len(samples))
+    placement = Placement(ranks, 8)
+    owners = placement.owners("user")
+    ends = [*sorted(random.integers(0, num_samples + 1, 7).tolist()), num_samples]
+    values, numbers = np.unique(ids, return_inverse=True)
+    batch = SampledBatch(ends, [SampledIds(samples, numbers, partition(values))])
+    asked = batch.tables[0].asked(batch.block_ends(placement), owners, ranks)
+    block = 0
+    for rank in range(ranks):
+        for of_rank in placement.blocks[rank]:
+            first = 0 if of_rank.first == 0 else ends[of_rank.first - 1]
+            last = ends[of_rank.first + of_rank.size - 1]
+            distinct = {int(i) for s, i in zip(samples, ids, strict=True) if first <= s < last}
+            wanted = [0] * ranks
+            for number in distinct:
+                wanted[owners[partition([number])[0]]] += 1
+            assert asked[block].tolist() == wanted
+            block += 1
+    assert block == len(asked)
+
+
+@pytest.mark.parametrize("num_ids", [1, 300, 6_000, 80_000])
+def test_memory_of_a_table_is_that_of_the_real_one(num_ids: int) -> None:
+    ids = np.random.default_rng(0).integers(-(2**62), 2**62, num_ids)
+    table = hb.Table("user", dim=4, rule=hb.Adagrad(lr=0.1))
+    for part in np.array_split(ids, -(-num_ids // 500)):
+        table.find_or_insert(part)
+    rows = np.bincount(partition(ids), minlength=256).astype(np.float64)
+    slots = (np.ceil(rows / 16) * 16).sum()
+    assert slots * table.native.row_bytes == table.stats["row_bytes"]
+    index = index_bytes(rows, ENTRIES).sum()
+    free_lists = 256 * 64 * 4
+    assert index <= table.stats["index_bytes"] <= index + free_lists
+
+
+def test_distinct_ids_are_counted_and_of_many_a_share() -> None:
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 50_000, 100_000)
+    values, counts = np.unique(ids, return_counts=True)
+    every = job_plan.DistinctIds()
+    share = job_plan.DistinctIds(most=4_000)
+    for part in np.split(ids, 20):
+        every.add(part)
+        share.add(part)
+    assert every.ids.tolist() == values.tolist()
+    assert every.counts.tolist() == counts.tolist()
+    here = every.by_partition(np.ones(len(values)))
+    assert here.tolist() == np.bincount(partition(values), minlength=256).tolist()
+    assert share.scale > 1
+    assert len(share) == pytest.approx(len(values), rel=0.05)
+    assert share.by_partition(np.ones(len(share.ids))).sum() == pytest.approx(len(share))
+
+
+def test_ids_beyond_those_that_were_read_grow_as_before() -> None:
+    growth = {50: {"a": 10, "b": 30}, 100: {"a": 10, "b": 60}}
+    assert job_plan.expected_ids(growth, 400) == {"a": 10, "b": 240}
+    assert job_plan.expected_ids(growth, 100) == {"a": 10, "b": 60}
+
+
+def workload(rows: float = 1e9) -> Workload:
+    of_partitions = np.full(256, rows / 256)
+    table = TableFacts("user", 16, 128, 1, False, False, of_partitions, np.zeros(256))
+    random = np.random.default_rng(0)
+    numbers = np.arange(4096)
+    ids = SampledIds(numbers, numbers, partition(random.integers(0, 2**62, 4096)))
+    ends = [512 * (grain + 1) for grain in range(8)]
+    return Workload(
+        tables=[table],
+        batches=[SampledBatch(ends, [ids])],
+        batch_size=4096,
+        grains=8,
+        modules=1,
+        dense=[1, 1000],
+        process_bytes=5e8,
+        step_seconds={4096: 0.1, 2048: 0.05, 512: 0.02},
+        read_seconds=0.01,
+        link=LinkSpeed.of(1e-4, 1e9),
+        cores=2,
+    )
+
+
+def test_more_ranks_share_rows_and_ids_evenly_and_all_messages_are_counted() -> None:
+    work = workload()
+    for ranks in (1, 3, 8, 64, 256):
+        of_ranks = planned(work, ranks)
+        assert of_ranks.rows.sum() == pytest.approx(1e9)
+        assert of_ranks.asked.sum() == 4096
+        assert of_ranks.balance(of_ranks.rows) <= -(-256 // ranks) * ranks / 256
+        assert of_ranks.messages == 5 * (ranks - 1)
+
+
+def test_the_least_ranks_that_fit_are_named() -> None:
+    work = workload()
+    needed = needed_ranks(work, 64e9)
+    assert needed is not None
+    assert planned(work, needed).most_memory <= 64e9 < planned(work, needed - 1).most_memory
+    assert needed_ranks(work, 1e6) is None
+
+
+def test_a_step_of_two_ranks_takes_what_two_ranks_took() -> None:
+    work = workload().as_two_ranks(step_seconds=0.08, wait_seconds=0.02)
+    assert planned(work, 2).seconds == pytest.approx(0.08)
+    assert planned(work, 1).seconds == pytest.approx(0.1)
+    between_hosts = planned(work.with_link(0.001, None), 2)
+    assert between_hosts.link_seconds > planned(work, 2).link_seconds
+    assert seconds_of(work.step_seconds, 256) == pytest.approx(0.02 - 0.03 / 1536 * 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "value"),
+    [
+        ("64GB", of_plan.BYTES, 64e9),
+        ("1.5 GiB", of_plan.BYTES, 1.5 * 2**30),
+        ("10Gbit/s", of_plan.RATES, 1.25e9),
+        ("100us", of_plan.TIMES, 1e-4),
+    ],
+)
+def test_quantities_have_units(text: str, units: dict[str, float], value: float) -> None:
+    assert of_plan.quantity("--ram", text, units) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["64", "GB", "0GB", "64 parsecs", "-1GB"])
+def test_a_quantity_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--ram: not a number above 0 with a unit, got"):
+        of_plan.quantity("--ram", text, of_plan.BYTES)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+JOB = """
+schema:
+  columns:
+    - {kind: label, name: liked, column: rating, threshold: 4}
+    - {kind: id, name: user, column: userId}
+    - {kind: id, name: movie, column: movieId}
+train: {kind: slice, stop: 20000, source: {kind: csv, path: RATINGS}}
+model: {kind: deepfm, hidden: [8]}
+tables: {dim: 4}
+fit: {batch_size: 4096}
+output: OUT
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job on shipped data, whose plan measures little, in this process."""
+    ratings = ROOT / "data" / "ml_latest_small" / "ratings.csv"
+    text = JOB.replace("RATINGS", str(ratings)).replace("OUT", str(tmp_path))
+    (tmp_path / "job.yaml").write_text(text)
+    monkeypatch.setattr(job_plan, "SECONDS", 0.05)
+    monkeypatch.setattr(job_plan, "_alone", lambda call, *arguments: call(*arguments))
+    of_two = [job_plan.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01)] * 2
+    monkeypatch.setattr("hotbed.parallel.probe.on_two_ranks", lambda *arguments: of_two)
+    monkeypatch.setenv("COLUMNS", "160")
+    return str(tmp_path / "job.yaml")
+
+
+def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
+    job: str, tmp_path: Path
+) -> None:
+    printed = CliRunner().invoke(app, ["plan", job, "--ram=64GB", "--rows=user=1e9"])
+    assert printed.exit_code == 0, printed.output
+    lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
+    assert [int(line[0]) for line in lines] == [2**power for power in range(9)]
+    assert "> ram" in lines[0][1]
+    assert "> ram" not in lines[-1][1]
+    assert "Memory: it takes " in printed.output
+    assert "16 ranks and more need grains: 16 or more in the job, which has 8." in printed.output
+    page = (tmp_path / "plan.html").read_text()
+    assert page.count("<figure>") == 4
+    assert "256 ranks" in page
+
+
+def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(
+    job: str, tmp_path: Path
+) -> None:
+    command = ["plan", job, "--ranks=3", "--ram=1MB", "--latency=1ms", "--bandwidth=1Gbit"]
+    printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0, printed.output
+    movies = len({line.split(",")[1] for line in _ratings()})
+    users = len({line.split(",")[0] for line in _ratings()})
+    lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
+    of_ranks = lines[2:]
+    assert sum(int(line[1].replace(",", "")) for line in of_ranks) == movies + users
+    assert "No number of ranks fits into 0.0 GB a process." in printed.output
+    assert "3 ranks do not fit: the largest process takes" in printed.output
+    assert "a message 1,000 us and 125 MB/s" in printed.output
+    assert "Each of 3 ranks" in (tmp_path / "plan.html").read_text()
+
+
+def _ratings() -> list[str]:
+    path = ROOT / "data" / "ml_latest_small" / "ratings.csv"
+    return path.read_text().splitlines()[1:20001]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--rows=nobody=5", "--rows: there is no table 'nobody', got tables"),
+        ("--rows=user", "--rows: not a table and a number, got 'user'"),
+        ("--ranks=257", "--ranks: a table lies on at most 256 ranks, got 257"),
+    ],
+)
+def test_what_a_plan_cannot_do_is_refused(job: str, flag: str, message: str) -> None:
+    error = CliRunner().invoke(app, ["plan", job, flag]).exception
+    assert isinstance(error, ConfigError)
+    assert message in str(error)
