@@ -166,8 +166,8 @@ void Step::plan_asked(const std::vector<Asked>& grains, bool timed) {
   }
 }
 
-void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training,
-                     const std::vector<uint64_t>& num_rows, bool logs) {
+void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training, const std::vector<uint64_t>& num_rows,
+                     bool logs) {
   const Locked locked(*this);
   release();
   plan_asked(grains, timed);

@@ -277,7 +277,7 @@ def refusals(folder: str) -> Results:
         "other data": error_of(lambda: model.step(batch(16 + rank))),
         "too many rows": error_of(lambda: capped.step(batch(1100))),
     }
-    ahead = hb.Ahead([batch(1000), batch(900), batch(1100), batch(1020)])
+    ahead = hb.Ahead([batch(1000), batch(1000), batch(1100), batch(1020)])
     found["too many rows ahead"] = error_of(lambda: capped.fit(ahead, progress=False))
     assert [len(table) for table in capped.tables.values()] == size
     by_clock = hb.callbacks.Evict(seconds_interval=1e-9, clock="wall")
