@@ -98,7 +98,7 @@ def test_verbs_and_flags_are_frozen() -> None:
     job = ["--set", "job_file"]
     assert flags == {
         "train": ["--ranks", "--restart", *job],
-        "online": ["--max-seconds", "--max-steps", *job],
+        "online": ["--max-seconds", "--max-steps", "--ranks", *job],
         "evaluate": ["--ranks", *job],
         "predict": ["--out", "--ranks", "--set", "files", "what"],
         "export": ["--out", "--set", "what"],

@@ -203,7 +203,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
     job: str, tmp_path: Path
 ) -> None:
-    printed = CliRunner().invoke(app, ["plan", job, "--ram=64GB", "--rows=user=1e9"])
+    printed = CliRunner().invoke(app, ["plan", job, "--ram=32GB", "--rows=user=1e9"])
     assert printed.exit_code == 0, printed.output
     lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
     assert [int(line[0]) for line in lines] == [2**power for power in range(9)]
@@ -222,11 +222,12 @@ def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(
     command = ["plan", job, "--ranks=3", "--ram=1MB", "--latency=1ms", "--bandwidth=1Gbit"]
     printed = CliRunner().invoke(app, command)
     assert printed.exit_code == 0, printed.output
+    # each id has a row of its factors and one of its linear weight
     movies = len({line.split(",")[1] for line in _ratings()})
     users = len({line.split(",")[0] for line in _ratings()})
     lines = [line.split("│")[1:-1] for line in printed.output.splitlines() if line[:1] == "│"]
     of_ranks = lines[2:]
-    assert sum(int(line[1].replace(",", "")) for line in of_ranks) == movies + users
+    assert sum(int(line[1].replace(",", "")) for line in of_ranks) == 2 * (movies + users)
     assert "No number of ranks fits into 0.0 GB a process." in printed.output
     assert "3 ranks do not fit: the largest process takes" in printed.output
     assert "a message 1,000 us and 125 MB/s" in printed.output

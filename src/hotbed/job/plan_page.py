@@ -34,8 +34,8 @@ def size_text(num_bytes: float) -> str:
     """Return a number of bytes as people write it: 1.5 GB, 20 MB, 3 kB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit:
-            digits = 0 if num_bytes >= 100 * unit else 2 if num_bytes < 10 * unit else 1
-            return f"{num_bytes / unit:,.{digits}f} {name}"
+            whole_digits = len(str(int(num_bytes / unit)))
+            return f"{num_bytes / unit:,.{max(0, 3 - whole_digits)}f} {name}"
     return f"{num_bytes:.0f} B"
 
 
@@ -88,7 +88,7 @@ def row_of(plan: JobPlan, of_ranks: RanksPlan) -> list[str]:
     return [
         str(of_ranks.ranks),
         memory,
-        f"{of_ranks.rows.max():,.0f}",
+        number_text_of(of_ranks.rows.max()),
         f"{of_ranks.balance(of_ranks.rows):.2f}",
         size_text(of_ranks.sent_bytes.max()),
         str(of_ranks.messages),
