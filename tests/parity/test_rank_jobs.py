@@ -199,6 +199,28 @@ def test_a_signal_ends_all_ranks_with_one_message(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("end", [interrupt, terminate])
+def test_a_signal_ends_a_stream_on_all_ranks_after_a_step_and_saves_it(
+    folder: Path, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    (folder / "arriving").mkdir()
+    ratings = (ROOT / "data" / "ml_latest_small" / "ratings.csv").read_text().splitlines(True)
+    (folder / "arriving" / "first.csv").write_text("".join(ratings[:9000]))
+    stream = 'stream={kind: follow, directory: arriving, pattern: "*.csv"}'
+    process = start(folder, "online", "job.yaml", "--ranks", "2", "--set", stream)
+    while not list(folder.rglob("checkpoint/CURRENT")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(3.0)  # some steps
+    end(process)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert printed.count("state: ") == 1
+    (state,) = {current.parent for current in folder.rglob("checkpoint/CURRENT")}
+    assert describe_checkpoint(str(state))["counters"]["steps"] > 10
+
+
+@pytest.mark.soak
 def test_ranks_end_with_a_launcher_that_is_killed(folder: Path) -> None:
     process = start(folder, "train", "job.yaml", "--ranks", "2", "--set", "fit.epochs=100000")
     assert process.stdout is not None

@@ -507,6 +507,10 @@ def main() -> None:
         show.console.quiet = not processes.is_first()
     try:
         app()
+    except SystemExit as ended:  # as every command ends
+        if processes.is_rank() and not ended.code:
+            processes.end()
+        raise
     except HotbedError as error:
         if processes.is_rank():
             processes.leave(error, 2)

@@ -64,6 +64,13 @@ def behave_as_rank() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end() -> None:
+    """Say that this rank has done its work."""
+    from hotbed.parallel.launch import record_end
+
+    record_end()
+
+
 def leave(error: Exception, exit_code: int) -> NoReturn:
     """End this rank; its launcher reports the error."""
     from hotbed.parallel.launch import record

@@ -14,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -24,6 +25,8 @@ from hotbed.errors import ConfigError, HotbedError
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: the file that the launcher reads the error of a process from."""
+ENDED = ".ended"
+"""Added to the name of this file: of a process that has done its work."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def launch(arguments: Sequence[str], ranks: int) -> RankFailure | None:
         except ChildFailedError as error:
             return first_failure(error.failures)
         except SignalException as error:
+            if len(list(Path(folder).rglob(f"*{ENDED}"))) == ranks:
+                return None  # a stream: all ranks have saved it
             name = signal.Signals(error.sigval).name
             return RankFailure(None, f"{name}: all {ranks} ranks were ended", 128 + error.sigval)
     return None
@@ -105,6 +110,12 @@ def record(error: BaseException, exit_code: int) -> None:
     }
     with open(os.environ[ERROR_FILE], "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
+
+
+def record_end() -> None:
+    """Write that this process has done its work, where its launcher looks after a signal."""
+    if ERROR_FILE in os.environ:
+        Path(os.environ[ERROR_FILE] + ENDED).touch()
 
 
 def _is_lost(error: BaseException) -> bool:
