@@ -217,7 +217,7 @@ def test_a_signal_ends_a_stream_on_all_ranks_after_a_step_and_saves_it(
     assert process.returncode == 0, errors
     assert printed.count("state: ") == 1
     (state,) = {current.parent for current in folder.rglob("checkpoint/CURRENT")}
-    assert describe_checkpoint(str(state))["counters"]["steps"] > 10
+    assert describe_checkpoint(str(state))["counters"]["steps"] > 5  # those of `train`
 
 
 @pytest.mark.soak
