@@ -26,7 +26,7 @@ import hotbed as hb
 from hotbed.job import plan as job_plan
 from hotbed.job.job import Job
 from hotbed.parallel import RankWork
-from hotbed.parallel.plan import Link, Workload, planned
+from hotbed.parallel.plan import LinkSpeed, Workload, planned
 
 ROOT = Path(__file__).parents[2]
 GRAINS = 8
@@ -82,7 +82,7 @@ def workload() -> Workload:
         process_bytes=0.0,
         step_seconds={64: 1.0},
         read_seconds=0.0,
-        link=Link.of(1e-3, 1e6),
+        link=LinkSpeed.of(1e-3, 1e6),
         cores=2,
     )
 

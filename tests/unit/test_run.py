@@ -16,7 +16,6 @@ pytest.importorskip("torch", reason="torch absent")
 import pyarrow as pa
 
 import hotbed as hb
-from hotbed.errors import ConfigError
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
@@ -102,16 +101,6 @@ def test_job_measures_errors_of_amounts(job: hb.Job) -> None:
     assert metrics["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), abs=1e-6)
     assert metrics["mae"] == pytest.approx(np.mean(np.abs(error)), abs=1e-6)
     assert metrics["smape"] == pytest.approx(np.mean(np.abs(error) / half), abs=1e-6)
-
-
-def test_several_ranks_follow_no_stream_and_write_nothing(
-    job: hb.Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for learn in (run.train, run.online):
-        with pytest.raises(ConfigError, match=r"job\.stream: one process .* got 2 ranks"):
-            learn(job)
-    assert not Path("out").exists()
 
 
 def test_grains_of_a_trained_job_are_those_of_its_state(job: hb.Job) -> None:
