@@ -21,8 +21,8 @@ MOST_BARS = 32
 TOO_MUCH = 1
 """The colour of what does not fit."""
 RANKS_TEXT = (
-    "Predicted before any of these ranks ran, from a sample of the data and a few steps on one "
-    "process. Memory and bytes: the largest rank. docs/ranks.md has the formulas."
+    "Predicted from a sample of the data, and from a few steps on one process and on two. Memory "
+    "and bytes: the largest rank. docs/ranks.md has the formulas."
 )
 TABLES_TEXT = "Rows and memory of all ranks together. Ids of a step: distinct in a whole batch."
 BY_RANK_TEXT = (
