@@ -523,7 +523,7 @@ PATCHED_CONSTANTS = {
     "hotbed.connectors.text.lines.BLOCK_BYTES": "behind the public sources of lines",
     "hotbed.data.dataset.FIRST_ROWS": "behind the public Dataset",
     "hotbed.data.dataset.READ_ROWS": "behind the public Dataset",
-    "hotbed.job.plan.SECONDS": "behind the public command plan",
+    "hotbed.job.workload.SECONDS": "behind the public command plan",
     "hotbed.persist.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
     "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",

@@ -23,8 +23,9 @@ import torch
 from forked import ranks_of
 
 import hotbed as hb
-from hotbed.job import plan as job_plan
+from hotbed.job import workload as of_job
 from hotbed.job.job import Job
+from hotbed.job.plan import Wishes, plan
 from hotbed.parallel import RankWork
 from hotbed.parallel.plan import LinkSpeed, Workload, planned
 
@@ -73,8 +74,8 @@ def workload() -> Workload:
     rows = np.zeros(256)
     dense = [parameter.numel() for parameter in hb.dense_parameters(model.network)]
     return Workload(
-        tables=[job_plan._table_facts(table, rows, rows) for table in model.tables.values()],
-        batches=[job_plan._sampled_batch(model, batch) for batch in batches()],
+        tables=[of_job._table_facts(table, rows, rows) for table in model.tables.values()],
+        batches=[of_job._sampled_batch(model, batch) for batch in batches()],
         batch_size=64,
         grains=GRAINS,
         modules=1,
@@ -145,7 +146,7 @@ def test_memory_and_bytes_of_a_job_are_as_planned(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     job = replace(Job.read(tmp_path / "job.yaml"), output=str(tmp_path / "runs" / "job"))
     for ranks in (2, 4):
-        of_ranks = job_plan.plan(job, job_plan.Wishes(ranks)).plans[-1]
+        of_ranks = plan(job, Wishes(ranks)).plans[-1]
         memory, sent = peaks_and_bytes(tmp_path, ranks)
         assert of_ranks.most_memory == pytest.approx(memory, rel=0.10)
         assert of_ranks.sent_bytes.max() == pytest.approx(sent, rel=0.05)

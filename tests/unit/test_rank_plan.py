@@ -19,7 +19,7 @@ from hotbed.cli import plan as of_plan
 from hotbed.cli.commands import app
 from hotbed.embedding.hashing import partition
 from hotbed.errors import ConfigError
-from hotbed.job import plan as job_plan
+from hotbed.job import workload as of_job
 from hotbed.parallel import Placement
 from hotbed.parallel.plan import (
     ENTRIES,
@@ -82,8 +82,8 @@ def test_distinct_ids_are_counted_and_of_many_a_share() -> None:
     random = np.random.default_rng(0)
     ids = random.integers(0, 50_000, 100_000)
     values, counts = np.unique(ids, return_counts=True)
-    every = job_plan.DistinctIds()
-    share = job_plan.DistinctIds(most=4_000)
+    every = of_job.DistinctIds()
+    share = of_job.DistinctIds(most=4_000)
     for part in np.split(ids, 20):
         every.add(part)
         share.add(part)
@@ -98,8 +98,8 @@ def test_distinct_ids_are_counted_and_of_many_a_share() -> None:
 
 def test_ids_beyond_those_that_were_read_grow_as_before() -> None:
     growth = {50: {"a": 10, "b": 30}, 100: {"a": 10, "b": 60}}
-    assert job_plan.expected_ids(growth, 400) == {"a": 10, "b": 240}
-    assert job_plan.expected_ids(growth, 100) == {"a": 10, "b": 60}
+    assert of_job.expected_ids(growth, 400) == {"a": 10, "b": 240}
+    assert of_job.expected_ids(growth, 100) == {"a": 10, "b": 60}
 
 
 def workload(rows: float = 1e9) -> Workload:
@@ -192,9 +192,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ratings = ROOT / "data" / "ml_latest_small" / "ratings.csv"
     text = JOB.replace("RATINGS", str(ratings)).replace("OUT", str(tmp_path))
     (tmp_path / "job.yaml").write_text(text)
-    monkeypatch.setattr(job_plan, "SECONDS", 0.05)
-    monkeypatch.setattr(job_plan, "_alone", lambda call, *arguments: call(*arguments))
-    of_two = [job_plan.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01)] * 2
+    monkeypatch.setattr(of_job, "SECONDS", 0.05)
+    monkeypatch.setattr(of_job, "_alone", lambda call, *arguments: call(*arguments))
+    of_two = [of_job.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01)] * 2
     monkeypatch.setattr("hotbed.parallel.probe.on_two_ranks", lambda *arguments: of_two)
     monkeypatch.setenv("COLUMNS", "160")
     return str(tmp_path / "job.yaml")

@@ -8,7 +8,7 @@ events.py             what a command reports while it works
 file.py               job files: YAML and JSON as people mean them
 job.py                Job: a training run as one value
 json_schema.py        the JSON Schema of job files, for completion and checks in editors
-plan.py               the plan of a job on several processes: sample, measure, predict
+plan.py               the plan of a job on several processes: predictions and notes
 plan_page.py          the picture of a plan
 ranks.py              a job on several processes: which can run there, and what the first does
 roles.py              guess the roles of columns
@@ -16,4 +16,5 @@ run.py                the work of the commands, one function each
 sniff.py              look at delimited text as pandas, spreadsheets and databases write it
 states.py             the states of a job
 tables.py             Tables: the keys under `tables` of a job
+workload.py           the workload of a job, for its plan: sample its ids, and measure its steps
 """

@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workload of a job, for its plan: sample its ids, and measure its steps.
+
+This process stays as it is: what is measured runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotbed.embedding.hashing import mix64, partition
+from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
+from hotbed.errors import ConfigError
+from hotbed.job.job import Job
+from hotbed.memory import peak_bytes
+
+if TYPE_CHECKING:
+    from hotbed.data.batch import Batch
+    from hotbed.data.schema import Schema
+    from hotbed.embedding.table import Table
+    from hotbed.parallel.plan import SampledBatch, TableFacts, Workload
+    from hotbed.training.model import RecModel
+
+SAMPLES = 5_000_000
+"""Samples of the data that are read for their ids."""
+SAMPLE_ROWS = 1 << 16
+"""Samples that are read at a time."""
+BATCHES = 8
+"""Batches that are measured and whose messages are counted."""
+SECONDS = 3.0
+"""Time to measure steps of one process in."""
+PAIR_SECONDS = 4.0
+"""Time that as many steps of one process take as two ranks are measured in."""
+LEAST_STEPS = 6
+MOST_STEPS = 200
+MOST_IDS = 1 << 20
+"""Distinct ids of a table that are all remembered."""
+T = TypeVar("T")
+
+
+class DistinctIds:
+    """The distinct ids of a table, and how often each occurs.
+
+    Above a million, it remembers those whose hash ends in zeros: a known share of all.
+
+    Attributes:
+        ids: that are remembered, int64 [n].
+        counts: how often each occurred, int64 [n].
+    """
+
+    def __init__(self, most: int = MOST_IDS) -> None:
+        self.ids = np.empty(0, np.int64)
+        self.counts = np.empty(0, np.int64)
+        self._most = most
+        self._zeros = 0
+
+    @property
+    def scale(self) -> int:
+        """How many distinct ids each remembered one stands for."""
+        return 1 << self._zeros
+
+    def __len__(self) -> int:
+        return len(self.ids) * self.scale
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Take the ids of some samples, int64 [m]."""
+        if self._zeros:
+            ids = ids[self._remembered(ids)]
+        values, counts = np.unique(ids, return_counts=True)
+        every = np.concatenate([self.ids, values])
+        self.ids, places = np.unique(every, return_inverse=True)
+        weights = np.concatenate([self.counts, counts])
+        self.counts = np.bincount(places.reshape(-1), weights, len(self.ids)).astype(np.int64)
+        while len(self.ids) > self._most:
+            self._zeros += 1
+            remembered = self._remembered(self.ids)
+            self.ids = self.ids[remembered]
+            self.counts = self.counts[remembered]
+
+    def by_partition(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of a weight for each distinct id, in each partition, [256].
+
+        Of a share of the ids it is the mean of all partitions: they hardly differ.
+        """
+        if self._zeros:
+            return np.full(PARTITIONS, weights.sum() * self.scale / PARTITIONS)
+        return np.bincount(partition(self.ids), weights, PARTITIONS).astype(np.float64)
+
+    def _remembered(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        remembered: NDArray[np.bool_] = (mix64(ids) & np.uint64(self.scale - 1)) == 0
+        return remembered
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was read of the data.
+
+    Attributes:
+        samples: read.
+        whole: whether these are all.
+        total: of the data, where it is known.
+        distinct: ids of each table in these samples.
+    """
+
+    samples: int
+    whole: bool
+    total: int | None
+    distinct: Mapping[str, int]
+
+
+def workload_of(job: Job, rows: Mapping[str, float]) -> tuple[Workload, Sampled]:
+    """Return what a job is and takes on this machine, and what was read of its data.
+
+    Args:
+        job: with `train`.
+        rows: that the user expects of tables, by name.
+
+    Raises:
+        ConfigError: there is no table of a name in `rows`.
+    """
+    work, sampled = _alone(_measured, job.to_json(), dict(rows))
+    return _with_two_ranks(job, work), sampled
+
+
+def _alone(call: Callable[..., T], *arguments: Any) -> T:
+    """Return what a call returns in a process of its own, as a rank would be: with one thread."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(call, arguments)
+
+
+# --- two ranks of this machine --------------------------------------------------------------------
+
+
+def _with_two_ranks(job: Job, work: Workload) -> Workload:
+    """Return a workload with what two ranks of this machine take: their link, and some steps."""
+    from hotbed.parallel.plan import LinkSpeed
+    from hotbed.parallel.probe import on_two_ranks
+
+    steps = round(PAIR_SECONDS / max(work.step_seconds.values()))
+    steps = min(max(steps, LEAST_STEPS), MOST_STEPS)
+    of_ranks = on_two_ranks(_as_rank, job.to_json(), steps)
+    link = LinkSpeed(sorted(of_ranks[0].link.items()))
+    step_seconds = max(of_rank.step_seconds for of_rank in of_ranks)
+    wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
+    return replace(work, link=link).as_two_ranks(step_seconds, wait_seconds)
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """What a rank measured.
+
+    Attributes:
+        link: seconds of a call, by the bytes that it sends.
+        step_seconds: of a step.
+        wait_seconds: of these, in calls to the other rank.
+    """
+
+    link: Mapping[int, float]
+    step_seconds: float
+    wait_seconds: float
+
+
+def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
+    """Measure the link, then train as one of two ranks; return the median of the later steps."""
+    from hotbed.parallel.probe import probe
+
+    job = _by_grains(Job.from_json(spec))
+    model = job.rec_model(job.fitted())
+    connections = probe()
+    steps_and_waits = []
+    waited = 0.0
+    with contextlib.closing(_batches(job, model)) as batches:
+        for batch in islice(batches, steps):
+            began = time.perf_counter()
+            model.step(batch)
+            seconds = time.perf_counter() - began
+            so_far = model.learner.end()[model.learner.shard.rank].wait_seconds
+            steps_and_waits.append((seconds, so_far - waited))
+            waited = so_far
+    seconds, waits = np.median(steps_and_waits[steps // 2 :], 0)
+    return RankSteps(connections.seconds, float(seconds), float(waits))
+
+
+# --- what a process of its own measures -----------------------------------------------------------
+
+
+def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workload, Sampled]:
+    """Return what a job is and takes, and what was read of its data; it trains a few steps.
+
+    `rows`: that the user expects of tables.
+    """
+    import hotbed as hb
+    from hotbed.parallel.plan import LinkSpeed, Workload
+
+    hb.set_num_threads(1)
+    job = _by_grains(Job.from_json(spec))
+    schema = job.fitted()
+    model = job.rec_model(schema)
+    _check_tables(rows, model.tables)
+    process_bytes = _process_bytes(job, model)
+    with contextlib.closing(_batches(job, model)) as every_batch:
+        batches = list(islice(every_batch, BATCHES))
+    seconds = _step_seconds(job, schema, batches)
+    counted, sampled, read_seconds = _read(job, model)
+    tables = [
+        _facts(table, counted[name], job, sampled, rows.get(name))
+        for name, table in _tables_of(model).items()
+    ]
+    dense = [1, *(parameter.numel() for parameter in hb.dense_parameters(model.network))]
+    floats = [buffer for buffer in model.network.buffers() if buffer.is_floating_point()]
+    work = Workload(
+        tables=tables,
+        batches=[_sampled_batch(model, batch) for batch in batches],
+        batch_size=job.fit.batch_size,
+        grains=model.grains,
+        modules=len(_modules(model)),
+        dense=[*dense, *(buffer.numel() for buffer in floats if buffer.numel())],
+        process_bytes=process_bytes,
+        step_seconds=seconds,
+        read_seconds=read_seconds,
+        link=LinkSpeed.of(0.0, math.inf),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+    )
+    return work, sampled
+
+
+def _by_grains(job: Job) -> Job:
+    """Return a job with the number of grains that it has on several ranks, and on one thread."""
+    grains = 2
+    with contextlib.suppress(ConfigError):  # fewer; the plan says how many are needed
+        grains = job.num_grains(2)
+    fit = replace(job.fit, torch_threads=job.fit.torch_threads or 1)
+    return replace(job, grains=grains, fit=fit)
+
+
+def _check_tables(rows: Mapping[str, float], tables: Mapping[str, Table]) -> None:
+    for name in rows:
+        if name not in tables:
+            raise ConfigError(
+                f"--rows: there is no table {name!r}, got tables {sorted(tables)}. Name one of "
+                "them."
+            )
+
+
+def _modules(model: RecModel) -> list[Any]:
+    from hotbed.embedding.modules import table_modules
+
+    return table_modules(model.network)
+
+
+def _tables_of(model: RecModel) -> dict[str, Table]:
+    return {table.name: table for module in _modules(model) for table in module.tables}
+
+
+def _batches(job: Job, model: RecModel) -> Generator[Batch]:
+    """Yield the batches of the job, epoch after epoch, by the grains of its model."""
+    assert job.train is not None
+    data = job.dataset(job.train, model.schema)
+    data.divide(model.grains)
+    for epoch in count():
+        yield from data.epoch(epoch)
+
+
+def _process_bytes(job: Job, model: RecModel) -> float:
+    """Return the most memory that a process takes for some steps, but for its rows."""
+    began = time.perf_counter()
+    with contextlib.closing(_batches(job, model)) as batches:
+        for number, batch in enumerate(batches, 1):
+            model.step(batch)
+            if number >= BATCHES and time.perf_counter() - began > SECONDS / 2:
+                break
+    rows = 0.0
+    for table in _tables_of(model).values():
+        of_partitions = np.full(PARTITIONS, len(table) / PARTITIONS)
+        facts = _table_facts(table, of_partitions, np.zeros(PARTITIONS))
+        rows += facts.memory_of_all()
+    return peak_bytes() - rows
+
+
+def _step_seconds(job: Job, schema: Schema, batches: Sequence[Batch]) -> dict[int, float]:
+    """Return the seconds of a step by samples: of all grains, of half of them, of one, and less.
+
+    As many samples in as many grains are what a rank computes.
+    """
+    assert isinstance(job.grains, int)
+    whole = job.fit.batch_size
+    parts = {1: job.grains, 2: job.grains // 2, job.grains: 1, 8 * job.grains: 1}
+    seconds = {}
+    for part, grains in parts.items():
+        samples = max(whole // part, 1)
+        model = replace(job, grains=max(grains, 1)).rec_model(schema)
+        seconds[samples] = _median_step(
+            model, [batch[:samples] for batch in batches], SECONDS / len(parts)
+        )
+    return seconds
+
+
+def _median_step(model: RecModel, batches: Sequence[Batch], limit: float) -> float:
+    """Return the median seconds of the later half of the steps that the time is enough for."""
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < 6 or time.perf_counter() - began < limit:
+        batch = batches[len(times) % len(batches)]
+        start = time.perf_counter()
+        model.step(batch)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[len(times) // 2 :]))
+
+
+def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, float]:
+    """Return the ids of each table, what was read, and the seconds to read a batch of the job."""
+    assert job.train is not None
+    in_order = replace(job, fit=replace(job.fit, shuffle=0))
+    data = in_order.dataset(job.train, model.schema, batch_size=SAMPLE_ROWS)
+    data.prefetch = 0
+    counted = {name: DistinctIds() for name in _tables_of(model)}
+    samples = 0
+    seconds = 0.0
+    batches = data.epoch(0)
+    whole = False
+    growth: dict[int, dict[str, int]] = {}
+    while samples < SAMPLES:
+        began = time.perf_counter()
+        batch = next(batches, None)
+        seconds += time.perf_counter() - began
+        if batch is None:
+            whole = True
+            break
+        samples += batch.num_samples
+        for name, ids in _ids_of(model, batch):
+            counted[name].add(ids.values)
+        growth[samples] = {name: len(distinct) for name, distinct in counted.items()}
+    total = samples if whole else data.num_rows
+    expected = expected_ids(growth, total or samples)
+    return (
+        counted,
+        Sampled(samples, whole, total, expected),
+        seconds * job.fit.batch_size / max(samples, 1),
+    )
+
+
+def expected_ids(growth: Mapping[int, Mapping[str, int]], total: int) -> dict[str, int]:
+    """Return how many distinct ids each table has in so many samples.
+
+    Beyond those that were read they grow as in the later half of these: by a power of the samples.
+
+    Args:
+        growth: distinct ids by table after so many samples, rising.
+        total: samples of the data.
+    """
+    last = max(growth)
+    half = min(growth, key=lambda samples: abs(samples - last / 2))
+    expected = {}
+    for name, num_ids in growth[last].items():
+        factor = 1.0
+        if total > last > half and growth[half][name]:
+            power = math.log(num_ids / growth[half][name]) / math.log(last / half)
+            factor = (total / last) ** power
+        expected[name] = round(num_ids * factor)
+    return expected
+
+
+def _ids_of(model: RecModel, batch: Batch) -> Iterator[tuple[str, Any]]:
+    """Yield the name of the table and the ids of each feature."""
+    for module in _modules(model):
+        for feature, ids in zip(module.features, module.inputs_of(batch), strict=True):
+            yield feature.table, ids
+
+
+def _sampled_batch(model: RecModel, batch: Batch) -> SampledBatch:
+    from hotbed.parallel.plan import SampledBatch, SampledIds
+
+    samples: dict[str, list[Any]] = {name: [] for name in _tables_of(model)}
+    values: dict[str, list[Any]] = {name: [] for name in samples}
+    for name, ids in _ids_of(model, batch):
+        samples[name].append(np.repeat(np.arange(batch.num_samples), ids.lengths()))
+        values[name].append(ids.values)
+    tables = []
+    for name in samples:
+        distinct, numbers = np.unique(np.concatenate(values[name]), return_inverse=True)
+        tables.append(
+            SampledIds(np.concatenate(samples[name]), numbers.reshape(-1), partition(distinct))
+        )
+    ends = batch.grain_ends or [
+        (grain + 1) * batch.num_samples // model.grains for grain in range(model.grains)
+    ]
+    return SampledBatch(ends, tables)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _facts(
+    table: Table, ids: DistinctIds, job: Job, sampled: Sampled, rows: float | None
+) -> TableFacts:
+    """Return a table with the rows that it will have: as the user says, by capacity, by the ids."""
+    expected = table.capacity if rows is None else rows
+    if expected is not None:
+        of_partitions = np.full(PARTITIONS, expected / PARTITIONS)
+        return _table_facts(table, of_partitions, np.zeros(PARTITIONS))
+    admitted = _admitted(table, ids.counts * job.fit.epochs)
+    factor = sampled.distinct[table.name] / max(len(ids), 1)
+    waiting = np.zeros(len(admitted))
+    if isinstance(table.admit, MinCount):
+        waiting = 1.0 - admitted
+    return _table_facts(
+        table, ids.by_partition(admitted) * factor, ids.by_partition(waiting) * factor
+    )
+
+
+def _admitted(table: Table, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how likely each id gets a row; it occurs so often."""
+    if isinstance(table.admit, MinCount) and table.admit.is_on:
+        return (counts * table.admit.coefficient >= (table.admit.count or 0)).astype(np.float64)
+    if isinstance(table.admit, Probability) and table.admit.is_on:
+        share = float(table.admit.p or 0.0)
+        return 1.0 - np.power(1.0 - share, counts.astype(np.float64))
+    return np.ones(len(counts))
+
+
+def _table_facts(
+    table: Table, rows: NDArray[np.float64], waiting: NDArray[np.float64]
+) -> TableFacts:
+    """Return a table with so many rows in each partition, as far as its policies keep them."""
+    from hotbed.embedding.policy import kept_columns
+    from hotbed.parallel.plan import TableFacts
+
+    caps = [policy for policy in table.evictions if isinstance(policy, (Lru, Lfu))]
+    caps = [policy for policy in caps if policy.is_on]
+    for policy in caps:
+        rows = np.minimum(rows, policy.rows_a_partition or 0)
+    ages = any(isinstance(policy, Lfu) and policy.clock == "time" for policy in caps)
+    return TableFacts(
+        name=table.name,
+        dim=table.dim,
+        row_bytes=table.native.row_bytes,
+        words=1 + table.keeps_times + ages,
+        counted=table.native_admits or "count" in kept_columns(table.admit, table.evictions),
+        capped=bool(caps),
+        rows=rows,
+        waiting=waiting,
+    )
