@@ -9,7 +9,8 @@ Prints in one run, as Markdown:
   and 8 bytes to the 8 of an id, where policies of tables want them.
 * speed: samples/s of N = 1 and N = 2 with a thread each, and of N = 1 with two threads. The jobs
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
-* ahead: a step of `fit` on two processes, with `hb.Ahead` and without, in turn.
+* ahead, stream: a step of `fit` on two processes beside one with `hb.Ahead`, and beside one of
+  `online_train`, whose batches the first process sends; in turn.
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
 * save: MiB/s of one process and of two that save such a table to one disk, in turn.
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 
 NUM_BATCHES = 8
-SECTIONS = ("messages", "bytes", "speed", "ahead", "tables", "rows", "save", "torchrec")
+SECTIONS = ("messages", "bytes", "speed", "ahead", "stream", "tables", "rows", "save", "torchrec")
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "DCNv2, 3 cross, 3x400": ("DCNv2", {"num_cross_layers": 3, "hidden": [400, 400, 400]}),
     "WideDeep, 64-32": ("WideDeep", {"hidden": [64, 32]}),
@@ -165,6 +166,7 @@ def work(job: Job) -> None:
         "train": lambda steps: trained(model, batches, steps),
         "fit": lambda steps: fitted(model, batches, steps, 0),
         "ahead": lambda steps: fitted(model, batches, steps, 2),
+        "stream": lambda steps: streamed(model, batches, steps),
         "count": lambda steps: counted(model, batches, steps, POLICIES[job.policies][1]),
         "grow": lambda steps: grown(model, job, steps),
         "save": lambda steps: saved(model, steps),
@@ -228,6 +230,14 @@ def fitted(model: Any, batches: Sequence[Any], steps: int, depth: int) -> float:
     data = [batches[step % len(batches)] for step in range(steps)]
     start = time.perf_counter()
     model.fit(hb.Ahead(data, depth=depth), progress=False)
+    return 1e3 * (time.perf_counter() - start) / steps
+
+
+def streamed(model: Any, batches: Sequence[Any], steps: int) -> float:
+    """Return the milliseconds of a step of `online_train`, which scores nothing."""
+    data = [batches[step % len(batches)] for step in range(steps)]
+    start = time.perf_counter()
+    model.online_train(data, progressive=False, progress=False)
     return 1e3 * (time.perf_counter() - start) / steps
 
 
@@ -395,20 +405,28 @@ def measure_speed(a: argparse.Namespace) -> None:
 
 
 def measure_ahead(a: argparse.Namespace) -> None:
-    print_head(f"network, B 4,096, G {a.grains}, N = 2", "ms of fit", "with hb.Ahead", "beside it")
+    measure_beside_fit(a, "ahead")
+
+
+def measure_stream(a: argparse.Namespace) -> None:
+    measure_beside_fit(a, "stream")
+
+
+def measure_beside_fit(a: argparse.Namespace, task: str) -> None:
+    print_head(f"network, B 4,096, G {a.grains}, N = 2", "ms of fit", f"of {task}", "beside fit")
     for network in ("DCNv2, 3 cross, 3x400", "perceptron 64-32"):
         if a.only not in network:
             continue
         steps = a.steps if "64-32" in network else max(1, a.steps // 5)
-        times: dict[str, list[float]] = {"fit": [], "ahead": []}
+        times: dict[str, list[float]] = {"fit": [], task: []}
         with ranks_of(Job(network, grains=a.grains), 2) as ranks:
             ranks.ask("train", NUM_BATCHES)
             for _ in range(a.rounds):
-                for task, own in times.items():
-                    own.append(ranks.ask(task, steps)[0])
-        fit, ahead = (np.array(own) for own in times.values())
-        medians = [f"{np.median(own):.1f}" for own in (fit, ahead)]
-        print_row(network, *medians, spread(fit / ahead))
+                for name, own in times.items():
+                    own.append(ranks.ask(name, steps)[0])
+        fit, other = (np.array(own) for own in times.values())
+        medians = [f"{np.median(own):.1f}" for own in (fit, other)]
+        print_row(network, *medians, spread(fit / other))
 
 
 def measure_tables(a: argparse.Namespace) -> None:
