@@ -117,8 +117,8 @@ class Journal:
         Args:
             topic: of the decision.
             number: in its topic.
-            propose: called where there is none on record; None: nothing is to be decided now.
-            dense: the topic has a decision of every number.
+            propose: returns the decision where none is on record, or None where none is due.
+            dense: whether the topic has a decision for every number.
 
         Raises:
             PersistError: the journal cannot be written; or the topic is dense, and has a later
