@@ -18,7 +18,7 @@ import hotbed as hb
 from hotbed.cli import plan as of_plan
 from hotbed.cli.commands import app
 from hotbed.embedding.hashing import partition
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 from hotbed.job import workload as of_job
 from hotbed.parallel import Placement
 from hotbed.parallel.plan import (
@@ -237,6 +237,14 @@ def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(
 def _ratings() -> list[str]:
     path = ROOT / "data" / "ml_latest_small" / "ratings.csv"
     return path.read_text().splitlines()[1:20001]
+
+
+def test_plan_of_data_without_rows_is_refused(job: str, tmp_path: Path) -> None:
+    (tmp_path / "head.csv").write_text("userId,movieId,rating\n")
+    train = f"train={{kind: csv, path: {tmp_path}/head.csv}}"
+    error = CliRunner().invoke(app, ["plan", job, "--set", train]).exception
+    assert isinstance(error, DataError)
+    assert str(error).startswith("job.train: a plan needs a batch, got empty data.")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ BYTES = {
     "TiB": 2.0**40,
 }
 RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+WIDE = 100
+"""Columns of a terminal that has room between the columns of a plan."""
 TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 MOST_LINES = 16
 
@@ -78,7 +80,7 @@ def print_plan(plan: JobPlan, page: Where) -> None:
         f"a step of one process {1e3 * plan.plans[0].seconds:.1f} ms; a message "
         f"{1e6 * work.link.latency:,.0f} us and {size_text(work.link.bandwidth)}/s"
     )
-    grid = Grid(*HEAD)
+    grid = Grid(*HEAD, padding=(0, 1 if console.width >= WIDE else 0))
     for of_ranks in plan.plans:
         grid.add_row(*row_of(plan, of_ranks))
     console.print(grid)

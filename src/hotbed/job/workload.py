@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.hashing import mix64, partition
 from hotbed.embedding.policy import PARTITIONS, Lfu, Lru, MinCount, Probability
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, DataError
 from hotbed.job.job import Job
 from hotbed.memory import peak_bytes
 
@@ -270,7 +270,12 @@ def _batches(job: Job, model: RecModel) -> Generator[Batch]:
     data = job.dataset(job.train, model.schema)
     data.divide(model.grains)
     for epoch in count():
-        yield from data.epoch(epoch)
+        has_rows = False
+        for batch in data.epoch(epoch):
+            has_rows = True
+            yield batch
+        if not has_rows:
+            raise DataError("job.train: a plan needs a batch, got empty data. Give data with rows.")
 
 
 def _process_bytes(job: Job, model: RecModel) -> float:
