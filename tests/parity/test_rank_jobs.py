@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -259,3 +259,97 @@ def test_doctor_of_a_rank_without_the_others_ends_with_a_message(
     code, _, errors = hotbed(folder, "doctor")
     assert code == 2
     assert errors.startswith("rank 0: ConfigError ranks: rank 0 of 2 cannot reach the others")
+
+
+# --- two hosts, which are network namespaces of this machine --------------------------------------
+
+HOSTS = ("hotbed-test-0", "hotbed-test-1")
+ADDRESSES = ("10.231.77.1", "10.231.77.2")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def hosts() -> Iterator[None]:
+    """Two namespaces, each with an end of one cable."""
+    try:
+        ip("netns", "add", HOSTS[0])
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("network namespaces are not allowed here")
+    try:
+        ip("netns", "add", HOSTS[1])
+        ip("link", "add", "hbtest0", "type", "veth", "peer", "name", "hbtest1")
+        for number, (host, address) in enumerate(zip(HOSTS, ADDRESSES, strict=True)):
+            ip("link", "set", f"hbtest{number}", "netns", host)
+            ip("-n", host, "addr", "add", f"{address}/24", "dev", f"hbtest{number}")
+            ip("-n", host, "link", "set", f"hbtest{number}", "up")
+            ip("-n", host, "link", "set", "lo", "up")
+        yield
+    finally:
+        for host in HOSTS:
+            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
+
+
+def start_host(folder: Path, number: int, *flags: str) -> subprocess.Popen[str]:
+    """Start the rank of a host by torchrun."""
+    launcher = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
+    launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29555"]
+    job = ["-m", "hotbed.cli", "train", "job.yaml", "--set=output=two", *flags]
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": f"hbtest{number}",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    return subprocess.Popen(
+        [
+            *["ip", "netns", "exec", HOSTS[number]],
+            *[sys.executable, "-m", "torch.distributed.run", *launcher, *job],
+        ],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("hosts")
+def test_two_hosts_train_the_state_of_one_process(folder: Path) -> None:
+    one = hotbed(folder, "train", "job.yaml", "--set=output=one", "--set=grains=8")
+    assert one[0] == 0, one[2]
+    started = [start_host(folder, number) for number in range(2)]
+    for process in started:
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
+    assert diff(folder / "two", folder / "one")["same"]
+
+
+def kill_host(number: int) -> None:
+    pids = subprocess.check_output(["ip", "netns", "pids", HOSTS[number]], text=True).split()
+    subprocess.run(["kill", "-9", *pids], check=True)
+
+
+def unplug_host(number: int) -> None:
+    ip("-n", HOSTS[number], "link", "set", f"hbtest{number}", "down")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lose", [kill_host, unplug_host])
+@pytest.mark.usefixtures("hosts")
+def test_a_host_that_is_lost_ends_the_other(folder: Path, lose: Callable[[int], None]) -> None:
+    hosts = [start_host(folder, number, "--set=fit.epochs=100000") for number in range(2)]
+    assert hosts[0].stdout is not None
+    while "epoch 1/" not in (line := hosts[0].stdout.readline()):
+        assert line, "the first host trains"
+    lose(1)
+    began = time.monotonic()
+    printed, _ = hosts[0].communicate(timeout=150)
+    print(f"the other host ended after {time.monotonic() - began:.1f} s")
+    assert hosts[0].returncode != 0
+    assert "the connection to another rank was lost" in printed
+    hosts[1].communicate(timeout=150)
+    assert hosts[1].returncode != 0
