@@ -22,6 +22,7 @@ HotbedError
 │   ├── Overloaded                  too many requests wait; try again later
 │   ├── Unauthorized                the token is missing or wrong
 │   └── StoreError                  a store of rows did not answer in time, or at all
+├── RankLost (RuntimeError)         the connection to another process of the job is lost
 └── MissingExtra (ImportError)      an optional dependency is not installed
 
 A message says where the error is, what is wrong, which value was received and what to do.
@@ -46,6 +47,7 @@ __all__ = [
     "NotWritten",
     "Overloaded",
     "PersistError",
+    "RankLost",
     "RowShapeError",
     "SchemaError",
     "ServingError",
@@ -186,6 +188,10 @@ class Unauthorized(ServingError):
 
 class StoreError(ServingError):
     """A store of rows does not answer in time, or no longer has the requested version."""
+
+
+class RankLost(HotbedError, RuntimeError):
+    """The connection to another process of the job is lost: it is gone, stopped or late."""
 
 
 class MissingExtra(HotbedError, ImportError):

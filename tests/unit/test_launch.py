@@ -13,10 +13,10 @@ pytest.importorskip("torch", reason="torch absent")
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hotbed.cli import processes
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import ConfigError, DataError, RankLost
 from hotbed.parallel.launch import ERROR_FILE, RankFailure, first_failure, launch, record
 
-LOST = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+LOST = RankLost("ranks: rank 0 in step 3, exchange: the connection to another rank was lost")
 WRONG = ConfigError("job.fit: wrong")
 
 
@@ -35,10 +35,7 @@ WRONG = ConfigError("job.fit: wrong")
             RankFailure(2, "the process was ended by SIGKILL", 137),
         ),
         ([(1, LOST), (3, None)], RankFailure(1, "the process ended with exit code 3", 3)),
-        (
-            [(-signal.SIGTERM, None), (1, LOST)],
-            RankFailure(1, f"the connection to another rank was lost: {LOST}", 1),
-        ),
+        ([(-signal.SIGTERM, None), (1, LOST)], RankFailure(None, f"RankLost {LOST}", 1)),
     ],
 )
 def test_first_failure_is_the_one_that_has_a_reason_of_its_own(

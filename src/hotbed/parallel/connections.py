@@ -17,12 +17,26 @@ from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError
 
-TIMEOUT = timedelta(seconds=60)
-"""How long a call waits for the other ranks."""
+TIMEOUT = "HOTBED_RANKS_TIMEOUT"
+"""Environment variable: the seconds that a call waits for the other ranks; 60 without it."""
 CHECK_TIMEOUT = timedelta(seconds=10)
 """How long each of the two messages may take that check new connections."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable: the network interface that gloo connects over."""
+
+
+def call_timeout() -> timedelta:
+    """Return how long a call waits for the other ranks.
+
+    Raises:
+        ConfigError: the environment has no number of seconds.
+    """
+    text = os.environ.get(TIMEOUT, "60")
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(
+            f"{TIMEOUT}: expected whole seconds from 1 on, got {text!r}. Give a number, such as 60."
+        )
+    return timedelta(seconds=int(text))
 
 
 def connect(timeout: timedelta) -> dist.ProcessGroup | None:
@@ -57,7 +71,7 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
                 raise
     if dist.get_backend() == "gloo":
         return None
-    return connect_again(TIMEOUT)
+    return connect_again(call_timeout())
 
 
 def connect_again(timeout: timedelta) -> dist.ProcessGroup:

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, RankLost
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable: the file that the launcher reads the error of a process from."""
@@ -96,8 +96,6 @@ def record(error: BaseException, exit_code: int) -> None:
     text = f"{type(error).__name__} {error}"
     if not isinstance(error, HotbedError) or os.environ.get("HOTBED_TRACEBACK"):
         text = "".join(traceback.format_exception(error)).rstrip()
-        if _is_lost(error):
-            text = f"the connection to another rank was lost: {error}"
     if ERROR_FILE not in os.environ:
         print(f"rank {os.environ.get('RANK')}: {text}", file=sys.stderr)
         return
@@ -120,10 +118,8 @@ def record_end() -> None:
 
 def _is_lost(error: BaseException) -> bool:
     """Return whether another rank may be gone: its error is the one to report, if it has one."""
-    return any(
-        isinstance(reason, RuntimeError) and "gloo" in str(reason)
-        for reason in (error, error.__cause__)
-    )
+    causes = (error, error.__cause__)
+    return any(isinstance(cause, RankLost) or "gloo" in str(cause) for cause in causes)
 
 
 def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,15 +15,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, RankLost
 
-from .connections import TIMEOUT, connect, connect_again
+from .connections import call_timeout, connect, connect_again
 from .log_lines import name_rank_in_logs
 from .traffic import Traffic
 
 SAVE_TIMEOUT = timedelta(minutes=30)
 """How long a save waits for the other ranks, which write as much as this one."""
 T = TypeVar("T")
+
+
+@dataclass
+class Place:
+    """Where a rank is in a training.
+
+    Attributes:
+        step: the number of the step under way; 0 = none is.
+        phase: of the step.
+    """
+
+    step: int = 0
+    phase: str = "start"
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}" if self.step else self.phase
 
 
 class Ranks:
@@ -34,31 +51,49 @@ class Ranks:
         rank: the number of this process.
         size: how many there are.
         traffic: what is sent from here is added to it; assign another one to count anew.
+        place: where this process is, for the message when another one is lost.
+
+    Raises:
+        RankLost: a call waits too long for another rank, or finds that it is gone.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self.traffic = Traffic()
+        self.place = Place()
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
     @classmethod
-    def of_job(cls, timeout: timedelta = TIMEOUT) -> Ranks:
+    def of_job(cls, timeout: timedelta | None = None) -> Ranks:
         """Return the ranks that the launcher started, such as torchrun.
 
         A process group that exists is used; gloo carries its tensors in any case. From now on log
         lines name the rank.
 
         Args:
-            timeout: of a call, where there is no process group yet.
+            timeout: of a call, where there is no process group yet; None: that of the environment.
         """
-        group = connect(timeout)
+        group = connect(timeout or call_timeout())
         name_rank_in_logs(dist.get_rank())
         return cls(group)
 
     def another(self, timeout: timedelta = SAVE_TIMEOUT) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
         return Ranks(connect_again(timeout))
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Wait for the other ranks in this block; raise RankLost where one does not come."""
+        try:
+            with self.traffic.waiting():
+                yield
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise RankLost(
+                f"ranks: rank {self.rank} in {self.place}: the connection to another rank was "
+                f"lost, got {reason}. The newest state stays: start the same command again."
+            ) from error
 
     def exchange(self, parts: Sequence[Sequence[Tensor]], received: Sequence[int]) -> Tensor:
         """Send each rank its parts; return what all ranks sent here, [m], in their order.
@@ -81,7 +116,7 @@ class Ranks:
             received: how much comes from each rank.
         """
         out = torch.empty(sum(received), dtype=values.dtype)
-        with self.traffic.waiting():
+        with self._calling():
             dist.all_to_all_single(out, values, list(received), list(sizes), group=self._group)
         self.traffic.sent_bytes += (values.numel() - sizes[self.rank]) * values.itemsize
         return out
@@ -89,7 +124,7 @@ class Ranks:
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, [ranks, n]; `values` is [n] on each of them."""
         out = torch.empty(self.size, values.numel(), dtype=values.dtype)
-        with self.traffic.waiting():
+        with self._calling():
             dist.all_gather(list(out.unbind()), values.contiguous(), group=self._group)
         self.traffic.sent_bytes += (self.size - 1) * values.numel() * values.itemsize
         return out
@@ -140,7 +175,8 @@ class Ranks:
             except Exception as error:
                 own_error = error
                 message = [(None, _portable(error))]
-        dist.broadcast_object_list(message, src=0, group=self._group)
+        with self._calling():
+            dist.broadcast_object_list(message, src=0, group=self._group)
         value: T
         value, received = message[0]
         if received is not None:

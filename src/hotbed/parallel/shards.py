@@ -42,6 +42,9 @@ class Shard:
         """Return the same with connections of its own, for another thread."""
         return self
 
+    def enter(self, phase: str, step: int | None = None) -> None:
+        """Note the phase of a training, and the step where it is given, for messages of errors."""
+
     def owned(self, table: str) -> NDArray[np.bool_]:
         """Return whether this process holds the rows of each partition of a table, [256]."""
         return np.ones(PARTITIONS, bool)
@@ -88,6 +91,11 @@ class RankShard(Shard):
 
     def another(self) -> Shard:
         return RankShard(self._ranks.another(), self._placement)
+
+    def enter(self, phase: str, step: int | None = None) -> None:
+        place = self._ranks.place
+        place.phase = phase
+        place.step = place.step if step is None else step
 
     def owned(self, table: str) -> NDArray[np.bool_]:
         owned: NDArray[np.bool_] = self._placement.owners(table) == self._ranks.rank

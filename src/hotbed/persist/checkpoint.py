@@ -236,6 +236,7 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     """
     is_saved = False
     shard = captured.shard
+    shard.enter("save", captured.manifest.counters.get("steps", 0))
     try:
         with ExitStack() as opened:
             writer = _opened(where, shard, opened)
@@ -302,6 +303,7 @@ def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) ->
     if shard.is_first:
         for files, _, _ in every:
             writer.add(files)
+    shard.enter("commit")
     return shard.from_first(lambda: writer.commit(replace(manifest, tables=tuple(tables))))
 
 

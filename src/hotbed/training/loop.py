@@ -58,9 +58,12 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     if run.stopped:
         return
     _prepare_dataset(run, must_match=update is not None)
+    shard = run.learner.shard
+    phase = "evaluation" if update is None else "map"
     with closing(_calls(data, run, update)) as calls:
         for examples in calls:
             with _marked(run):
+                shard.enter(phase, run.model.counters["steps"] + 1)
                 run.example = examples[0]
                 callbacks("on_step_begin", run)
                 for example in examples:
@@ -85,6 +88,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                     if observer is not None:
                         observer.settle()
                 callbacks("on_step_end", run)
+                shard.enter("reading", run.model.counters["steps"] + 1)
     run.example = None
     run.loss = None
 

@@ -11,7 +11,7 @@ from hotbed.data.batch import Batch
 from hotbed.embedding.lookups import FeatureLayout
 from hotbed.embedding.table import MapQueue
 from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
-from hotbed.parallel.connections import TIMEOUT
+from hotbed.parallel.connections import call_timeout
 from hotbed.training.stages.example import Example
 
 from .planner import obstacle_of
@@ -89,7 +89,7 @@ class RankMapper:
         self._waiting.clear()
         self._error = None
         if ahead and self._thread is None:
-            self._connections = self._ranks.another(TIMEOUT)
+            self._connections = self._ranks.another(call_timeout())
             self._exchange = TableExchange(self._connections, self._placement, self._layouts)
             self._thread = ThreadPoolExecutor(1, "hotbed-map")
 

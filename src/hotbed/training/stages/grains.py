@@ -223,10 +223,12 @@ class GrainLearner(StepLearner):
         return example.grains
 
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
+        self.shard.enter("forward")
         loss = super().forward(grain)
         if self.criterion is None or not self.criterion.adds(grain.weight):
             loss = loss * (grain.num_samples / max(num_samples, 1))
         self._check_followed(grain)
+        self.shard.enter("backward")
         super().backward(loss)
         gradients = [parameter.grad for parameter in self._dense_parameters]
         sums = [module.gradients.take() for module in self._collections]

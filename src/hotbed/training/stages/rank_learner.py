@@ -132,6 +132,7 @@ class RankLearner(GrainLearner):
         return super().forward(example)
 
     def step(self) -> None:
+        self.shard.enter("update")
         super().step()
         self._steps += 1
         self._ranks.traffic = Traffic()
@@ -229,6 +230,7 @@ class RankLearner(GrainLearner):
         values. Then it sends the sums of its share to all, and whether those of its rows are
         finite.
         """
+        self.shard.enter("exchange")
         asked = self._asked
         assert asked is not None, "the ids of the step are mapped"
         self._asked = None

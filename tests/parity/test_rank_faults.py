@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that is killed, late or failed in any phase of a step ends the others, which say where they
+were; the same call then goes on to the bits of one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import numpy as np
+import torch
+from forked import ranks_of
+
+import hotbed as hb
+from hotbed.errors import ConfigError
+from hotbed.parallel import RankShard
+from hotbed.parallel.connections import call_timeout
+from hotbed.persist import content_digest, open_checkpoint
+
+STEP = 5
+TIMEOUT = 3
+PHASES = ("map", "forward", "backward", "exchange", "update", "save", "commit")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep() -> None:
+    time.sleep(TIMEOUT + 3)
+
+
+FAULTS: dict[str, Callable[[], None]] = {"kill": kill, "sleep": sleep}
+
+
+def fitted(folder: str, fault: str = "", rank: int = 0, phase: str = "") -> str:
+    """Fit with a fault of one rank where it enters a phase; return the digest of the last state."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    torch.manual_seed(1)
+    draw = np.random.default_rng(0)
+    columns = {"y": draw.integers(0, 2, 900), "user": draw.zipf(1.2, 900) % 300}
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    tables = hb.make_tables(schema, 2, admit=hb.MinCount(2))
+    network = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
+    model = hb.RecModel(network, "bce", "adam", grains=4)
+    data = hb.Dataset(hb.sources.Memory(columns), schema, batch_size=100, shuffle=300)
+    enter = RankShard.enter
+
+    def entered(shard: RankShard, now: str, step: int | None = None) -> None:
+        enter(shard, now, step)
+        if now == phase and shard._ranks.place.step >= STEP and shard.rank == rank:
+            FAULTS[fault]()
+
+    with patch.object(RankShard, "enter", entered):
+        keep = hb.callbacks.Checkpoint(folder, every_steps=STEP)
+        model.fit(data, callbacks=[keep], progress=False)
+    return content_digest(open_checkpoint(folder))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
+    (digest,) = ranks_of(fitted, 1, str(tmp_path_factory.mktemp("unbroken") / "state"))
+    assert isinstance(digest, str)
+    return digest
+
+
+def check_kill(phase: str, rank: int, ranks: int, folder: Path, unbroken: str) -> None:
+    lost = r"ranks: rank \d in step [56], [a-z]+: the connection to another rank was lost"
+    with pytest.raises(AssertionError, match=lost):
+        ranks_of(fitted, ranks, str(folder), "kill", rank, phase)
+    assert set(ranks_of(fitted, ranks, str(folder))) == {unbroken}
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_costs_no_bit(
+    unbroken: str, tmp_path: Path
+) -> None:
+    check_kill("backward", 1, 2, tmp_path, unbroken)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_is_killed_in_any_phase_costs_no_bit(
+    phase: str, rank: int, ranks: int, unbroken: str, tmp_path: Path
+) -> None:
+    check_kill(phase, rank, ranks, tmp_path, unbroken)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_late_ends_the_others_after_the_timeout(
+    rank: int, unbroken: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=r"was lost, got .* Timed out waiting 3000ms"):
+        ranks_of(fitted, 3, str(tmp_path), "sleep", rank, "backward")
+    assert set(ranks_of(fitted, 3, str(tmp_path))) == {unbroken}
+
+
+@pytest.mark.parametrize("seconds", ["", "0", "-1", "1.5", "a minute"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(
+    seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOTBED_RANKS_TIMEOUT", seconds)
+    with pytest.raises(ConfigError, match="HOTBED_RANKS_TIMEOUT: expected whole seconds from 1 on"):
+        call_timeout()
