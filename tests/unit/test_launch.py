@@ -32,7 +32,7 @@ WRONG = ConfigError("job.fit: wrong")
         ),
         (
             [(1, LOST), (-signal.SIGTERM, None), (-signal.SIGKILL, None)],
-            RankFailure(2, "the process was ended by SIGKILL", 137),
+            RankFailure(2, f"the process was ended by SIGKILL. RankLost {LOST}", 137),
         ),
         ([(1, LOST), (3, None)], RankFailure(1, "the process ended with exit code 3", 3)),
         ([(-signal.SIGTERM, None), (1, LOST)], RankFailure(None, f"RankLost {LOST}", 1)),

@@ -132,10 +132,18 @@ def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
         return RankFailure(whose, recorded["message"], recorded["exit_code"])
     if failure.exitcode < 0:
         ended_by = signal.Signals(-failure.exitcode).name
-        return RankFailure(rank, f"the process was ended by {ended_by}", 128 - failure.exitcode)
+        message = f"the process was ended by {ended_by}{_witness(failures)}"
+        return RankFailure(rank, message, 128 - failure.exitcode)
     return RankFailure(
         rank, f"the process ended with exit code {failure.exitcode}", failure.exitcode
     )
+
+
+def _witness(failures: dict[int, ProcessFailure]) -> str:
+    """Return what another rank says of one that ended without a word: was it gone, or stopped?"""
+    every = [_recorded(failure) for _, failure in sorted(failures.items())]
+    lost = [recorded for recorded in every if recorded is not None and recorded["lost"]]
+    return f". {lost[0]['message']}" if lost else ""
 
 
 def _recorded(failure: ProcessFailure) -> dict[str, Any] | None:
