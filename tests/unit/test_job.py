@@ -385,3 +385,10 @@ def test_too_few_grains_for_the_ranks_say_what_works(
     changes = {"grains": grains, "fit.batch_size": batch_size, "fit.stream_batch_size": None}
     with pytest.raises(ConfigError, match=re.escape(advice)):
         Job.read(job_file, changes).num_grains(ranks)
+
+
+def test_more_ranks_than_partitions_of_a_table_are_refused(job_file: Path) -> None:
+    job = Job.read(job_file, {"grains": 512})
+    assert job.num_grains(256) == 512
+    with pytest.raises(ConfigError, match="a table lie on at most 256 ranks, got 257"):
+        job.num_grains(257)

@@ -14,6 +14,19 @@ from hotbed.data.batch import Batch
 from hotbed.data.order import Buffer
 from hotbed.errors import DecodeError
 
+MOST_GRAINS = 8
+"""Of a step whose grains nobody has chosen."""
+LEAST_SAMPLES = 512
+"""Of such a grain: below, the calls of its passes cost more than they compute."""
+
+
+def grains_for(batch_size: int) -> int:
+    """Return how many grains suit a batch: a power of two up to 8, of 512 samples each or more."""
+    grains = MOST_GRAINS
+    while grains > 1 and batch_size < LEAST_SAMPLES * grains:
+        grains //= 2
+    return grains
+
 
 @dataclass(frozen=True)
 class Cut:

@@ -20,16 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotbed import checks, config
 from hotbed.connectors import Slice, Source
+from hotbed.data.grains import LEAST_SAMPLES, MOST_GRAINS, grains_for
 from hotbed.data.schema import Schema
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.rule import Adam, Rule
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.job.file import override, read_mapping
 from hotbed.job.tables import Tables
-
-AUTO_GRAINS = 8
-"""The most grains that `auto` makes."""
-AUTO_SAMPLES = 512
-"""The fewest samples of a grain that `auto` makes."""
 
 #: A kind and its keywords, or the bare kind; built only when the job runs, since it needs torch.
 Spec = Mapping[str, Any] | str
@@ -317,8 +314,13 @@ class Job:
         """Return the number of grains where so many processes train the job.
 
         Raises:
-            ConfigError: there are fewer grains than ranks.
+            ConfigError: there are fewer grains than ranks, or more ranks than a table can lie on.
         """
+        if ranks > PARTITIONS:
+            raise ConfigError(
+                f"--ranks: the rows of a table lie on at most {PARTITIONS} ranks, got {ranks}. "
+                "Start fewer."
+            )
         if isinstance(self.grains, int):
             if self.grains < ranks:
                 raise ConfigError(
@@ -332,8 +334,7 @@ class Job:
         sizes = [self.fit.batch_size] if self.train is not None else []
         if self.stream is not None:
             sizes.append(self.fit.stream_batch_size or self.fit.batch_size)
-        grains = _power_of_two(min(sizes) // AUTO_SAMPLES + 1) // 2
-        grains = min(max(grains, 1), AUTO_GRAINS)
+        grains = grains_for(min(sizes))
         if grains < ranks:
             raise _too_few(grains, ranks, self.fit.batch_size)
         return grains
@@ -377,11 +378,11 @@ def _power_of_two(number: int) -> int:
 def _too_few(grains: int, ranks: int, batch_size: int) -> ConfigError:
     needed = _power_of_two(ranks)
     advice = f"Give grains: {needed}"
-    if needed <= AUTO_GRAINS:
-        advice = f"Give fit.batch_size: {needed * AUTO_SAMPLES} or more, or grains: {needed}"
+    if needed <= MOST_GRAINS:
+        advice = f"Give fit.batch_size: {needed * LEAST_SAMPLES} or more, or grains: {needed}"
     several = "one process" if grains == 1 else f"at most {grains} ranks"
     return ConfigError(
-        f"job.grains: auto makes at most {AUTO_GRAINS} grains of at least {AUTO_SAMPLES} samples, "
+        f"job.grains: auto makes at most {MOST_GRAINS} grains of at least {LEAST_SAMPLES} samples, "
         f"and each rank needs one, got batches of {batch_size} samples and {ranks} ranks. "
         f"{advice}; or start {several}."
     )

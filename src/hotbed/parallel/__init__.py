@@ -21,7 +21,7 @@ from .dense import DenseExchange
 from .exchange import TableExchange
 from .halves import joined
 from .ids import AskedIds, has_fault
-from .placement import Placement, grains_for
+from .placement import Placement
 from .ranks import Ranks
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
@@ -39,7 +39,6 @@ __all__ = [
     "ShardedLookup",
     "TableExchange",
     "Traffic",
-    "grains_for",
     "has_fault",
     "joined",
 ]

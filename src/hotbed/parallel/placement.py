@@ -11,19 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
-
-MOST_GRAINS = 8
-"""Of a step whose grains nobody has chosen."""
-LEAST_SAMPLES = 512
-"""Of such a grain: below, the calls of its passes cost more than they compute."""
-
-
-def grains_for(batch_size: int) -> int:
-    """Return how many grains suit a batch: a power of two up to 8, of 512 samples each or more."""
-    grains = MOST_GRAINS
-    while grains > 1 and batch_size < LEAST_SAMPLES * grains:
-        grains //= 2
-    return grains
+from hotbed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -42,11 +30,21 @@ class Placement:
         ranks: their number, at most that of the grains.
         grains: of a step, a power of two.
         whole_tables: names of tables that lie on one rank each.
+
+    Raises:
+        ConfigError: there are more ranks than a table has partitions.
     """
 
     ranks: int
     grains: int
     whole_tables: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.ranks > PARTITIONS:
+            raise ConfigError(
+                f"ranks: the rows of a table lie on at most {PARTITIONS} ranks, got {self.ranks}. "
+                "Start fewer."
+            )
 
     def owners(self, table: str) -> NDArray[np.uint8]:
         """Return the rank that owns each partition of a table, [256].

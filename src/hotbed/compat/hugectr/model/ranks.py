@@ -8,9 +8,10 @@ import random
 
 from hotbed.compat.hugectr.clauses import FitParams, Solver, SparseEmbedding
 from hotbed.compat.hugectr.translate import Translation
+from hotbed.data.grains import grains_for
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import trains_together, world_size
-from hotbed.parallel import Ranks, grains_for
+from hotbed.parallel import Ranks
 
 _LOG = logging.getLogger("hotbed.compat.hugectr")
 
