@@ -73,6 +73,12 @@ void pool(Step& step, const std::vector<RowsTuple>& out) {
   step.pool(rows);
 }
 
+void set_weights(Step& step, const std::vector<Address>& weights) {
+  std::vector<const float*> arrays;
+  for (const Address of_feature : weights) arrays.push_back(pointer<const float>(of_feature));
+  step.set_weights(arrays);
+}
+
 void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const std::vector<RowsTuple>& out,
             bool training, bool keeps) {
   const std::vector<FeatureIds> features = checked_features(ids);
@@ -213,7 +219,15 @@ void init_step(nb::module_& m) {
            nb::arg("training"), nb::keep_alive<1, 5>())
       .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
       .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
+      .def("set_weights", &set_weights, nb::arg("weights"))
       .def("pool", &pool, nb::arg("out"))
+      .def(
+          "position_rows",
+          [](Step& s, int feature, Address rows) {
+            nb::gil_scoped_release release;
+            s.position_rows(feature, pointer<float>(rows));
+          },
+          nb::arg("feature"), nb::arg("rows"))
       .def("lookup", &lookup, nb::arg("ids"), nb::arg("times"), nb::arg("out"), nb::kw_only(), nb::arg("training"),
            nb::arg("keeps"))
       .def(

@@ -121,6 +121,11 @@ void Distinct::keep() {
   }
 }
 
+void Distinct::set_weights(size_t k, const float* weights) {
+  weights_[k].assign(weights, weights + features_[k].num_values);
+  features_[k].weights = weights_[k].data();
+}
+
 Distinct Distinct::grain(size_t number, size_t num_grains) const {
   const size_t num_features = features_.size() / num_grains, first = number * num_features;
   Distinct out;

@@ -47,6 +47,9 @@ class Distinct {
   // Offsets and weights are copied, ids are dropped: the caller's arrays may end.
   void keep();
 
+  // Gives a feature of kept ids other weights, [num_values], which are copied.
+  void set_weights(size_t k, const float* weights);
+
   // The positions of a grain of kept ids, with the numbers that their ids have here.
   Distinct grain(size_t number, size_t num_grains) const;
   // Gives the ids other numbers: that of number u is numbers[u].

@@ -365,6 +365,29 @@ void Step::take_back() {
   logs_ = false;
 }
 
+void Step::set_weights(const std::vector<const float*>& weights) {
+  if (!retained_) throw std::logic_error("step: weights are those of mapped ids, got none. Call map first.");
+  check_undivided();
+  for (Part& part : parts_)
+    for (size_t k = 0; k < part.features.size(); k++)
+      if (const float* of_feature = weights[static_cast<size_t>(part.features[k])])
+        part.distinct.set_weights(k, of_feature);
+}
+
+void Step::position_rows(int feature, float* rows) {
+  check_undivided();
+  Part& part = parts_[static_cast<size_t>(features_[static_cast<size_t>(feature)].table)];
+  const auto k =
+      static_cast<size_t>(std::find(part.features.begin(), part.features.end(), feature) - part.features.begin());
+  const std::lock_guard lock(part.table->mutex());
+  update_plan(part);
+  read(part);
+  const auto dim = static_cast<size_t>(part.table->config().dim);
+  const uint32_t* inverse = part.distinct.inverse(k);
+  const auto num_positions = static_cast<size_t>(part.distinct.feature(k).num_values);
+  for (size_t i = 0; i < num_positions; i++) std::copy_n(part.rows[inverse[i]], dim, rows + i * dim);
+}
+
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
   check_undivided();

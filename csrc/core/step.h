@@ -61,8 +61,12 @@ class Step {
   // position, mapped as they are here. The grains are pooled in the place of this step; with the last that has samples
   // a queue may map on.
   std::vector<std::unique_ptr<Step>> divide();
+  // Gives mapped ids other weights, [positions] of each feature, which are copied; null = they keep theirs.
+  void set_weights(const std::vector<const float*>& weights);
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
   void pool(const std::vector<OutputRows>& out);
+  // Writes the row of each position of a feature as it is now, [positions, dim]: neither weighted nor pooled.
+  void position_rows(int feature, float* rows);
   // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
   // follow; else the plan ends with the call.
   void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,

@@ -477,6 +477,58 @@ def plain_loop() -> Found:
     return result
 
 
+class Weighing(nn.Module):
+    """A bag, a sequence and an id of a frozen table, which learned numbers weigh.
+
+    Args:
+        names: of the features that the network weighs itself.
+    """
+
+    looks_up_once = True
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        frozen = hb.Table("frozen", 3, init=hb.Uniform(1.0))
+        frozen.frozen = "rows"
+        tables = [hb.Table(name, 3, rule=hb.Adagrad(lr=0.1), dtype="bfloat16") for name in "xy"]
+        features = [Feature("bag", "x", "mean"), Feature("a", "y", "none"), Feature("b", "frozen")]
+        self.rows = hb.EmbeddingCollection(features, [*tables, frozen])
+        self.third = nn.Parameter(torch.tensor([1.0, 0.5, -0.5]))
+        self.names = names
+
+    def weighed(self, batch: hb.Batch, names: Iterable[str]) -> hb.Batch:
+        ids = {name: torch.as_tensor(batch.ids[name].values) for name in names}
+        return batch.with_weights({name: self.third[ids[name] % 3] for name in names})
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        flat, sequences = self.rows.flat_and_sequences(self.weighed(batch, self.names))
+        return flat.sum(1) + sequences["a"].sum(1)
+
+
+@quick
+def learned_weights() -> Found:
+    """A network weighs ids that were mapped ahead; a loop weighs some before the grains."""
+    data = list(batches([250, 1, 40]))
+    model = hb.RecModel(Weighing("bag", "a", "b"), "bce", "adam", grains=8)
+    model.fit(hb.Ahead(data, depth=2), progress=False)
+    network = Weighing("a")
+    dense = torch.optim.SGD(hb.dense_parameters(network), lr=0.1)
+    sparse = hb.SparseOptimizer(network)
+    loop = hb.shard(network, dense, sparse)
+    loss_fn = nn.BCEWithLogitsLoss()
+    leaves = []
+    for batch in data:
+        leaf = torch.ones(len(batch), requires_grad=True)
+        weighed = network.weighed(batch, ["bag"]).with_weights({"b": leaf})
+        loop.backward(weighed, lambda part: loss_fn(network(part), part.labels["y"]))
+        for optimizer in (dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad()
+        leaves.append([bits(leaf.grad), bits(network.third)])
+    return found(model, leaves=leaves)
+
+
 LAYER = hugectr.Layer_t
 
 
@@ -606,24 +658,6 @@ class Plain(nn.Module):
         return self.rows(user).sum(1)
 
 
-class LearnedWeights(nn.Module):
-    """Ids that the network weighs itself."""
-
-    looks_up_once = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.bag = hb.EmbeddingCollection([Feature("bag", "bag")], [hb.Table("bag", 2)])
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, batch: hb.Batch) -> Tensor:
-        ids = batch.ids["bag"]
-        weights = self.weight.expand(len(ids.values))
-        weighed = hb.Batch({"bag": hb.Ids(ids.values, ids.offsets, weights)}, {}, {})
-        return self.bag.flat(weighed).sum(1)
-
-
 def step(network: nn.Module, data: Any = None, *, grains: int = 4, **options: Any) -> Any:
     model = hb.RecModel(network, "bce", "adam", grains=grains, **options)
     return model.step(data or next(iter(dataset(ONE_LABEL))))
@@ -633,12 +667,6 @@ def converted() -> None:
     network = Plain()
     network, optimizer, _ = hb.auto(network, torch.optim.Adam(network.parameters()))
     hb.RecModel(network, "bce", optimizer, grains=4)
-
-
-def weights_of_the_batch_learn() -> Any:
-    ids = hb.Ids(np.arange(4), np.arange(5), torch.ones(4, requires_grad=True))
-    data = hb.Batch({"bag": ids}, {}, {"y": np.ones(4, np.float32)})
-    return step(LearnedWeights(), data)
 
 
 def clipped_by_torch() -> None:
@@ -695,11 +723,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
     "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),
     "Insert": (mapped_by_insert, "got 4 grains and a batch of hb.Ahead or hb.Insert"),
-    "learned weights": (
-        lambda: step(LearnedWeights(), next(batches([8]))),
-        "ranks: tables that several ranks share learn in the steps of RecModel",
-    ),
-    "weights of a batch": (weights_of_the_batch_learn, "ranks: weights of ids take no gradient"),
     "files of HugeCTR": (
         lambda: hugectr_model(grains=4).save_params_to_files("never"),
         "model.save_params_to_files: one process reads and writes files of rows",

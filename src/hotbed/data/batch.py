@@ -293,6 +293,21 @@ class Batch:
         part = slice(start, stop)
         return self._changed(lambda ids: ids[part], lambda array: array[part], stop - start)
 
+    def with_weights(self, weights: Mapping[str, Any]) -> Batch:
+        """Return the same samples with other weights of the ids of some features.
+
+        A network learns weights by it. Ids that were mapped ahead of the lookup stay mapped.
+
+        Args:
+            weights: float32 [m] of a feature, by its name.
+
+        Example: `collection(batch.with_weights({"clicked": self.weight_of(batch)}))`
+        """
+        ids = dict(self.ids)
+        for name, of_ids in weights.items():
+            ids[name] = changed(ids[name], {"weights": of_ids})
+        return changed(self, {"ids": ids})
+
     def at(self, position: Position | None, encoder: Any = None) -> Batch:
         """Return the same samples, with `position` and the `encoder` that made them."""
         return changed(self, {"position": position, "encoder": encoder})

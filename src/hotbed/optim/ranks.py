@@ -22,16 +22,30 @@ def world_size() -> int:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
-    size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() else 1
+    return _launched("WORLD_SIZE", 1)
 
 
 def rank() -> int:
     """Return the number of this process: of the process group, else of the launcher, else 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    number = os.environ.get("RANK", "")
-    return int(number) if number.isdecimal() else 0
+    return _launched("RANK", 0)
+
+
+def local_world_size() -> int:
+    """Return the number of ranks on this machine: as the launcher says, else that of all."""
+    return _launched("LOCAL_WORLD_SIZE", world_size())
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine: as the launcher says, else among all."""
+    return _launched("LOCAL_RANK", rank())
+
+
+def _launched(variable: str, default: int) -> int:
+    """Return a number that the launcher has set."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default
 
 
 def trains_together() -> bool:

@@ -2,12 +2,14 @@
 """One job on several processes, called ranks: the rows of each table are spread over them.
 
 connections.py  connect the ranks of a job, and see that messages pass
+counters.py     the counters of tables, added over ranks
 dense.py        DenseExchange: losses, gradients and buffers of the dense part, added over ranks
 exchange.py     TableExchange: the rows of a batch, and their gradients, between ranks
 halves.py       the order in which values of grains are added
 ids.py          AskedIds and OwnedIds: the ids of a batch whose rows lie on several ranks
 launch.py       run a command on several processes, and say why it failed
 log_lines.py    the rank in every log line of Hotbed
+own_batches.py  OwnBatchLookup: the verbs of a lookup for ranks that each have a batch of their own
 placement.py    Placement: which rank owns which rows and computes which grains
 plan.py         predict memory, bytes and seconds of a step on several ranks
 probe.py        measure how fast the ranks of a job reach each other
@@ -17,12 +19,14 @@ shards.py       Shard: the rows that a process holds, for those who write and re
 traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
+from .counters import Counters, sum_counters
 from .dense import DenseExchange
 from .exchange import TableExchange
 from .halves import joined
 from .ids import AskedIds, has_fault
+from .own_batches import OwnBatchLookup
 from .placement import Placement
-from .ranks import Ranks
+from .ranks import Ranks, digest_of
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
 from .traffic import RankWork, Traffic
@@ -30,7 +34,9 @@ from .traffic import RankWork, Traffic
 __all__ = [
     "WHOLE",
     "AskedIds",
+    "Counters",
     "DenseExchange",
+    "OwnBatchLookup",
     "Placement",
     "RankShard",
     "RankWork",
@@ -39,6 +45,8 @@ __all__ = [
     "ShardedLookup",
     "TableExchange",
     "Traffic",
+    "digest_of",
     "has_fault",
     "joined",
+    "sum_counters",
 ]

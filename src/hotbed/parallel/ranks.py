@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -194,6 +195,15 @@ class Ranks:
                     f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
                     "the same seed on each rank."
                 )
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Return a digest of the values of tensors, for `Ranks.check_equal`."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        values = tensor.detach().contiguous().view(-1)
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _portable(error: Exception) -> Exception:

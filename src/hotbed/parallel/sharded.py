@@ -13,7 +13,6 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.lookups import (
     FeatureLayout,
     Group,
-    HostIds,
     LocalIds,
     LocalLookup,
     Lookup,
@@ -25,8 +24,8 @@ from hotbed.embedding.lookups import (
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
-from .exchange import TableExchange
 from .ids import OwnedIds
+from .own_batches import OwnBatches
 from .placement import Placement
 from .ranks import Ranks
 
@@ -45,9 +44,8 @@ class ShardedLookup(Lookup):
 
     def __init__(self, ranks: Ranks, placement: Placement) -> None:
         self._ranks = ranks
-        self._placement = placement
+        self._batches = OwnBatches(ranks, placement)
         self._local = LocalLookup()
-        self._exchanges: dict[FeatureLayout, TableExchange] = {}
 
     def map(
         self,
@@ -88,9 +86,7 @@ class ShardedLookup(Lookup):
                     "of a batch as they are, once, in model.fit(), model.step(), or the loss_of of "
                     "loop.backward()."
                 )
-            exchange = self._exchange(layout)
-            asked = exchange.ask(inputs, None, self._as_one_grain(layout, inputs), training=False)
-            plan = exchange.fetch_whole(asked, inputs)  # of rows that `asked` holds
+            plan = self._batches.fetch(layout, inputs, None, training=False)
         return self._local.pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
     def sum_gradients(
@@ -119,14 +115,3 @@ class ShardedLookup(Lookup):
                 "or the backward() of hb.shard."
             )
         self._local.update(parts, rates)
-
-    def _exchange(self, layout: FeatureLayout) -> TableExchange:
-        if layout not in self._exchanges:
-            self._exchanges[layout] = TableExchange(self._ranks, self._placement, [layout])
-        return self._exchanges[layout]
-
-    def _as_one_grain(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> list[int]:
-        """Return the ends of grains that make a batch the first grain of this rank."""
-        num_samples = HostIds(layout.features, inputs).num_samples
-        first = self._placement.grains_of(self._ranks.rank).start
-        return [0] * first + [num_samples] * (self._placement.grains - first)

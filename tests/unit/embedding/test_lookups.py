@@ -183,7 +183,10 @@ class Halves(Lookup):
         plans: Parts = [None, None]
         if plan is not None:
             assert isinstance(plan.mapped, HalfIds)
-            plans = [Plan((), mapped) for mapped in plan.mapped.mapped]
+            plans = [
+                Plan(tuple(ids), mapped)
+                for ids, mapped in zip(routed, plan.mapped.mapped, strict=True)
+            ]
         every_mapped = []
         rows = [torch.empty(len(of), dim) for of, dim in zip(owners, layout.dims, strict=True)]
         for half, half_layout in enumerate(self._layouts(layout)):

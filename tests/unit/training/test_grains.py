@@ -376,6 +376,58 @@ def test_the_last_batch_may_have_fewer_samples_than_grains(
     np.testing.assert_allclose(model.predict(data), whole.predict(data), rtol=1e-5)
 
 
+# --- weights of ids that learn ---------------------------------------------------------------------
+
+
+class Weighing(nn.Module):
+    """A bag whose ids are weighted by three learned numbers."""
+
+    def __init__(self, pooling: str, table: hb.Table) -> None:
+        super().__init__()
+        self.bag = hb.EmbeddingCollection([Feature("clicked", "item", pooling)], [table])
+        self.third = nn.Parameter(torch.tensor([1.0, 0.5, -0.5]))
+
+    def weighed(self, batch: hb.Batch) -> hb.Batch:
+        return batch.with_weights({"clicked": self.third[batch.ids["clicked"].values % 3]})
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        is_weighed = batch.ids["clicked"].weights is not None  # by the loop, before the grains
+        return self.bag.flat(batch if is_weighed else self.weighed(batch)).sum(1)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+@pytest.mark.parametrize("first", [True, False], ids=["of the batch", "of the network"])
+def test_weights_of_ids_learn_as_those_of_torch(first: bool, pooling: str) -> None:
+    table = hb.Table("item", DIM, rule=hb.Sgd(lr=0.1), init=hb.Uniform(1.0))
+    table.find_or_insert(np.arange(40))
+    rows = torch.from_numpy(table.lookup(np.arange(40)))
+    twin = nn.EmbeddingBag.from_pretrained(rows, freeze=False, mode="sum", include_last_offset=True)
+    network = Weighing(pooling, table)
+    third = network.third.detach().clone().requires_grad_()
+    dense = torch.optim.SGD(hb.dense_parameters(network), lr=0.1)
+    sparse = hb.SparseOptimizer(network)
+    loop = hb.shard(network, dense, sparse, grains=4)
+    theirs = torch.optim.SGD([third, *twin.parameters()], lr=0.1)
+    loss_fn = nn.BCEWithLogitsLoss()
+    for batch in batches(21):
+        part = hb.Batch({"clicked": batch.ids["clicked"]}, {}, batch.labels).map_arrays(
+            torch.tensor
+        )
+        ids, labels = part.ids["clicked"], part.labels["y"]
+        given = network.weighed(part) if first else part
+        loss = loop.backward(given, lambda samples: loss_fn(network(samples), samples.labels["y"]))
+        pooled = twin(ids.values, ids.offsets, per_sample_weights=third[ids.values % 3])
+        counts = ids.lengths().clamp(min=1)[:, None] if pooling == "mean" else 1.0
+        expected = loss_fn((pooled / counts).sum(1), labels)
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(network.third.grad, third.grad)
+        for optimizer in (dense, sparse, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(torch.from_numpy(table.lookup(np.arange(40))), twin.weight.detach())
+
+
 # --- resume ---------------------------------------------------------------------------------------
 
 

@@ -164,11 +164,6 @@ class FeatureLayout:
         """Return the table of a feature."""
         return self.tables[self.numbers[number]]
 
-    def without_pooling(self, number: int) -> FeatureLayout:
-        """Return the layout of a feature alone, with a row for each of its ids."""
-        table = self.table_of(number)
-        return FeatureLayout([table], [Feature(self.features[number].name, table.name, "none")])
-
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
         """Return the times of the samples, int64 microseconds [n], if a table uses them.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,9 @@ class LocalIds:
 
     def read(self, number: int, rows: Tensor, slots: Tensor) -> None:
         self.step.unique_rows(number, rows.data_ptr(), slots.data_ptr())
+
+    def read_positions(self, feature: int, rows: Tensor) -> None:
+        self.step.position_rows(feature, rows.data_ptr())
 
     def leave_out(self, number: int, places: NDArray[np.int64]) -> None:
         self.step.leave_out(number, places)
@@ -141,9 +144,12 @@ class LocalLookup(Lookup):
         if plan is not None:
             mapped = _local(plan.mapped)
             assert mapped.host is not None, "plans have features"
+            if plan.is_weighted_anew(inputs):
+                weights = HostIds(layout.features, inputs).weights
+                mapped.step.set_weights([0 if w is None else w.data_ptr() for w in weights])
             results = _Results(layout, mapped.host)
             mapped.step.pool(results.addresses)
-            return (results.flat, results.sequences), LocalIds(layout.tables, mapped.step)
+            return (results.flat, results.sequences), replace(mapped, host=None)
         host, times, step = _begun(layout, inputs, time, training=training)
         results = _Results(layout, host)
         try:

@@ -43,6 +43,14 @@ class MappedIds(Protocol):
             slots: int64, at least [u].
         """
 
+    def read_positions(self, feature: int, rows: Tensor) -> None:
+        """Write the row of each id of a feature as it is now, neither weighted nor pooled.
+
+        Args:
+            feature: its number among those of the lookup.
+            rows: float32 [m, dim].
+        """
+
     def leave_out(self, number: int, places: NDArray[np.int64]) -> None:
         """Let the distinct ids of a table at these places take no gradient."""
 

@@ -64,8 +64,15 @@ class Plan:
             self.task.take_back()
 
     def fits(self, inputs: Sequence[Ids]) -> bool:
-        """Return True if `inputs` are the ids that were mapped."""
-        return all(ids is mapped for ids, mapped in zip(inputs, self.inputs, strict=True))
+        """Return True if `inputs` are the ids that were mapped; they may have other weights."""
+        return all(map(_are_same, inputs, self.inputs))
+
+    def is_weighted_anew(self, inputs: Sequence[Ids]) -> bool:
+        """Return whether `inputs`, which fit, have other weights than the ids that were mapped."""
+        return any(
+            ids.weights is not mapped.weights
+            for ids, mapped in zip(inputs, self.inputs, strict=True)
+        )
 
 
 class Plans:
@@ -118,7 +125,10 @@ class Plans:
         return self._plans.pop(module)
 
     def followed(self, module: PlannedModule) -> bool:
-        """Return True if `module` looked up all ids of the batch as they are, exactly once."""
+        """Return True if `module` looked up all ids of the batch, exactly once.
+
+        They are as they were, but for weights that the network gave them.
+        """
         return module in self._seen and module not in self._strayed
 
     def left(self) -> list[PlannedModule]:
@@ -127,9 +137,14 @@ class Plans:
 
     def _owns(self, features: Sequence[Feature], inputs: Sequence[Ids]) -> bool:
         return all(
-            self._ids.get(feature.name) is ids
+            feature.name in self._ids and _are_same(ids, self._ids[feature.name])
             for feature, ids in zip(features, inputs, strict=True)
         )
+
+
+def _are_same(ids: Ids, others: Ids) -> bool:
+    """Return whether ids are the same arrays, apart from their weights."""
+    return ids.values is others.values and ids.offsets is others.offsets
 
 
 def statistics_after(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import Plan, Pooled
+from hotbed.embedding.lookups import MappedIds, Plan, Pooled
 from hotbed.embedding.lookups.host_ids import int64
 
 from .compiled import pool_compiled
@@ -66,7 +66,7 @@ class _Pool(torch.autograd.Function):
         ctx.weighted = {}
         for number, weight in enumerate(weights):
             if weight is not None:
-                ctx.weighted[number] = Weighted.of(module, number, inputs[number])
+                ctx.weighted[number] = Weighted.of(module, mapped, number, inputs[number])
         ctx.set_materialize_grads(False)
         flat, sequences = results
         return (flat, *sequences)
@@ -105,17 +105,11 @@ class Weighted:
     device: torch.device
 
     @staticmethod
-    def of(module: FlowModule, number: int, ids: Ids) -> Weighted:
-        """Return these values for the ids of a feature of `module`."""
+    def of(module: FlowModule, mapped: MappedIds, number: int, ids: Ids) -> Weighted:
+        """Return these values for the ids of a feature of `module`, which are mapped."""
         feature = module.layout.features[number]
-        (_, (rows,)), _ = module.lookup.pool(
-            module.layout.without_pooling(number),
-            [Ids(ids.values)],
-            None,
-            None,
-            training=False,
-            keeps=False,
-        )
+        rows = torch.empty(len(ids.values), module.layout.dims[number], device="cpu")
+        mapped.read_positions(number, rows)
         results = torch.arange(len(rows), device="cpu")
         shares = torch.ones(len(rows), dtype=torch.float32, device="cpu")
         if feature.pooling != "none" and ids.offsets is not None:
@@ -123,7 +117,7 @@ class Weighted:
             results = torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)
             if feature.pooling == "mean":
                 shares = 1.0 / lengths[results].float()
-        return Weighted(rows.cpu(), results, shares, ids.weights.device)
+        return Weighted(rows, results, shares, ids.weights.device)
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Return the gradient of the weights [m] from `grad`, that of the results [n, dim]."""

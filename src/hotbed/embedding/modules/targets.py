@@ -177,14 +177,16 @@ def _alone(table: Table, number: int, buckets: Buckets) -> Group:
     return Group(table.dim, (number,), repr(table.name), buckets)
 
 
-def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[str, float]) -> None:
+def update_targets(
+    gradients: Sequence[tuple[Target, Tensor | None]], rates: Mapping[str, float]
+) -> None:
     """Apply the rule of each table to the rows of targets, once a row.
 
     Gradients of one row in several targets are summed. All are checked before any row changes. A
     table without a gradient among them is left alone: its step does not rise.
 
     Args:
-        gradients: each target once, with its gradient, float32 [u, dim].
+        gradients: each target once, with its gradient, float32 [u, dim]; None = it has none.
         rates: the learning rate of each table, by name.
 
     Raises:
@@ -194,20 +196,22 @@ def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[st
     """
     parts: dict[int, Sums] = {}
     for target, grad in gradients:
-        checked = _checked(target, grad)
-        part = parts.get(id(target.mapped))
-        if part is None:
-            parts[id(target.mapped)] = checked
+        part = parts.setdefault(id(target.mapped), Sums(target.mapped, [], []))
+        if grad is None:
             continue
-        if checked.groups[0] in part.groups:
+        group = _alone(target.table, target.number, Buckets(()))
+        if group in part.groups:
             raise ConfigError(
                 f"table {target.table.name!r}: a target takes one gradient, got it twice. Sum them."
             )
         parts[id(target.mapped)] = Sums(
-            target.mapped, [*part.groups, *checked.groups], [*part.grads, *checked.grads]
+            target.mapped, [*part.groups, group], [*part.grads, _checked(target, grad)]
         )
-    for target, _ in gradients:
-        target.table.watch_rate(rates.get(target.table.name, 0.0))
+    for part in parts.values():
+        part.check_finite()
+    for target, grad in gradients:
+        if grad is not None:
+            target.table.watch_rate(rates.get(target.table.name, 0.0))
     if parts:
         sums = list(parts.values())
         tables = [[part.mapped.tables[group.tables[0]] for group in part.groups] for part in sums]
@@ -215,14 +219,11 @@ def update_targets(gradients: Sequence[tuple[Target, Tensor]], rates: Mapping[st
         gradients[0][0].lookup.update(sums, part_rates)
 
 
-def _checked(target: Target, grad: Tensor) -> Sums:
+def _checked(target: Target, grad: Tensor) -> Tensor:
     """Return a gradient as an update takes it."""
     if grad.shape != target.rows.shape:
         raise RowShapeError(
             f"table {target.table.name!r}: a gradient must have the shape of its rows, "
             f"{list(target.rows.shape)}, got {list(grad.shape)}. Give the gradient of the rows."
         )
-    group = _alone(target.table, target.number, Buckets(()))
-    sums = Sums(target.mapped, [group], [dense_rows(grad).contiguous()])
-    sums.check_finite()
-    return sums
+    return dense_rows(grad).contiguous()

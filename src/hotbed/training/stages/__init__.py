@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a step, in the order in which the loop calls them.
 
-example.py       an item of a dataset as the arguments of a network
-criterion.py     the loss function of a model, checked against labels and outputs
-grains.py        a step that runs its batch grain by grain, and joins what they leave
-learner.py       forward, backward and update
-network.py       what the loop asks of a network that it does not call with a batch as it is
-rank_learner.py  a step by grains that several processes compute
-scorer.py        scoring without learning: evaluation, prediction, predict-then-learn
+example.py        an item of a dataset as the arguments of a network
+batch_weights.py  weights of ids that a batch brings along, and that learn
+criterion.py      the loss function of a model, checked against labels and outputs
+grains.py         a step that runs its batch grain by grain, and joins what they leave
+learner.py        forward, backward and update
+network.py        what the loop asks of a network that it does not call with a batch as it is
+rank_learner.py   a step by grains that several processes compute
+scorer.py         scoring without learning: evaluation, prediction, predict-then-learn
 """

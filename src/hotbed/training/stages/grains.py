@@ -19,6 +19,7 @@ from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import joined
+from hotbed.training.stages.batch_weights import BatchWeights
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example
 from hotbed.training.stages.learner import StepLearner, device_of
@@ -38,6 +39,7 @@ class GrainResult:
         gradients: of each dense parameter; None without one.
         sums: of each table module, the gradients by id; None without any.
         buffers: of the network, after the grain.
+        weights: the gradients of weights of ids that the batch brought along, by feature.
     """
 
     loss: Tensor
@@ -45,6 +47,7 @@ class GrainResult:
     gradients: list[Tensor | None]
     sums: list[Sums | None]
     buffers: list[Tensor]
+    weights: dict[str, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Joined:
         gradients: of each dense parameter; None without one.
         sums: of each table module, the gradients by id; None without any.
         buffers: of each buffer, its new value; None where no grain changed it.
+        weights: the gradients of weights of ids that the batch brought along, by feature.
     """
 
     loss: Tensor
@@ -77,6 +81,7 @@ class Joined:
     gradients: list[Tensor | None]
     sums: list[Sums | None]
     buffers: list[Tensor | None]
+    weights: dict[str, Tensor]
 
 
 class GrainLearner(StepLearner):
@@ -128,6 +133,7 @@ class GrainLearner(StepLearner):
         self._collections = _collections_of(network)
         self._joined: Joined | None = None
         self._plans: list[Plan | None] = []
+        self._weights = BatchWeights({}, {})
         self._connect()
 
     def begin(self) -> None:
@@ -156,6 +162,7 @@ class GrainLearner(StepLearner):
         for module, sums in zip(self._collections, self._joined.sums, strict=True):
             if sums is not None:
                 module.gradients.put(sums)
+        self._weights.backward(self._joined.weights)
         self._joined = None
         self._plans = []
 
@@ -236,13 +243,20 @@ class GrainLearner(StepLearner):
         buffers = [buffer.clone() for buffer in self._buffers]
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
-        return GrainResult(loss.detach(), _detached(self.outputs), gradients, sums, buffers)
+        outputs = _detached(self.outputs)
+        weights = self._weights.gradients_of(grain)
+        return GrainResult(loss.detach(), outputs, gradients, sums, buffers, weights)
 
     def _planned(self, example: Example) -> list[Example | None]:
         """Return the grains with their shares of the batch's plans; what is not mapped is now."""
         batch = example.batch
         assert batch is not None, "the loop divides batches"
+        self._weights = BatchWeights.of(batch)
         grains = self._grains(example)
+        if self._weights.weights:
+            grains = [
+                None if grain is None else self._weights.with_leaves(grain) for grain in grains
+            ]
         batches = [None if grain is None else grain.batch for grain in grains]
         of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
         for module, shares in zip(self._collections, self._shares(batch, batches), strict=True):
@@ -303,7 +317,12 @@ class GrainLearner(StepLearner):
                 of_module = module.lookup.join_grains(module.layout, plan.mapped, parts)
             sums.append(of_module)
         outputs = [grain.outputs for grain in grains if grain is not None]
-        return Joined(loss, outputs, gradients, sums, self._joined_buffers(grains))
+        buffers = self._joined_buffers(grains)
+        return Joined(loss, outputs, gradients, sums, buffers, self._weight_gradients(grains))
+
+    def _weight_gradients(self, grains: Sequence[GrainResult | None]) -> dict[str, Tensor]:
+        """Return the gradients of the weights of ids that the batch brought along."""
+        return self._weights.joined([None if grain is None else grain.weights for grain in grains])
 
     def _keep_outputs(self, grains: Sequence[Any]) -> None:
         """Keep the outputs of the grains as those of the batch."""

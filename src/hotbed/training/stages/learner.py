@@ -20,13 +20,10 @@ from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.ranks import check_single_rank
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.optim.unchanged import LeftOut, Unchanged
-from hotbed.parallel import WHOLE, RankWork, Shard
+from hotbed.parallel import WHOLE, Counters, RankWork, Shard
 from hotbed.training.ahead.mapper import Mapper, is_mapped_first, mapper_of
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example, misfits_named
-
-Counters = dict[str, dict[str, int]]
-"""The statistics of tables, by name."""
 
 
 class Update(Protocol):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
 from hotbed.parallel import (
     AskedIds,
+    Counters,
     DenseExchange,
     Placement,
     Ranks,
@@ -30,12 +30,13 @@ from hotbed.parallel import (
     ShardedLookup,
     TableExchange,
     Traffic,
+    digest_of,
     has_fault,
+    sum_counters,
 )
 from hotbed.training.ahead.rank_mapper import Question, RankMapper
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
-from hotbed.training.stages.learner import Counters
 
 CHECKED_WEIGHTS = 16
 """The first weights of each dense parameter, which the ranks compare at each step."""
@@ -104,7 +105,8 @@ class RankLearner(GrainLearner):
         }
         for table in tables:
             settings[f"table {table.name!r}"] = f"{table.config}, frozen={table.frozen}"
-        settings["weights with the digest"] = self._digest_of_weights()
+        weights = [*self._dense_parameters, *self._buffers]
+        settings["weights with the digest"] = digest_of(weights)
         self._ranks.check_equal(settings)
         self._count_anew()
 
@@ -142,15 +144,7 @@ class RankLearner(GrainLearner):
         return super()._run_one(grain, num_samples)
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
-        totals: list[Counters] = []
-        for of_ranks in zip(*self._ranks.gather_objects(moments), strict=True):
-            total: Counters = {}
-            for name, counts in ((name, c) for of_rank in of_ranks for name, c in of_rank.items()):
-                sums = total.setdefault(name, {})
-                for key, count in counts.items():
-                    # what was expected of a table is a number for all ranks
-                    sums[key] = count if key == "capacity" else sums.get(key, 0) + count
-            totals.append(total)
+        totals = sum_counters(self._ranks, moments)
         if totals:
             self._watch_capacity(totals[-1])
         return totals
@@ -158,13 +152,6 @@ class RankLearner(GrainLearner):
     def _watch_capacity(self, counters: Counters) -> None:
         for table in (table for module in self._collections for table in module.tables):
             table.watch_capacity(counters.get(table.name, {}).get("rows", 0))
-
-    def _digest_of_weights(self) -> str:
-        digest = hashlib.sha256()
-        for tensor in [*self._dense_parameters, *self._buffers]:
-            values = tensor.detach().contiguous().view(-1)
-            digest.update(values.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:12]
 
     @property
     def outputs(self) -> Any:
@@ -198,8 +185,7 @@ class RankLearner(GrainLearner):
         return plans
 
     def _digest(self, batch: Batch) -> int:
-        _check_weights(batch)
-        return _digest_of(batch, self._dense_parameters)
+        return _digest_of_step(batch, self._dense_parameters)
 
     def _ask(
         self, tables: TableExchange, batch: Batch, digest: int, *, logs: bool = False
@@ -281,7 +267,28 @@ class RankLearner(GrainLearner):
         first = 1 + len(self._dense_parameters)
         means = self._means(joined[first:], num_dense[first:].tolist(), buffers)
         outputs = [grain.outputs for grain in grains if grain is not None]
-        return Joined(loss, outputs, joined[1:first], sums, means)
+        weights = self._weight_gradients(grains)
+        return Joined(loss, outputs, joined[1:first], sums, means, weights)
+
+    def _weight_gradients(self, grains: Sequence[GrainResult | None]) -> dict[str, Tensor]:
+        here = super()._weight_gradients(grains)
+        if not here:
+            return {}
+        every = self._ranks.gather(torch.cat(list(here.values())))
+        of_ranks = zip(
+            *(of_rank.split([len(own) for own in here.values()]) for of_rank in every), strict=True
+        )
+        gradients = {}
+        for name, parts in zip(here, of_ranks, strict=True):
+            ends = [0, *self._weights.ends[name]]
+            runs = [self._placement.grains_of(rank) for rank in range(self._ranks.size)]
+            gradients[name] = torch.cat(
+                [
+                    part[ends[run.start] : ends[run.stop]]
+                    for part, run in zip(parts, runs, strict=True)
+                ]
+            )
+        return gradients
 
     def _losses_and_gradients(
         self, grains: Sequence[GrainResult | None]
@@ -336,26 +343,19 @@ def _check_rows(table: Table, others: NDArray[np.bool_]) -> None:
         )
 
 
-def _digest_of(batch: Batch, weights: Sequence[Tensor]) -> int:
+def _digest_of_step(batch: Batch, weights: Sequence[Tensor]) -> int:
     """Return a digest of a batch, of the state of torch's generator, and of some weights."""
     arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
     for ids in batch.ids.values():
         arrays += [ids.values, ids.offsets, ids.weights]
     digest = zlib.crc32(torch.get_rng_state().numpy().data, batch.num_samples)
     for array in arrays:
+        if torch.is_tensor(array):  # weights of ids may learn, on all ranks or on none
+            digest = zlib.crc32(bytes([array.requires_grad]), digest)
+            array = array.detach()
         if array is not None:
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
     for weight in weights:
         first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
         digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
     return digest
-
-
-def _check_weights(batch: Batch) -> None:
-    """Raise ConfigError if weights of ids learn: their gradient reads rows of other ranks."""
-    for name, ids in batch.ids.items():
-        if getattr(ids.weights, "requires_grad", False):
-            raise ConfigError(
-                f"ranks: weights of ids take no gradient on several ranks, got those of feature "
-                f"{name!r}, which require one. Detach them, or start one process."
-            )

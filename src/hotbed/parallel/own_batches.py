@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OwnBatchLookup: the verbs of a lookup for ranks that each have a batch of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.data.batch import Ids
+from hotbed.embedding.lookups import (
+    Buckets,
+    FeatureLayout,
+    Group,
+    HostIds,
+    LocalIds,
+    LocalLookup,
+    Lookup,
+    MappedIds,
+    Plan,
+    Pooled,
+    Sums,
+)
+from hotbed.embedding.table import MapQueue
+from hotbed.errors import ConfigError
+
+from .exchange import TableExchange
+from .ids import AskedIds
+from .placement import Placement
+from .ranks import Ranks
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FetchedIds(LocalIds):
+    """The distinct ids of the batch of this rank, whose rows the owners sent.
+
+    A rank does not know where others keep their rows: the slot of an id is its number here.
+
+    Attributes:
+        layout: of the lookup.
+        asked: the ids of the batches of all ranks.
+        exchange: which fetched the rows.
+        ranks: of the job.
+    """
+
+    layout: FeatureLayout
+    asked: AskedIds
+    exchange: TableExchange
+    ranks: Ranks
+
+    def read(self, number: int, rows: Tensor, slots: Tensor) -> None:
+        super().read(number, rows, slots)
+        num_uniques = self.num_uniques()[number]
+        torch.arange(num_uniques, out=slots[:num_uniques])
+
+    def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
+        places = self.ranks.gather_objects(super().find_nonfinite(sums))
+        return next((place for place in places if place is not None), None)
+
+
+class OwnBatches:
+    """Fetches the rows of batches, of which each rank has one: it is the first of its grains.
+
+    Every rank makes the same calls in the same order.
+
+    Args:
+        ranks: of the job.
+        placement: which of them owns which rows and computes which grains.
+    """
+
+    def __init__(self, ranks: Ranks, placement: Placement) -> None:
+        self._ranks = ranks
+        self._first = placement.grains_of(ranks.rank).start
+        self._placement = placement
+        self._exchanges: dict[FeatureLayout, TableExchange] = {}
+
+    def fetch(
+        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool
+    ) -> Plan:
+        """Return the plan of the batch of this rank, whose ids are `FetchedIds`.
+
+        Args:
+            layout: the features and tables.
+            inputs: the ids of each feature.
+            time: int64 microseconds, or None.
+            training: whether tables may change.
+        """
+        exchange = self._exchanges.get(layout)
+        if exchange is None:
+            exchange = TableExchange(self._ranks, self._placement, [layout])
+            self._exchanges[layout] = exchange
+        num_samples = HostIds(layout.features, inputs).num_samples
+        ends = [0] * self._first + [num_samples] * (self._placement.grains - self._first)
+        asked = exchange.ask(inputs, time, ends, training=training)
+        plan = exchange.fetch_whole(asked, inputs)
+        local = plan.mapped
+        assert isinstance(local, LocalIds), "an exchange maps them"
+        fetched = FetchedIds(
+            local.tables,
+            local.step,
+            local.host,
+            layout=layout,
+            asked=asked,
+            exchange=exchange,
+            ranks=self._ranks,
+        )
+        return replace(plan, mapped=fetched)
+
+    def sums_of_owner(self, part: Sums) -> Sums:
+        """Return the sums of the ids that this rank owns, in the batches of all ranks.
+
+        `part`: of the batch of this rank, with a group for each table.
+        """
+        mapped = _fetched(part.mapped)
+        grains: list[Sums | None] = [None] * self._placement.grains
+        grains[self._first] = part
+        sent = mapped.exchange.sums_to_owners(mapped.asked, [grains])
+        sizes = mapped.exchange.num_sums(mapped.asked)
+        received = self._ranks.exchange(sent, sizes).split(sizes)
+        (owned,) = mapped.exchange.sums_of_owner(mapped.asked, received)
+        return owned
+
+
+class OwnBatchLookup(Lookup):
+    """Performs the verbs over the rows of all ranks, for ranks that each have a batch of their own.
+
+    The batches of all ranks are one batch, whose grains they are. Ids are mapped when they are
+    looked up. Every rank makes the same calls in the same order.
+
+    Args:
+        ranks: of the job.
+        placement: which of them owns which rows; each rank computes its first grain.
+        averaged: names of tables whose gradients are divided by the number of ranks. Those of
+            others are added.
+        fixed: ids by name of the table whose rows take no update.
+    """
+
+    spans_ranks = True
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        placement: Placement,
+        averaged: Container[str] = (),
+        fixed: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._batches = OwnBatches(ranks, placement)
+        self._averaged = averaged
+        self._fixed = {} if fixed is None else fixed
+        self._local = LocalLookup()
+
+    def map(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        *,
+        training: bool,
+        queue: MapQueue | None = None,
+        grain_ends: Sequence[int] = (),
+    ) -> Plan:
+        raise ConfigError(
+            "ranks: ids of batches that each rank has of its own are mapped when they are looked "
+            "up, got a batch to map ahead. Look it up as it is."
+        )
+
+    def divide(
+        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
+    ) -> list[Plan | None]:
+        return self._local.divide(layout, plan, grains)
+
+    def pool(
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        plan: Plan | None,
+        *,
+        training: bool,
+        keeps: bool,
+    ) -> tuple[Pooled, MappedIds]:
+        self._ranks.place.phase = "lookup"
+        plan = self._batches.fetch(layout, inputs, time, training=training)
+        return self._local.pool(layout, inputs, time, plan, training=training, keeps=keeps)
+
+    def sum_gradients(
+        self,
+        layout: FeatureLayout,
+        mapped: MappedIds,
+        flat: Tensor | None,
+        sequences: Sequence[Tensor | None],
+        groups: Sequence[Group],
+    ) -> Sums:
+        return self._local.sum_gradients(layout, mapped, flat, sequences, groups)
+
+    def join(self, parts: Sequence[Sums]) -> Sums:
+        return self._local.join(parts)
+
+    def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
+        """Apply the sums of all ranks, as `Lookup.update`.
+
+        Raises:
+            ConfigError: on every rank: they have sums of other tables.
+        """
+        self._ranks.place.phase = "update"
+        owned = []
+        owned_rates = []
+        for part, group_rates in zip(parts, rates, strict=True):
+            rate_of = {}
+            for group, rate in zip(part.groups, group_rates, strict=True):
+                rate_of.update(dict.fromkeys(group.tables, rate))
+            self._check_tables(part, rate_of)
+            if rate_of:
+                owned.append(
+                    self._owned(self._batches.sums_of_owner(_of_all_tables(part)), rate_of)
+                )
+                owned_rates.append([rate_of[group.tables[0]] for group in owned[-1].groups])
+        if owned:
+            self._local.update(owned, owned_rates)
+
+    def _check_tables(self, part: Sums, updated: Container[int]) -> None:
+        tables = _fetched(part.mapped).layout.tables
+        here = torch.tensor([number in updated for number in range(len(tables))])
+        every = self._ranks.gather(here)
+        if (every != every[0]).any():
+            names = [
+                [table.name for table, has in zip(tables, of_rank, strict=True) if has]
+                for of_rank in every
+            ]
+            raise ConfigError(
+                "ranks: all ranks must give gradients of the same tables, got those of "
+                f"{names} on ranks 0 to {self._ranks.size - 1}. Give zeros where a rank has none."
+            )
+
+    def _owned(self, sums: Sums, updated: Container[int]) -> Sums:
+        """Return what the tables of this rank take of these sums, a group a table."""
+        tables = sums.mapped.tables
+        uniques = sums.mapped.num_uniques()
+        groups = []
+        grads = []
+        for group, grad in zip(sums.groups, sums.grads, strict=True):
+            parts = grad.split([uniques[number] for number in group.tables])
+            for number, of_table in zip(group.tables, parts, strict=True):
+                if number not in updated:
+                    continue
+                name = tables[number].name
+                if name in self._averaged:
+                    of_table = of_table / self._ranks.size
+                if name in self._fixed:
+                    is_fixed = np.isin(sums.mapped.unique_ids(number), self._fixed[name])
+                    sums.mapped.leave_out(number, np.flatnonzero(is_fixed))
+                groups.append(Group(group.dim, (number,), repr(name), Buckets(())))
+                grads.append(of_table)
+        return replace(sums, groups=groups, grads=grads)
+
+
+def _fetched(mapped: MappedIds) -> FetchedIds:
+    if not isinstance(mapped, FetchedIds):
+        raise ConfigError(
+            f"ranks: expected ids that this rank fetched, got {type(mapped).__name__}. Set "
+            "module.lookup before ids are looked up, and not between a lookup and its update."
+        )
+    return mapped
+
+
+def _of_all_tables(part: Sums) -> Sums:
+    """Return sums with a group for each table, with zeros for those that have none."""
+    mapped = _fetched(part.mapped)
+    uniques = mapped.num_uniques()
+    grads: dict[int, Tensor] = {}
+    for group, grad in zip(part.groups, part.grads, strict=True):
+        sizes = [uniques[number] for number in group.tables]
+        grads.update(zip(group.tables, grad[: sum(sizes)].split(sizes), strict=True))
+    groups = []
+    for number, table in enumerate(mapped.layout.tables):
+        groups.append(Group(table.dim, (number,), repr(table.name), Buckets(())))
+        grads.setdefault(number, torch.zeros(uniques[number], table.dim))
+    return Sums(mapped, groups, [grads[number] for number in range(len(groups))])
