@@ -34,11 +34,15 @@ import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 import hotbed.compat.hugectr.model.model as hugectr_module
 import hotbed.compat.mx_rec as mx_rec
+from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.util.tf_version_adapter import hccl_ops
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
 from hotbed.parallel import DenseExchange, Placement, TableExchange
-from hotbed.persist import content_digest
+from hotbed.persist import content_digest, open_checkpoint
+from hotbed.persist.digest import table_digest
+from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 Found = dict[str, Any]
 Case = Callable[[], Found]
@@ -577,6 +581,209 @@ def hugectr_placements() -> Found:
     return found(model.learner, measured=measured)
 
 
+# --- programs with the names of Rec SDK -----------------------------------------------------------
+
+TIMED = without("z", "w", "clicked", "tags", "x")
+SAVED_STEP = 4
+
+
+def rows_of_rank(rank: int, ranks: int) -> hb.Dataset:
+    """Every so-manieth row is that of a rank; the first rank has as much again."""
+    parts = {}
+    for name in TIMED.raw_columns():
+        share = list(columns()[name][rank::ranks])
+        parts[name] = share if rank else share * 2
+    source = hb.sources.Memory(parts)
+    return hb.Dataset(source, TIMED, batch_size=8, shuffle=20, seed=3, prefetch=0)
+
+
+class Program:
+    """A program of Rec SDK: each rank learns batches of its own, and sums its gradients.
+
+    Args:
+        by_address: whether the loop hands gradients over by address, as in dynamic expansion.
+    """
+
+    def __init__(self, *, by_address: bool) -> None:
+        self.by_address = by_address
+        torch.manual_seed(7)
+        mx_rec.init(use_dynamic_expansion=by_address)
+        factory = mx_rec.optimizers.lazy_adam.create_hash_optimizer
+        if by_address:
+            factory = mx_rec.optimizers.lazy_adam_by_addr.create_hash_optimizer_by_address
+        self.sparse = factory(0.05)
+        self.specs = [
+            mx_rec.FeatureSpec("user", access_threshold=2, eviction_threshold=30),
+            mx_rec.FeatureSpec("item"),
+            mx_rec.FeatureSpec("again", table_name="item", index_key="user"),
+        ]
+        clock = mx_rec.FeatureSpec("time", is_timestamp=True)
+        specs = [clock, *self.specs]
+        self.insert = mx_rec.get_asc_insert_func(tgt_key_specs=specs)
+        self.read = mx_rec.get_asc_insert_func(tgt_key_specs=specs, is_training=False)
+        padding = {"padding_keys": [3], "padding_keys_mask": True, "padding_keys_len": 1}
+        mean = {"all2all_gradients_op": "sum_gradients_and_div_by_ranksize"}
+        init = hb.Normal(std=0.1)
+        self.described = {
+            "user": mx_rec.create_table(torch.int64, 3, "user", init),
+            "item": mx_rec.create_table(torch.int64, 3, "item", init, **padding, **mean),
+        }
+        self.head = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 1))
+        parameters, _ = mx_rec.get_dense_and_sparse_variable(self.head)
+        self.dense = torch.optim.Adam(parameters, lr=0.01)
+        self.hook = mx_rec.EvictHook(True, None, evict_step_interval=3)
+        mx_rec.start_asc_pipeline()
+        self.saver = mx_rec.Saver([self.head, self.dense])
+        self.tables = {name: table.table for name, table in self.described.items()}
+        self.ranks = (mx_rec.get_rank_id(), mx_rec.get_rank_size())
+        self.batches = iter(rows_of_rank(*self.ranks).map(self.insert))
+
+    def scores(self, batch: hb.Batch, *, training: bool) -> Tensor:
+        rows = [
+            mx_rec.sparse_lookup(self.described[spec.table], spec, is_train=training, batch=batch)
+            for spec in self.specs
+        ]
+        scores: Tensor = self.head(torch.cat(rows, 1)).squeeze(1)
+        return scores
+
+    def learn(self, first: int, last: int) -> int:
+        """Learn up to the last step, or as long as every rank has data; return the last one."""
+        loss_fn = nn.BCEWithLogitsLoss()
+        step = first - 1
+        for step, batch in zip(range(first, last + 1), self.batches):  # noqa: B905
+            loss = loss_fn(self.scores(batch, training=True), batch.labels["y"])
+            num_samples = hccl_ops.allreduce(torch.tensor(len(batch)), "sum").item()
+            self.update(loss * (len(batch) / num_samples))
+            self.hook.after_run(global_step=step)
+        return step
+
+    def update(self, loss: Tensor) -> None:
+        parameters = list(self.head.parameters())
+        if self.by_address:
+            rows = mx_rec.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")
+            addresses = mx_rec.get_collection("ASCEND_SPARSE_LOOKUP_ID_OFFSET")
+            gradients = torch.autograd.grad(loss, [*rows, *parameters])
+            pairs = zip(gradients[: len(rows)], addresses, strict=True)
+            self.sparse.apply_gradients(list(pairs))
+            for parameter, gradient in zip(parameters, gradients[len(rows) :], strict=True):
+                parameter.grad = gradient
+        else:
+            loss.backward()
+            self.sparse.step()
+        for parameter in parameters:
+            parameter.grad = hccl_ops.allreduce(parameter.grad, "sum")
+        self.dense.step()
+        self.dense.zero_grad()
+
+    def found(self, **more: Any) -> Found:
+        with torch.no_grad():
+            batch = next(iter(rows_of_rank(*self.ranks).map(self.read)))
+            scores = bits(self.scores(batch, training=False))
+        dense = [bits(parameter) for parameter in self.head.parameters()]
+        return {"rows": rows_of(self), "same": [dense, more], "scores": scores}
+
+
+def program(*, by_address: bool) -> Case:
+    """A program that saves a state, and learns on; another one resumes it."""
+
+    def learn() -> Found:
+        first = Program(by_address=by_address)
+        first.learn(1, SAVED_STEP)
+        folder = framework.current().shard.from_first(tempfile.mkdtemp)
+        first.saver.save(folder)
+        steps = first.learn(SAVED_STEP + 1, 99)
+        saved = open_checkpoint(folder)
+        digests = {name: table_digest(saved, name) for name in saved.table_names}
+        result = first.found(steps=steps, saved=digests)
+        mx_rec.terminate_config_initializer()
+        again = Program(by_address=by_address)
+        assert again.saver.restore(folder) == SAVED_STEP
+        assert again.learn(SAVED_STEP + 1, 99) == steps
+        resumed = again.found(steps=steps, saved=digests)
+        mx_rec.terminate_config_initializer()
+        for part in ("same", "scores"):
+            assert resumed[part] == result[part]
+        kept = {name: counts[:3] for name, counts in result["rows"].items()}
+        assert {name: counts[:3] for name, counts in resumed["rows"].items()} == kept
+        return result | {"folder": folder}
+
+    return learn
+
+
+PROGRAMS = {"rows": program(by_address=False), "addresses": program(by_address=True)}
+
+
+class Rows(nn.Module):
+    """The network of a program, for `hb.shard`."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        features = [Feature(spec.name, spec.table, "none") for spec in program.specs]
+        self.rows = hb.EmbeddingCollection(features, program.tables)
+        self.head = program.head
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores: Tensor = self.head(torch.cat(list(self.rows(batch).values()), 1)).squeeze(1)
+        return scores
+
+
+def batch_of_ranks(parts: Iterable[hb.Batch], grains: int) -> hb.Batch:
+    """Return the batches of ranks as the grains of one."""
+    parts = list(parts)
+    whole = hb.Batch.concat(parts)
+    sizes = [0] * grains
+    for rank, part in enumerate(parts):
+        sizes[Placement(len(parts), grains).grains_of(rank).start] = len(part)
+    ids = {**whole.ids, "again": hb.Ids(whole.ids["user"].values)}
+    ends = tuple(np.cumsum(sizes).tolist())
+    return hb.Batch(ids, {}, whole.labels, time=whole.time, grain_ends=ends)
+
+
+def as_grains(ranks: int, *, by_address: bool) -> Found:
+    """What a loop by grains finds in the data of so many ranks, in one process."""
+    torch.set_num_threads(1)
+    like = Program(by_address=by_address)
+    network = Rows(like)
+    sparse = hb.SparseOptimizer(network)
+    grains = max(2, 1 << (ranks - 1).bit_length())
+    loop = hb.shard(network, like.dense, sparse, grains=grains)
+    schedule = EvictionSchedule(like.tables, 3)
+    loss_fn = nn.BCEWithLogitsLoss()
+    newest = 0
+    digests = {}
+    data = [rows_of_rank(rank, ranks) for rank in range(ranks)]
+    for step, parts in enumerate(zip(*data), 1):  # noqa: B905
+        batch = batch_of_ranks(parts, grains)
+        loop.backward(batch, lambda part: loss_fn(network(part), part.labels["y"]))
+        sums = network.rows.gradients.take(keeps=True)
+        number = [table.name for table in sums.mapped.tables].index("item")
+        padding = np.flatnonzero(sums.mapped.unique_ids(number) == 3)
+        sums.mapped.leave_out(number, padding)
+        uniques = sums.mapped.num_uniques()
+        (both,) = network.rows.rows
+        both.grad[sum(uniques[:number]) :][: uniques[number]] /= ranks
+        for optimizer in (like.dense, sparse):
+            optimizer.step()
+            optimizer.zero_grad()
+        newest = max(newest, int(batch.time.max()))
+        schedule.step(step, newest)
+        if step == SAVED_STEP:
+            folder = tempfile.mkdtemp()
+            hb.checkpoints.save(folder, hb.checkpoints.State(network.head, like.tables))
+            saved = open_checkpoint(folder)
+            digests = {name: table_digest(saved, name) for name in saved.table_names}
+    network.eval()
+    scores = []
+    for rank in range(ranks):
+        first = next(iter(rows_of_rank(rank, ranks)))
+        with torch.no_grad():
+            scores.append(bits(network(batch_of_ranks([first], 2))))
+    dense = [bits(parameter) for parameter in network.head.parameters()]
+    mx_rec.terminate_config_initializer()
+    same = [dense, {"steps": step, "saved": digests}]
+    return {"rows": rows_of(like), "same": same, "scores": scores}
+
+
 # --- negative controls: what must change the bits -------------------------------------------------
 
 
@@ -731,7 +938,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hugectr_model(grains=4).fit(max_iter=50, snapshot=20),
         "fit.snapshot: one process writes files of rows, got 20 on 3 ranks",
     ),
-    "a loop of Rec SDK": (mx_rec.init, "init: a loop with Rec SDK's names trains in one process"),
     "a loop that is not sharded": (not_sharded, "or give a loop of your own to hb.shard"),
     "a loop that clips by torch": (clipped_by_torch, "and hold the same weights"),
     "no loss": (lambda: loop_with(lambda part: part), "loss_of must return the loss of a part"),
@@ -801,13 +1007,13 @@ def every_case(names: list[str]) -> dict[str, Found]:
     results = {}
     for name in names:
         torch.manual_seed(9)
-        results[name] = (CASES | CONTROLS)[name]()
+        results[name] = (CASES | CONTROLS | PROGRAMS)[name]()
     return results
 
 
 def everything() -> Found:
     """What a rank of the group of every run of the suite finds."""
-    found = every_case([*QUICK, *CONTROLS])
+    found = every_case([*QUICK, *CONTROLS, *PROGRAMS])
     found["refused"] = {name: error_of(call) for name, (call, _) in REFUSED.items()}
     found["sizes"] = sizes()
     return found
@@ -851,6 +1057,38 @@ def test_any_number_of_ranks_has_the_bits_of_one_process(ranks: int) -> None:
     every = ranks_of(every_case, ranks, names)
     for name in names:
         check_case(name, every)
+
+
+def check_program(name: str, every: list[Found]) -> None:
+    """Compare a program on several ranks with a loop whose grains are their batches."""
+    expected = as_grains(len(every), by_address=name == "addresses")
+    found = [of_rank[name] for of_rank in every]
+    assert summed(found) == expected["rows"]
+    assert [of_rank["scores"] for of_rank in found] == expected["scores"]
+    for of_rank in found:
+        assert of_rank["same"] == expected["same"]
+    one = Program(by_address=name == "addresses")
+    assert one.saver.restore(found[0]["folder"]) == SAVED_STEP
+    one.saver.save(f"{found[0]['folder']}-one")
+    saved = open_checkpoint(f"{found[0]['folder']}-one")
+    digests = {table: table_digest(saved, table) for table in saved.table_names}
+    mx_rec.terminate_config_initializer()
+    assert digests == expected["same"][1]["saved"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_rec_sdk_has_the_bits_of_its_batches_as_grains(
+    name: str, three_ranks: list[Found]
+) -> None:
+    check_program(name, three_ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_programs_of_rec_sdk_on_any_number_of_ranks(ranks: int) -> None:
+    every = ranks_of(every_case, ranks, list(PROGRAMS))
+    for name in PROGRAMS:
+        check_program(name, every)
 
 
 def test_a_whole_table_lies_on_one_rank(three_ranks: list[Found]) -> None:

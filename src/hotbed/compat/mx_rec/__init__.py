@@ -18,6 +18,7 @@ pipeline.py     Pipeline: batches, lookups and updates from step 8 on
 columns.py      Column, Reader: which ids of a batch belong to which table
 progress.py     Progress: how far training has come, and what is mapped ahead
 updates.py      Updates: the lookups that wait for an update
+ranks.py        ProgramRanks: the processes of a program
 checks.py       checks of arguments that only Rec SDK needs
 errors.py       errors of calls at a wrong time
 no_effect.py    arguments without effect, with their reasons

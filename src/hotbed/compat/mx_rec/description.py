@@ -65,6 +65,7 @@ class TableDescription(nn.Module, ABC):
         self.default: float | None = None
         self.padding: tuple[int, ...] = ()
         self.admission_bytes = ADMISSION_BYTES
+        self.averages = False
         self.thresholds: Thresholds | None = None
 
     def extra_repr(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hotbed.compat.mx_rec.errors import CallError, StateError
+from hotbed.parallel import WHOLE, Shard
 from hotbed.training.run import WallClock
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hotbed.compat.mx_rec.options import Options
     from hotbed.compat.mx_rec.pipeline import Pipeline
     from hotbed.compat.mx_rec.progress import BarrierHook, EvictionHook, SavingHook
+    from hotbed.compat.mx_rec.ranks import ProgramRanks
     from hotbed.compat.mx_rec.updates import RowOptimizer
     from hotbed.persist.checkpoint import Saver as Writer
 
@@ -59,6 +61,7 @@ class Framework:
         last_writer: wrote the newest checkpoint; None before the first.
         traced: the lookups of a model that step 8 traces; None outside of a trace.
         times: returns the seconds of a batch; None = the collection of timestamps is empty.
+        ranks: the processes of the program; None = there is one.
     """
 
     options: Options
@@ -75,6 +78,12 @@ class Framework:
     last_writer: Writer | None = None
     traced: list[TracedLookup] | None = None
     times: Callable[[Any], Any] | None = None
+    ranks: ProgramRanks | None = None
+
+    @property
+    def shard(self) -> Shard:
+        """The rows that this process owns."""
+        return WHOLE if self.ranks is None else self.ranks.shard
 
     def started(self, caller: str) -> Pipeline:
         """Return the pipeline.
@@ -120,15 +129,22 @@ class Framework:
 _frameworks: list[Framework] = []
 
 
-def begin(options: Options) -> Framework:
-    """Make the framework of this process; raise StateError if there is one."""
+def begin(options: Options, ranks: Callable[[], ProgramRanks] | None = None) -> Framework:
+    """Make the framework of this process; raise StateError if there is one.
+
+    Args:
+        options: the keywords of `init`.
+        ranks: connects the processes of the program; None = there is one.
+    """
     if _frameworks:
         raise StateError(
             "init: the framework is initialized already, got a second call. Call "
             "terminate_config_initializer() first."
         )
-    _frameworks.append(Framework(options))
-    return _frameworks[0]
+    owner = Framework(options, ranks=None if ranks is None else ranks())
+    owner.clock.shard = owner.shard
+    _frameworks.append(owner)
+    return owner
 
 
 def current() -> Framework:
@@ -139,6 +155,11 @@ def current() -> Framework:
             "mx_rec.init(...) first."
         )
     return _frameworks[0]
+
+
+def ranks_of_program() -> ProgramRanks | None:
+    """Return the processes of the program; None before `init`, or where there is one."""
+    return _frameworks[0].ranks if _frameworks else None
 
 
 def end() -> Framework | None:

@@ -19,6 +19,7 @@ from hotbed.compat.mx_rec.errors import CallError, SendCountError
 from hotbed.compat.mx_rec.progress import Progress
 from hotbed.compat.mx_rec.updates import RowOptimizer, Updates
 from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Lookup
 from hotbed.embedding.modules import EmbeddingCollection, Feature, RowTargets, Target
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
@@ -67,6 +68,8 @@ class Pipeline:
         inserts: the insert functions; a program may add to them while it trains.
         progress: how far training has come.
         is_dynamic: whether shapes follow the batch; else each table has a `send_count`.
+        lookup: looks up rows that several ranks own, which each ask for batches of their own; None
+            = all rows are here.
 
     Attributes:
         tables: by name.
@@ -85,6 +88,7 @@ class Pipeline:
         progress: Progress,
         *,
         is_dynamic: bool,
+        lookup: Lookup | None = None,
     ) -> None:
         self.tables = dict(tables)
         self.targets = RowTargets()
@@ -96,6 +100,7 @@ class Pipeline:
         self._was_told = False  # that an evaluation may see later batches
         self._inserts = inserts
         self._is_dynamic = is_dynamic
+        self._lookup = lookup
         self._collections: dict[tuple[Column, ...], EmbeddingCollection] = {}
         for name, table in descriptions.items():
             self.adopt(table)
@@ -119,8 +124,8 @@ class Pipeline:
                 waiting.append(current)
                 yield current.batch
 
-        batches: Iterable[Batch] = read()
-        if reader.is_training and reader.columns:
+        batches: Iterable[Batch] = self.progress.together(read())
+        if reader.is_training and reader.columns and self._lookup is None:
             batches = Ahead(
                 batches,
                 self.collection(reader.columns),
@@ -323,6 +328,8 @@ class Pipeline:
             features = [Feature(column.name, column.table, "none") for column in columns]
             collection = EmbeddingCollection(features, self.tables)
             collection.flow = self.targets
+            if self._lookup is not None:
+                collection.lookup = self._lookup
             self._collections[columns] = collection
         return self._collections[columns]
 

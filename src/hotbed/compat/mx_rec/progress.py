@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hotbed.compat.mx_rec.errors import CallError
@@ -12,6 +12,7 @@ from hotbed.compat.mx_rec.options import Options
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
+from hotbed.parallel import Shard
 from hotbed.training.stages.example import CPU, prepare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
@@ -62,6 +63,7 @@ class Progress:
         hooks: those that evict; a program may add to them while it trains, as to the next two.
         savers: those that save.
         saver_hooks: those that call savers.
+        shard: the rows that this process owns.
 
     Attributes:
         step: training batches handed to the loop so far.
@@ -77,6 +79,7 @@ class Progress:
         hooks: Sequence[EvictionHook],
         savers: Sequence[SavingHook],
         saver_hooks: Sequence[BarrierHook],
+        shard: Shard,
     ) -> None:
         self.step = 0
         self.now: int | None = None
@@ -87,6 +90,7 @@ class Progress:
         self._hooks = hooks
         self._savers = savers
         self._saver_hooks = saver_hooks
+        self._shard = shard
         self._resume: Position | None = None
         self._cleared = -1  # the last step that ids may be mapped beyond
 
@@ -129,6 +133,23 @@ class Progress:
         self.position = getattr(raw, "position", None)
         times = [self.now, prepare(batch, CPU, labelled=False).latest]
         self.now = max((time for time in times if time is not None), default=None)
+
+    def together(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield batches as long as each rank has one: a step is that of all of them."""
+        source = iter(batches)
+        while True:
+            batch = next(source, None)
+            if self._shard.any(batch is None):
+                if batch is not None:
+                    log.info("the data of another rank have ended: a batch is left out here")
+                return
+            assert batch is not None
+            yield batch
+
+    def newest(self) -> int | None:
+        """Return the newest event time of the batches of all ranks; each rank must ask."""
+        times = [now for now in self._shard.gathered(self.now) if now is not None]
+        return max(times, default=None)
 
     def check_hooks(self, caller: str) -> None:
         """Raise CallError if a hook that evicts has not run after this step."""

@@ -109,9 +109,19 @@ def make_pipeline(
     owner: Framework, owners: Mapping[str, RowOptimizer], tables: Mapping[str, Table]
 ) -> Pipeline:
     """Return the pipeline over these tables, and let the hooks that evict begin."""
-    progress = Progress(owner.options, owner.hooks, owner.savers, owner.saver_hooks)
+    lookup = None
+    if owner.ranks is not None:
+        owner.ranks.check_equal(owner.options, owner.models, tables)
+        lookup = owner.ranks.lookup(owner.tables, tables)
+    hooks = (owner.hooks, owner.savers, owner.saver_hooks)
     pipeline = Pipeline(
-        owner.tables, tables, owners, owner.inserts, progress, is_dynamic=owner.options.use_dynamic
+        owner.tables,
+        tables,
+        owners,
+        owner.inserts,
+        Progress(owner.options, *hooks, owner.shard),
+        is_dynamic=owner.options.use_dynamic,
+        lookup=lookup,
     )
     for hook in owner.hooks:
         hook.begin(pipeline.tables)

@@ -98,8 +98,7 @@ class Updates:
     ) -> None:
         """Update rows with their gradients, and forget these lookups; None updates nothing."""
         rates = dict.fromkeys(self._optimizers, optimizer.learning_rate)
-        updated = [(target, grad) for target, grad in gradients if grad is not None]
-        update_targets(updated, rates)
+        update_targets(gradients, rates)
         self.forget([target for target, _ in gradients])
 
     def forget(self, targets: Sequence[Target]) -> None:

@@ -23,7 +23,7 @@ __all__ = ["TableArguments"]
 
 KEY_DTYPES = (torch.int64, torch.int32)
 SUMS = ("sum_gradients", "sum_gradients_and_div_by_ranksize")
-"""How gradients of several ranks are summed. There is one rank, so that both are the same."""
+"""How gradients of several ranks are summed."""
 MOST_ROWS = 10**9
 MOST_DIM = 8192
 MOST_SHARDS = 8192
@@ -48,9 +48,9 @@ class TableArguments:
         ssd_vocabulary_size: 0: rows on a disk are not built.
         ssd_data_path: has no effect.
         is_save: whether a `Saver` saves it.
-        is_dp: has no effect: one process holds all tables.
+        is_dp: has no effect: each rank owns a part of the rows of every table.
         init_param: multiplies initial rows, -10 to 10.
-        all2all_gradients_op: has no effect: one process sums all gradients.
+        all2all_gradients_op: whether the gradients of several ranks are added, or averaged.
         enable_merge: has no effect: all tables are looked up in one call.
         padding_keys: ids of the table whose rows take no update.
         padding_keys_mask: whether they take none; belongs to `padding_keys`.
@@ -112,7 +112,6 @@ class TableArguments:
         differs = dict(
             ssd_data_path=bool(self.ssd_data_path),
             is_dp=boolean(f"{where}: is_dp", self.is_dp),
-            all2all_gradients_op=self.all2all_gradients_op != SUMS[0],
             enable_merge=boolean(f"{where}: enable_merge", self.enable_merge),
             padding_keys_len=self.padding_keys_len is not None,
             shard_num=self.shard_num != 1,
@@ -142,6 +141,11 @@ class TableArguments:
     def saves(self) -> bool:
         """Whether a `Saver` saves the table."""
         return boolean(f"{self.where}: is_save", self.is_save)
+
+    @property
+    def averages(self) -> bool:
+        """Whether the gradients of several ranks are divided by the number of ranks."""
+        return bool(self.all2all_gradients_op == SUMS[1])
 
     @property
     def padding(self) -> tuple[int, ...]:

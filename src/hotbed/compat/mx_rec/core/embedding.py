@@ -103,6 +103,7 @@ def create_table(
     )
     table.padding = arguments.padding
     table.admission_bytes = admission_bytes
+    table.averages = arguments.averages
     table.optimizer = _optimizer_of(arguments.where, optimizer_list, owner.optimizers)
     owner.tables[name] = table
     return table

@@ -75,6 +75,8 @@ class EvictHook:
                 clock="wall",
                 wall_clock=self._owner.clock,
             )
+            if self._owner.ranks is not None:
+                self.schedule.summed = self._owner.ranks.summed
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether rows are removed after this step."""
@@ -108,7 +110,7 @@ class EvictHook:
                 f"global_step={global_step}. Count training batches from 1, and after a "
                 "restoration from the restored step on."
             )
-        self.schedule.step(progress.step, progress.now)
+        self.schedule.step(progress.step, progress.newest())
         self._step = progress.step
 
     def check_done(self, caller: str, step: int) -> None:

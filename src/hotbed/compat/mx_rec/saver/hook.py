@@ -78,11 +78,9 @@ class CheckpointSaverHook:
             PersistError: the save before could not be written.
         """
         progress = self._owner.started("CheckpointSaverHook.after_run").progress
-        if progress.step == 0 or self.saver.is_writing or progress.is_ahead:
+        if progress.step == 0 or progress.is_ahead:
             return  # nothing was learned, or the next step that can be saved is
-        if self._step < 0:
-            self._step = progress.step - 1
-        if progress.step != self._step and self._is_due(progress.step):
+        if self._owner.shard.from_first(lambda: self._saves_now(progress.step)):
             self._save(global_step, wait=False)
 
     def end(self, global_step: int | None = None) -> None:
@@ -96,6 +94,13 @@ class CheckpointSaverHook:
         self.saver.save(self._place, global_step, wait=wait)
         self._step = self._owner.started("CheckpointSaverHook").progress.step
         self._at = self._owner.clock()
+
+    def _saves_now(self, step: int) -> bool:
+        if self.saver.is_writing:
+            return False
+        if self._step < 0:
+            self._step = step - 1
+        return step != self._step and self._is_due(step)
 
     def _is_due(self, step: int) -> bool:
         by_steps = passed(step, max(self._step, 0), self._steps)

@@ -15,6 +15,7 @@ from hotbed.connectors import Position
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
+from hotbed.parallel import Shard
 from hotbed.persist import checkpoint
 from hotbed.persist.checkpoint import State
 from hotbed.persist.format import Reader
@@ -46,14 +47,28 @@ class Program:
         for part in self._parts or []:
             _check_part(part)
 
-    def state(self, version: int, parent: str | None) -> State:
-        """Return the state of this moment."""
+    def state(self, version: int, parent: str | None, shard: Shard) -> State:
+        """Return the state of this moment; each process of the program must ask.
+
+        Args:
+            version: its number.
+            parent: the digest of the state that was restored.
+            shard: writes the rows that this process owns.
+        """
         training = self._owner.started("Saver").progress
+        here = (training.position, random_state())
         positions = {}
-        if training.position is not None:
-            positions[POSITION] = training.position.to_json()
+        random = {}
+        for rank, (position, states) in enumerate(self._owner.shard.gathered(here)):
+            if position is not None:
+                positions[_of_rank(POSITION, rank)] = position.to_json()
+            random.update({_of_rank(name, rank): state for name, state in states.items()})
         progress = {
-            "pipeline": {"step": training.step, "now": training.now},
+            "pipeline": {
+                "step": training.step,
+                "now": training.newest(),
+                "ranks": self._owner.shard.size,
+            },
             "hooks": [hook.state() for hook in self._owner.hooks],
             "rates": [(each.rule.lr, each.learning_rate) for each in self._owner.optimizers],
             "objects": [part.state_dict() for part in self._others()],
@@ -66,9 +81,10 @@ class Program:
             positions=positions,
             counters={"steps": training.step},
             progress=progress,
-            random=random_state(),
+            random=random,
             version=version,
             parent=parent,
+            shard=shard,
         )
 
     def load(self, reader: Reader) -> None:
@@ -84,7 +100,8 @@ class Program:
             log.info(
                 "Saver: var_list has no dense optimizer; its state begins anew after a restoration"
             )
-        checkpoint.restore(reader, State(self._network(), tables, optimizers))
+        shard = self._owner.shard
+        checkpoint.restore(reader, State(self._network(), tables, optimizers, shard=shard))
         progress: Any = reader.progress
         others = self._others()
         if len(others) != len(progress["objects"]):
@@ -100,14 +117,32 @@ class Program:
                 optimizer.learning_rate = current
         for hook, state in zip(self._owner.hooks, progress["hooks"], strict=False):
             hook.load_state(state)  # a hook that is new begins anew
-        position = reader.manifest.positions.get(POSITION)
         training = self._owner.started("Saver.restore").progress
         training.resume(
             progress["pipeline"]["step"],
             progress["pipeline"]["now"],
-            None if position is None else Position.from_json(position),
+            self._position_in(reader, progress["pipeline"].get("ranks", 1)),
         )
-        set_random_state(reader.random)
+        names = {_of_rank(name, shard.rank): name for name in random_state()}
+        states = {name: reader.random.get(here) for here, name in names.items()}
+        set_random_state({name: state for name, state in states.items() if state is not None})
+
+    def _position_in(self, reader: Reader, num_ranks: int) -> Position | None:
+        """Return where the data of this process are; None: they begin anew.
+
+        `num_ranks`: how many processes wrote the state. Another number reads other shares.
+        """
+        shard = self._owner.shard
+        position = reader.manifest.positions.get(_of_rank(POSITION, shard.rank))
+        if num_ranks != shard.size:
+            log.warning(
+                "%s: %d processes read the data, and %d do now: the data begin anew",
+                reader.folder,
+                num_ranks,
+                shard.size,
+            )
+            position = None
+        return None if position is None else Position.from_json(position)
 
     def _restore_defaults(self, reader: Reader, tables: Mapping[str, Table]) -> None:
         """Set the values of absent ids, which lookups only say after the first batch."""
@@ -137,6 +172,11 @@ class Program:
     def _others(self) -> list[Any]:
         kinds = (nn.Module, torch.optim.Optimizer)
         return [part for part in self._parts or [] if not isinstance(part, kinds)]
+
+
+def _of_rank(name: str, rank: int) -> str:
+    """Return the name of what a process has of its own; the first one has the plain name."""
+    return f"{name} of rank {rank}" if rank else name
 
 
 def _check_part(part: Any) -> None:

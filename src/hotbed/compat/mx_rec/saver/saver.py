@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Saver:
         self._owner = framework.current()
         self._program = Program(self._owner, var_list)
         self._keep = max_to_keep or sys.maxsize
+        self._shard = self._owner.shard.another()  # for the thread that writes
         self._place: Where | None = None  # of the newest save or restoration
         self._writer: Writer | None = None
         self._parent: str | None = None  # digest of the state that was restored
@@ -118,8 +120,13 @@ class Saver:
         pipeline.check_done("Saver.save")
         writer = self._writer_at(save_path)
         changes = self._is_delta(writer, save_delta)
-        state = self._program.state(int(step), self._parent)
-        writer.submit(capture(state, changes=changes))
+        state = self._program.state(int(step), self._parent, self._shard)
+        with ExitStack() as undo:
+            with self._owner.shard.together():
+                captured = capture(state, changes=changes)
+                undo.callback(captured.close, saved=False)
+            undo.pop_all()
+        writer.submit(captured)
         self._owner.last_writer = writer
         self._pending = pipeline.progress.step
         if not changes:
@@ -172,7 +179,8 @@ class Saver:
                 "Saver.restore: a state is loaded before the first batch, got step "
                 f"{progress.step}. Call it right after step 8."
             )
-        reader = opened(save_path, self._owner.options.restore_model_version)
+        with self._owner.shard.together():
+            reader = opened(save_path, self._owner.options.restore_model_version)
         self._program.load(reader)
         self._parent = reader.manifest.digest
         self._place = _located(save_path)[0]
@@ -199,8 +207,13 @@ class Saver:
         return self._writer
 
     def _open_journal(self, place: Where) -> Journal | None:
-        """Let the clock keep its decisions in a place, and repeat those that are there."""
+        """Let the clock keep its decisions in a place, and repeat those that are there.
+
+        The first process keeps those of all.
+        """
         clock = self._owner.clock
+        if not clock.shard.is_first:
+            return None
         store = open_store(place)
         if not isinstance(store, LocalStore):
             log.warning("%s: decisions of the clock are kept on local disks only", place)
@@ -225,7 +238,9 @@ class Saver:
         is_next = self._owner.last_writer is writer and not writer.needs_full
         if not is_next or not is_incremental or not self._tracks:
             return False
-        return not self.base_due() if save_delta is None else save_delta
+        if save_delta is None:
+            return not self._owner.shard.from_first(self.base_due)
+        return save_delta
 
 
 def _check_path(where: str, path: Any) -> None:

@@ -15,11 +15,12 @@ from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COL
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.no_effect import ARGUMENTS, REASONS
 from hotbed.compat.mx_rec.options import Options
+from hotbed.compat.mx_rec.ranks import ProgramRanks
 from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_rank_size
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import trains_together, world_size
+from hotbed.optim.ranks import trains_together
 
 __all__ = [
     "ConfigInitializer",
@@ -45,7 +46,7 @@ _SECONDS = ("save_checkpoint_due_time", "save_delta_checkpoints_secs")
 
 
 def init(**options: Any) -> None:
-    """Initialize the framework: step 1.
+    """Initialize the framework: step 1. Where several ranks train, they connect here.
 
     Args:
         options: the fields of `hotbed.compat.mx_rec.options.Options`. Boolean ones may be the
@@ -53,16 +54,10 @@ def init(**options: Any) -> None:
 
     Raises:
         StateError: it is called twice, without `terminate_config_initializer` between.
-        ConfigError: a keyword is unknown, a value is wrong, or several ranks train.
+        ConfigError: a keyword is unknown, or a value is wrong.
 
     Example: `mx.init(train_steps=200, use_dynamic=True, use_dynamic_expansion=True)`
     """
-    if trains_together():
-        raise ConfigError(
-            "init: a loop with Rec SDK's names trains in one process, got a world of "
-            f"{world_size()} ranks. Start one process, or train hb.RecModel with grains, such as "
-            "8: see docs/ranks.md."
-        )
     names = [field.name for field in fields(Options)]
     for name in options:
         if name not in names and name not in NOT_NEEDED:
@@ -70,7 +65,7 @@ def init(**options: Any) -> None:
             raise ConfigError(f"init: unknown keyword, got {name!r}. {advice}")
     values = {name: _checked(name, options[name]) for name in names if name in options}
     _check_together(Options(**values))
-    framework.begin(Options(**values))
+    framework.begin(Options(**values), ProgramRanks if trains_together() else None)
     for name in options:
         ARGUMENTS.log_no_effect(f"init.{name}", when=name in NOT_NEEDED)
 
