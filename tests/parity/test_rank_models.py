@@ -11,6 +11,7 @@ import functools
 import hashlib
 import io
 import logging
+import math
 import re
 import tempfile
 import urllib.request
@@ -680,6 +681,10 @@ class Program:
             batch = next(iter(rows_of_rank(*self.ranks).map(self.read)))
             scores = bits(self.scores(batch, training=False))
         dense = [bits(parameter) for parameter in self.head.parameters()]
+        number = torch.tensor(self.ranks[0] + 1)
+        more["reduced"] = [
+            hccl_ops.allreduce(number, reduction).item() for reduction in ("max", "min", "prod")
+        ]
         return {"rows": rows_of(self), "same": [dense, more], "scores": scores}
 
 
@@ -780,7 +785,8 @@ def as_grains(ranks: int, *, by_address: bool) -> Found:
             scores.append(bits(network(batch_of_ranks([first], 2))))
     dense = [bits(parameter) for parameter in network.head.parameters()]
     mx_rec.terminate_config_initializer()
-    same = [dense, {"steps": step, "saved": digests}]
+    reduced = [ranks, 1, math.factorial(ranks)]
+    same = [dense, {"steps": step, "saved": digests, "reduced": reduced}]
     return {"rows": rows_of(like), "same": same, "scores": scores}
 
 
@@ -954,6 +960,48 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "got it around its part '0'",
     ),
     "shards": (sharded, "network: fully_shard shares out dense parameters alone"),
+}
+
+
+def unequal_programs() -> None:
+    mx_rec.init()
+    try:
+        mx_rec.optimizers.adagrad.create_hash_optimizer(0.1)
+        mx_rec.get_asc_insert_func(tgt_key_specs=mx_rec.FeatureSpec("user"))
+        mx_rec.create_table(torch.int64, 2, "user", hb.Zeros())
+        torch.manual_seed(mx_rec.get_rank_id())
+        mx_rec.get_dense_and_sparse_variable(nn.Linear(2, 1))
+        mx_rec.start_asc_pipeline()
+    finally:
+        mx_rec.terminate_config_initializer()
+
+
+def spoiled_program(spoil: Callable[[Tensor], None]) -> None:
+    """Spoil what the second rank gives a table."""
+    program = Program(by_address=False)
+    try:
+        program.scores(next(program.batches), training=True).sum().backward()
+        if mx_rec.get_rank_id() == 1:
+            spoil(mx_rec.get_collection("ASCEND_SPARSE_LOOKUP_LOCAL_EMB")[0])
+        program.sparse.step()
+    finally:
+        mx_rec.terminate_config_initializer()
+
+
+def drop_gradient(rows: Tensor) -> None:
+    rows.grad = None
+
+
+REFUSED |= {
+    "programs with other weights": (unequal_programs, "got dense weights with the digest ["),
+    "gradients of some ranks": (
+        lambda: spoiled_program(drop_gradient),
+        "got those of [['user', 'item'], ['item'], ['user', 'item']] on ranks 0 to 2",
+    ),
+    "gradients of a program that are not finite": (
+        lambda: spoiled_program(lambda rows: rows.grad.fill_(torch.nan)),
+        "table 'user': the gradient of id",
+    ),
 }
 
 

@@ -7,19 +7,21 @@ from collections.abc import Mapping
 
 from hotbed.compat.no_effect import NoEffect
 
-_ONE_PROCESS = "one process holds all tables"
+_OWNERS = "each rank owns a part of the rows of every table"
+_LAUNCHER = "the launcher says which ranks there are"
+_GLOO = "ranks are connected by torch.distributed over gloo"
 _GROWS = "a table grows with its rows"
 _ONE_UPDATE = "a row is updated by one thread at a time"
 _NAMES = "state has no names of its own"
 _GRAPH = "a program in PyTorch keeps no graph"
 REASONS: Mapping[str, str] = {
     "init.bind_cpu": "threads are placed by the system",
-    "init.use_lccl": _ONE_PROCESS,
-    "init.use_shm_swap": _ONE_PROCESS,
-    "init.use_mpi": _ONE_PROCESS,
-    "init.rank_id": _ONE_PROCESS,
-    "init.rank_size": _ONE_PROCESS,
-    "init.local_rank_size": _ONE_PROCESS,
+    "init.use_lccl": _GLOO,
+    "init.use_shm_swap": "rows of training lie in memory",
+    "init.use_mpi": _GLOO,
+    "init.rank_id": _LAUNCHER,
+    "init.rank_size": _LAUNCHER,
+    "init.local_rank_size": _LAUNCHER,
     "init.use_hot": "rows of frequent ids need no place of their own",
     "init.prefetch_batch_number": "ids are mapped two batches ahead",
     "init.recent_key_count_threshold": "a delta holds every row that changed",
@@ -31,11 +33,10 @@ REASONS: Mapping[str, str] = {
     "feature_spec.feat_count": "a sample has any number of ids",
     "insert.dump_graph": _GRAPH,
     "create_table.ssd_data_path": "rows of training lie in memory",
-    "create_table.is_dp": _ONE_PROCESS,
-    "create_table.all2all_gradients_op": _ONE_PROCESS,
+    "create_table.is_dp": _OWNERS,
     "create_table.enable_merge": "one native call looks up all tables",
     "create_table.padding_keys_len": "batches have their own size",
-    "create_table.shard_num": _ONE_PROCESS,
+    "create_table.shard_num": _OWNERS,
     "create_table.fusion_optimizer_var": "a row holds its state beside its values",
     "create_table.hashtable_threshold": _GROWS,
     "create_table.mode": "ids always become rows on the host",
