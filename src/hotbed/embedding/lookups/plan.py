@@ -71,16 +71,16 @@ class Plan:
 class Plans:
     """The plans of one batch, one a module, and which modules looked it up.
 
-    `Batch.plans` carries it from the map stage to the lookups. `ids`: those of the batch, by
-    feature.
+    `Batch.plans` carries it from the map stage to the lookups.
 
     Attributes:
+        ids: those that are looked up, by feature.
         error: why the ids could not be mapped; None if they were.
     """
 
     def __init__(self, ids: Mapping[str, Ids]) -> None:
+        self.ids = ids
         self.error: Exception | None = None
-        self._ids = ids
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()
         self._strayed: set[PlannedModule] = set()
@@ -127,8 +127,7 @@ class Plans:
 
     def _owns(self, features: Sequence[Feature], inputs: Sequence[Ids]) -> bool:
         return all(
-            self._ids.get(feature.name) is ids
-            for feature, ids in zip(features, inputs, strict=True)
+            self.ids.get(feature.name) is ids for feature, ids in zip(features, inputs, strict=True)
         )
 
 

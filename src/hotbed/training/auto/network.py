@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Plans
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.stages.network import ADAPTER, Arguments, NetworkAdapter
 
 from .binding import bind
 from .conversion_report import EmbeddingEntry
-from .lookups import Foreseen, MovedLookup
+from .lookups import Foreseen, MovedLookup, Turns
 from .report import Report
 from .signature import Signature
 from .trace import IdGraph, inspect
@@ -41,6 +42,8 @@ class Converted:
         signature: of the model's arguments; None before the first batch.
         problem: why the signature is missing; "" if nothing is known.
         is_traced: whether calls of the model are those of a trace, which look nothing up.
+        turns_of: returns the rows that the lookups of a forward pass take, of a batch in training
+            whose ids a step has mapped; None = lookups look their rows up themselves.
     """
 
     model: nn.Module
@@ -51,6 +54,8 @@ class Converted:
     signature: Signature | None = None
     problem: str = ""
     is_traced: bool = False
+    turns_of: Callable[[Plans], Turns] | None = None
+    _turns: Turns | None = None
     _graph: IdGraph | None = None
     _expected: list[tuple[str, Foreseen]] | None = None
     _trained: bool = False  # whether the signature is that of a batch in training
@@ -131,11 +136,13 @@ class Converted:
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Prepare the lookups for a forward pass, and return the arguments of the model."""
         times = None
+        self._turns = None
         if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
             times = args[0].time
+            if self.turns_of is not None and args[0].plans is not None and self.model.training:
+                self._turns = self.turns_of(args[0].plans)
             args, kwargs = bind(self.model, args[0])
-        if self.signature is None or (self.model.training and not self._trained):
-            self._learn_signature(args, kwargs)
+        self.learn_signature(args, kwargs)
         expected: list[tuple[str, Foreseen]] = []
         if self.model.training and self._expected is not None:
             expected = self._expected
@@ -143,6 +150,7 @@ class Converted:
         times = self.times_of(args, kwargs, times)
         for lookup in self.lookups.values():
             lookup.times = times
+            lookup.turns = self._turns
             lookup.foreseen.clear()
         if self.unbounded:
             leaves = self._known_signature().leaves(args, kwargs)
@@ -180,9 +188,13 @@ class Converted:
 
     def leave(self) -> None:
         """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""
+        if self._turns is not None:
+            self._turns.check_taken(may_skip=False)
+        self._turns = None
         for path, lookup in self.lookups.items():
             left = [foreseen for foreseen in lookup.foreseen if foreseen.plan is not None]
             lookup.foreseen.clear()
+            lookup.turns = None
             if left:
                 raise ConfigError(
                     f"{path}: the forward pass looks up less than was computed from its batch, got "
@@ -190,8 +202,10 @@ class Converted:
                     "look up the same for every batch."
                 )
 
-    def _learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Learn the signature from the first batch, and anew from the first one in training."""
+        if self.signature is not None and (self._trained or not self.model.training):
+            return
         self._trained = self.model.training
         self._graph = None
         try:
