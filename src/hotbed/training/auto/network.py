@@ -80,7 +80,8 @@ class Converted:
             if findings.graph is None:
                 raise ConfigError(
                     f"hb.auto: the code of {type(self.model).__name__} cannot be traced, got: "
-                    f"{findings.problem}. Train without unbounded and hb.Ahead."
+                    f"{findings.problem}. Write it so that torch.export can follow it, or train "
+                    "without unbounded, hb.Ahead and grains."
                 )
             self._graph = findings.graph.unbounded(sorted(self.unbounded))
         return self._graph

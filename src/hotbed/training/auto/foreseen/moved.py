@@ -18,8 +18,6 @@ from hotbed.training.auto.network import Converted
 
 from .features import RowsInTurn, ids_of_samples, lookups_by_feature
 
-ADVICE = "Leave grains out and start one process"
-
 
 class MovedLookups:
     """A `NetworkLookups` of a model that `hb.auto` converted: its id graph computes the ids.
@@ -42,8 +40,8 @@ class MovedLookups:
         if others:
             raise ConfigError(
                 "grains: a model of hb.auto has the tables that hb.auto made, got others: "
-                f"{[table.name for table in others[0].tables]}. {ADVICE}, or write the network "
-                "with hb.EmbeddingCollection alone."
+                f"{[table.name for table in others[0].tables]}. Leave grains out and start one "
+                "process, or write the network with hb.EmbeddingCollection alone."
             )
         self.tables = list(dict.fromkeys(module.tables[0] for module in modules))
         self.collections: list[EmbeddingCollection] = []
@@ -82,20 +80,13 @@ class MovedLookups:
             ConfigError: the ids of a lookup are not known before the forward pass.
         """
         model = type(self._state.model).__name__
-        try:
-            graph = self._state.id_graph()
-        except ConfigError as error:
-            raise ConfigError(
-                f"grains: a step by grains computes the ids of {model} before its forward pass, "
-                f"which takes its id graph, got none: {error} {ADVICE}, or write it so that "
-                "torch.export can follow it."
-            ) from error
+        graph = self._state.id_graph()
         for path, reason in graph.obstacles.items():
             raise ConfigError(
                 f"grains: a step by grains computes the ids of {model} before its forward pass, "
                 f"got a lookup {path!r} whose ids depend on more than the batch: {reason}. "
-                f"Compute them from the batch alone, keep the embedding by hb.auto(…, "
-                f"tables={{{path!r}: None}}), or leave grains out and start one process."
+                f"Compute them from the batch alone, or keep the embedding with "
+                f"tables={{{path!r}: None}}, or leave grains out and start one process."
             )
         return lookups_by_feature(graph)
 
