@@ -11,6 +11,7 @@ import functools
 import hashlib
 import io
 import logging
+import os
 import re
 import tempfile
 import urllib.request
@@ -718,9 +719,9 @@ def not_sharded() -> None:
 
 
 def filled() -> None:
-    """Rows that were there before the ranks share them."""
+    """Rows that were there before the ranks share them, others on each of them."""
     network = small()
-    network(next(iter(dataset(ONE_LABEL))))
+    network(next(iter(dataset(ONE_LABEL)))[: 20 + int(os.environ["RANK"])])
     hb.shard(network, None, hb.SparseOptimizer(network))
 
 
@@ -774,7 +775,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a loop that is not sharded": (not_sharded, "or give a loop of your own to hb.shard"),
     "a loop that clips by torch": (clipped_by_torch, "and hold the same weights"),
     "no loss": (lambda: loop_with(lambda part: part), "loss_of must return the loss of a part"),
-    "rows of before": (filled, "with rows of others. Load rows after RecModel or hb.shard"),
+    "rows of before": (filled, "must hold the same rows before they share them, got table 'user'"),
     "no optimizer": (lambda: hb.shard(small()), "the tables ['user', 'item', 'tags'] learn"),
     "no grains in a loop": (lambda: hb.shard(small(), grains=1), "a batch is divided in 2 or more"),
     "state_dict": (state_dict_of_a_loop, "Save with RecModel.save, or with hb.checkpoints.save"),
