@@ -342,11 +342,10 @@ class Plain(nn.Module):
         self.share = nn.Parameter(torch.ones(1))
         self.head = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
 
-    def forward(
-        self, user: Tensor, item: Tensor, tags: Tensor, tags_offsets: Tensor, tags_weights: Tensor
-    ) -> Tensor:
+    def forward(self, columns: dict[str, Tensor]) -> Tensor:
+        user, item, tags, weights = (columns[n] for n in ("user", "item", "tags", "tags_weights"))
         of_item = [self.item(item), self.item((item + 7 * user) % 50)]
-        of_tags = self.tags(tags, tags_offsets, tags_weights * self.share)
+        of_tags = self.tags(tags, columns["tags_offsets"], weights * self.share)
         rows = [self.user(user % 60), *of_item, of_tags, self.months(user % 12)]
         scores: Tensor = self.head(torch.cat(rows, 1)).squeeze(1)
         return scores

@@ -86,6 +86,15 @@ class Converted:
             self._graph = findings.graph.unbounded(sorted(self.unbounded))
         return self._graph
 
+    def needed(self) -> set[str]:
+        """Return the names of the leaves that are used before the forward pass."""
+        signature = self._known_signature()
+        nodes = self.id_graph().module.graph.find_nodes(op="placeholder")
+        names = {name for name, node in zip(signature.names, nodes, strict=True) if node.users}
+        if self._takes_times():
+            names.add(str(self.times))
+        return names
+
     @contextmanager
     def traced(self) -> Iterator[None]:
         """Let calls of the model be those of a trace."""
@@ -134,6 +143,13 @@ class Converted:
         """
         self._expected = None if foreseen is None else list(foreseen)
 
+    def bind(self, batch: Batch) -> Arguments:
+        """Return the arguments of the model that hold the columns of a batch, as the first one."""
+        bags: Container[str] = ()
+        if self.signature is not None:
+            bags = [str(leaf.path[-1]) for leaf in self.signature.tensors if leaf.bag is not None]
+        return bind(self.model, batch, bags)
+
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Prepare the lookups for a forward pass, and return the arguments of the model."""
         times = None
@@ -142,7 +158,7 @@ class Converted:
             times = args[0].time
             if self.turns_of is not None and args[0].plans is not None and self.model.training:
                 self._turns = self.turns_of(args[0].plans)
-            args, kwargs = bind(self.model, args[0])
+            args, kwargs = self.bind(args[0])
         self.learn_signature(args, kwargs)
         expected: list[tuple[str, Foreseen]] = []
         if self.model.training and self._expected is not None:
@@ -154,7 +170,7 @@ class Converted:
             lookup.turns = self._turns
             lookup.foreseen.clear()
         if self.unbounded:
-            leaves = self._known_signature().leaves(args, kwargs)
+            leaves = self._known_signature().leaves(args, kwargs, self.needed())
             misfit = self.id_graph().misfit(leaves)
             if misfit:
                 raise ConfigError(

@@ -71,7 +71,8 @@ class Example:
             grain = None
             is_run = first < last or not (batch.num_samples or number)
             if is_run and (numbers is None or number in numbers):
-                grain = _of_batch(_own_memory(batch[first:last]), self.device)
+                run = batch[first:last].at(None, batch.encoder)
+                grain = _of_batch(_own_memory(run), self.device)
             grains.append(grain)
         return grains
 

@@ -186,7 +186,8 @@ class GrainLearner(StepLearner):
                 parameter.grad = gradient
             elif gradient is not None:
                 parameter.grad = gradient + parameter.grad
-        for module, sums in zip(self._collections, earlier.sums, strict=True):
+        # there may be none yet before the first batch
+        for module, sums in zip(self._collections, earlier.sums, strict=False):
             if sums is not None:
                 now = module.gradients.take()
                 module.gradients.put(sums if now is None else module.lookup.join([sums, now]))

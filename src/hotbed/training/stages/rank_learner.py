@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hotbed
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plan
-from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
@@ -62,6 +62,7 @@ class RankLearner(GrainLearner):
                 f"grains: each rank computes at least one, got {self.grains} grains and a world of "
                 f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
+        _check_network(self.network)
         self._ranks = Ranks.of_job()
 
     def keep_whole(self, tables: frozenset[str]) -> None:
@@ -339,6 +340,23 @@ class RankLearner(GrainLearner):
                 check_agree(values)
                 means[number] = values[0]
         return means
+
+
+def _check_network(network: nn.Module) -> None:
+    """Raise ConfigError if a network has no table, or an embedding with sparse gradients."""
+    if not table_modules(network):
+        raise ConfigError(
+            "ranks: several ranks share the rows of tables, got a network without a table. Start "
+            "one process, or train it with torch's DistributedDataParallel in a loop of your own."
+        )
+    for path, module in network.named_modules():
+        is_lookup = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if is_lookup and module.sparse and not isinstance(module, TableModule):
+            raise ConfigError(
+                f"ranks: gradients of dense parameters are added as dense tensors, got {path!r}, "
+                "an embedding with sparse=True. Leave sparse out, or let hb.auto make a table of "
+                "it."
+            )
 
 
 def _digest_of(batch: Batch, weights: Sequence[Tensor]) -> int:

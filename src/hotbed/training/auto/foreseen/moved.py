@@ -13,7 +13,6 @@ from hotbed.data.batch import Batch, Ids, changed
 from hotbed.embedding.lookups import Feature, Plans
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
-from hotbed.training.auto.binding import bind
 from hotbed.training.auto.network import Converted
 
 from .features import RowsInTurn, ids_of_samples, lookups_by_feature
@@ -51,7 +50,7 @@ class MovedLookups:
     def of(self, batch: Batch) -> Batch:
         """Return the ids of each lookup, as the model computes them for each grain of a batch."""
         state = self._state
-        args, kwargs = bind(state.model, batch)
+        args, kwargs = state.bind(batch)
         state.learn_signature(args, kwargs)
         if not self._paths:
             self._paths = self._foreseen_paths()
@@ -67,7 +66,8 @@ class MovedLookups:
         for number, (first, last) in enumerate(itertools.pairwise((0, *ends))):
             if first < last or not (batch.num_samples or number):
                 of_grain = None if times is None else times[first:last]
-                for name, ids in self._ids_of(batch[first:last], of_grain).items():
+                grain = batch[first:last].at(None, batch.encoder)
+                for name, ids in self._ids_of(grain, of_grain).items():
                     parts[name].append(ids)
         every = {name: Ids.concat(of_grains) for name, of_grains in parts.items()}
         looked_up = Batch(every, time=times, num_samples=batch.num_samples)
@@ -126,8 +126,8 @@ class MovedLookups:
         state = self._state
         assert state.signature is not None
         with torch.no_grad():
-            leaves = [leaf.cpu() for leaf in state.signature.leaves(*bind(state.model, grain))]
             graph = state.id_graph()
+            leaves = state.signature.leaves(*state.bind(grain), state.needed())
             misfit = graph.misfit(leaves)
             if misfit:
                 raise ConfigError(
