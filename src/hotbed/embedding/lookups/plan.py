@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import Table
@@ -75,11 +75,16 @@ class Plans:
 
     Attributes:
         ids: those that are looked up, by feature.
+        rows_of: returns the rows of these plans for a network whose forward pass does not call the
+            modules; None = it calls them.
         error: why the ids could not be mapped; None if they were.
     """
 
-    def __init__(self, ids: Mapping[str, Ids]) -> None:
+    def __init__(
+        self, ids: Mapping[str, Ids], rows_of: Callable[[Plans], Any] | None = None
+    ) -> None:
         self.ids = ids
+        self.rows_of = rows_of
         self.error: Exception | None = None
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()

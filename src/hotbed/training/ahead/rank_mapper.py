@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.embedding.table import MapQueue
+from hotbed.errors import HotbedError
 from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
 from hotbed.parallel.connections import call_timeout
 from hotbed.training.stages.example import Example
@@ -103,10 +104,12 @@ class RankMapper:
     def map(self, example: Example) -> Example:
         if not self._is_ahead:
             return example
+        if example.error is not None:
+            raise example.error
         batch = example.batch
         assert batch is not None, "the loop divides batches"
         if batch.plans is None:
-            example = self.plan(example)
+            example = self._asked_later(example.foreseen_by(self._lookups))
             assert example.batch is not None
             batch = example.batch
         question = batch.plans
@@ -117,12 +120,11 @@ class RankMapper:
         return example
 
     def plan(self, example: Example) -> Example:
-        batch = example.batch
-        assert batch is not None, "the loop divides batches"
-        example = example.foreseen_by(self._lookups)
-        question = Question(example.looked_up, self._digest_of(batch))
-        self._waiting.append(question)
-        return example.planned(question)
+        try:
+            foreseen = example.foreseen_by(self._lookups)
+        except HotbedError as error:
+            return changed(example, {"error": error})
+        return self._asked_later(foreseen)
 
     def go_on(self) -> None:
         """Let the thread ask what waits: the rows of the batch under way are here."""
@@ -131,8 +133,8 @@ class RankMapper:
 
     def take_back(self, example: Example) -> None:
         assert example.batch is not None
-        question: Question = example.batch.plans
-        if question.answer is None:
+        question: Question | None = example.batch.plans
+        if question is None or question.answer is None:
             return
         try:
             error = question.answer.exception(GRACE_SECONDS)
@@ -150,6 +152,12 @@ class RankMapper:
 
     def latest(self, example: Example) -> int | None:
         return example.latest
+
+    def _asked_later(self, example: Example) -> Example:
+        assert example.batch is not None, "the loop divides batches"
+        question = Question(example.looked_up, self._digest_of(example.batch))
+        self._waiting.append(question)
+        return example.planned(question)
 
     def _begin_first(self) -> None:
         question = self._waiting.popleft()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +42,6 @@ class Converted:
         signature: of the model's arguments; None before the first batch.
         problem: why the signature is missing; "" if nothing is known.
         is_traced: whether calls of the model are those of a trace, which look nothing up.
-        turns_of: returns the rows that the lookups of a forward pass take, of a batch in training
-            whose ids a step has mapped; None = lookups look their rows up themselves.
     """
 
     model: nn.Module
@@ -54,7 +52,6 @@ class Converted:
     signature: Signature | None = None
     problem: str = ""
     is_traced: bool = False
-    turns_of: Callable[[Plans], Turns] | None = None
     _turns: Turns | None = None
     _graph: IdGraph | None = None
     _expected: list[tuple[str, Foreseen]] | None = None
@@ -156,8 +153,9 @@ class Converted:
         self._turns = None
         if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
             times = args[0].time
-            if self.turns_of is not None and args[0].plans is not None and self.model.training:
-                self._turns = self.turns_of(args[0].plans)
+            plans: Plans | None = args[0].plans
+            if plans is not None and plans.rows_of is not None and self.model.training:
+                self._turns = plans.rows_of(plans)
             args, kwargs = self.bind(args[0])
         self.learn_signature(args, kwargs)
         expected: list[tuple[str, Foreseen]] = []

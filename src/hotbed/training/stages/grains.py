@@ -257,7 +257,8 @@ class GrainLearner(StepLearner):
         example = example.foreseen_by(self._lookups)
         grains = self._grains(example)
         batches = _looked_up(example, grains)
-        of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
+        rows_of = self._lookups.rows_of
+        of_grains = [None if ids is None else Plans(ids.ids, rows_of) for ids in batches]
         for module, shares in zip(self._collections, self._shares(example, batches), strict=True):
             for of_grain, share in zip(of_grains, shares, strict=True):
                 if of_grain is not None and share is not None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
 
 from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
+from hotbed.embedding.lookups import Plans
 from hotbed.embedding.modules import EmbeddingCollection
 from hotbed.embedding.table import Table
 from hotbed.persist.publish.plain import PlainModel
@@ -32,6 +33,10 @@ class NetworkLookups(Protocol):
     def collections(self) -> Sequence[EmbeddingCollection]:
         """The collections that map and pool their ids; of some networks after the first `of`."""
 
+    @property
+    def rows_of(self) -> Callable[[Plans], Any] | None:
+        """What `Plans` of a forward pass take."""
+
     def of(self, batch: Batch) -> Batch:
         """Return the ids of the features of all collections, with the grains and times of a batch.
 
@@ -47,6 +52,8 @@ class NetworkLookups(Protocol):
 
 class BatchLookups:
     """A `NetworkLookups` of collections that look up the ids of a `Batch` as they are."""
+
+    rows_of = None
 
     def __init__(self, collections: Sequence[EmbeddingCollection]) -> None:
         self.collections = collections

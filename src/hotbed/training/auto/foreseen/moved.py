@@ -45,7 +45,6 @@ class MovedLookups:
         self.tables = list(dict.fromkeys(module.tables[0] for module in modules))
         self.collections: list[EmbeddingCollection] = []
         self._paths: dict[str, str] = {}  # of the lookup of each feature
-        state.turns_of = self._turns_of
 
     def of(self, batch: Batch) -> Batch:
         """Return the ids of each lookup, as the model computes them for each grain of a batch."""
@@ -72,6 +71,29 @@ class MovedLookups:
         every = {name: Ids.concat(of_grains) for name, of_grains in parts.items()}
         looked_up = Batch(every, time=times, num_samples=batch.num_samples)
         return changed(looked_up, {"grain_ends": batch.grain_ends})
+
+    def rows_of(self, plans: Plans) -> RowsInTurn:
+        """Return the rows of a grain that was mapped, for the lookups of its forward pass.
+
+        Raises:
+            ConfigError: they were taken before.
+        """
+        rows: dict[str, Tensor] = {}
+        for collection in self.collections:
+            if not collection.training:
+                continue
+            inputs = collection.inputs_of(plans.ids)
+            plan = plans.take(collection, inputs)
+            if plan is None:
+                raise ConfigError(
+                    f"grains: {type(self._state.model).__name__} is called once with each part of "
+                    "a batch, got a second call. Call it once."
+                )
+            _, sequences = collection.pool(inputs, None, plan)
+            names = [feature.name for feature in collection.features]
+            rows.update(zip(names, sequences, strict=True))
+        ids = {name: plans.ids[name].map_arrays(torch.from_numpy) for name in rows}
+        return RowsInTurn(self._paths, ids, rows.__getitem__)
 
     def _foreseen_paths(self) -> dict[str, str]:
         """Return the lookup of each feature.
@@ -144,29 +166,6 @@ class MovedLookups:
                 )
                 ids[name] = _of_samples(bags, grain.num_samples, times)
         return ids
-
-    def _turns_of(self, plans: Plans) -> RowsInTurn:
-        """Return the rows of a grain that was mapped, for the lookups of its forward pass.
-
-        Raises:
-            ConfigError: they were taken before.
-        """
-        rows: dict[str, Tensor] = {}
-        for collection in self.collections:
-            if not collection.training:
-                continue
-            inputs = collection.inputs_of(plans.ids)
-            plan = plans.take(collection, inputs)
-            if plan is None:
-                raise ConfigError(
-                    f"grains: {type(self._state.model).__name__} is called once with each part of "
-                    "a batch, got a second call. Call it once."
-                )
-            _, sequences = collection.pool(inputs, None, plan)
-            names = [feature.name for feature in collection.features]
-            rows.update(zip(names, sequences, strict=True))
-        ids = {name: plans.ids[name].map_arrays(torch.from_numpy) for name in rows}
-        return RowsInTurn(self._paths, ids, rows.__getitem__)
 
 
 def _of_samples(bags: Ids, num_samples: int, times: Tensor | None) -> Ids:
