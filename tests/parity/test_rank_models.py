@@ -12,11 +12,13 @@ import hashlib
 import io
 import logging
 import math
+import os
 import re
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -150,11 +152,12 @@ def trained(
     callbacks: Iterable[Any] = (),
     progressive: bool = False,
     scored: Any = None,
+    optimizer: Any = "adam",
     **options: Any,
 ) -> Found:
     """Train a network by grains; return what it then is, measures and predicts."""
     options = {"grains": 8, **options}
-    model = hb.RecModel(network, loss, "adam", set(metrics) or None, **options)
+    model = hb.RecModel(network, loss, optimizer, set(metrics) or None, **options)
     history = model.fit(
         data, valid, epochs, list(callbacks), progressive=progressive, progress=False
     )
@@ -329,6 +332,56 @@ def mapped_and_scored_ahead() -> Found:
     plain = hb.models.DCNv2(ONE_LABEL, tables(ONE_LABEL), hidden=(8,))
     data = hb.Ahead(dataset(ONE_LABEL))
     return trained(plain, data, epochs=2, scored=dataset(ONE_LABEL), progressive=True)
+
+
+class Plain(nn.Module):
+    """A model of torch alone: ids that it computes, a table of two lookups, bags that it weighs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.user = nn.Embedding(60, 4)
+        self.item = nn.Embedding(40, 4, padding_idx=3)
+        self.tags = nn.EmbeddingBag(50, 4, mode="sum", padding_idx=7)
+        self.months = nn.Embedding(12, 4)
+        self.share = nn.Parameter(torch.ones(1))
+        self.head = nn.Sequential(nn.Linear(20, 8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, columns: dict[str, Tensor]) -> Tensor:
+        user, item, tags, weights = (columns[n] for n in ("user", "item", "tags", "tags_weights"))
+        of_item = [self.item(item), self.item((item + 7 * user) % 50)]
+        of_tags = self.tags(tags, columns["tags_offsets"], weights * self.share)
+        rows = [self.user(user % 60), *of_item, of_tags, self.months(user % 12)]
+        scores: Tensor = self.head(torch.cat(rows, 1)).squeeze(1)
+        return scores
+
+
+def moved(**policies: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Such a model by `hb.auto`; its months stay, and its users have rows of their own."""
+    network = Plain()
+    every: dict[str, Any] = {"months": None, "item": policies}
+    optimizer = torch.optim.Adagrad(network.parameters(), lr=0.05)
+    model, converted, _ = hb.auto(network, optimizer, every, "t", unbounded=["user"])
+    return model, converted
+
+
+def of_auto(**policies: Any) -> Found:
+    """Fit a model of `hb.auto`, then map the ids of its batches ahead."""
+    network, optimizer = moved(**policies)
+    model = hb.RecModel(network, "bce", optimizer, {"auc"}, grains=8)
+    first = model.fit(dataset(ONE_LABEL), callbacks=[hb.callbacks.Evict(2)], progress=False)
+    second = model.fit(hb.Ahead(dataset(ONE_LABEL)), progress=False)
+    losses = [history.epochs[-1]["loss"] for history in (first, second)]
+    scores = np.asarray(model.predict(dataset(ONE_LABEL))).tolist()
+    return found(model, losses=losses, auc=model.evaluate(dataset(ONE_LABEL)), scores=scores)
+
+
+@quick
+def auto() -> Found:
+    return of_auto(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
+
+
+CASES["auto with an Lru"] = lambda: of_auto(evict=hb.Lru(1024))
 
 
 class Shared(nn.Module):
@@ -860,15 +913,18 @@ class UpdatesItself(nn.Module):
         return loss
 
 
-class Plain(nn.Module):
-    """A network of torch alone, for `hb.auto`."""
+class Guessed(Plain):
+    """Its users are those that it has learned to take."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(100, 2)
+    def forward(self, user: Tensor) -> Tensor:  # type: ignore[override]
+        return self.user((user * self.share).long() % 60).sum(1)
 
-    def forward(self, user: Tensor) -> Tensor:
-        return self.rows(user).sum(1)
+
+class Sorted(Plain):
+    """Its users come from a list, which no trace follows."""
+
+    def forward(self, user: Tensor) -> Tensor:  # type: ignore[override]
+        return self.user(torch.tensor(sorted(user.tolist())) % 60).sum(1)
 
 
 def step(network: nn.Module, data: Any = None, *, grains: int = 4, **options: Any) -> Any:
@@ -876,10 +932,9 @@ def step(network: nn.Module, data: Any = None, *, grains: int = 4, **options: An
     return model.step(data or next(iter(dataset(ONE_LABEL))))
 
 
-def converted() -> None:
-    network = Plain()
+def by_auto(network: nn.Module) -> None:
     network, optimizer, _ = hb.auto(network, torch.optim.Adam(network.parameters()))
-    hb.RecModel(network, "bce", optimizer, grains=4)
+    hb.RecModel(network, "bce", optimizer, grains=4).step(next(iter(dataset(ONE_LABEL))))
 
 
 def clipped_by_torch() -> None:
@@ -904,9 +959,9 @@ def not_sharded() -> None:
 
 
 def filled() -> None:
-    """Rows that were there before the ranks share them."""
+    """Rows that were there before the ranks share them, others on each of them."""
     network = small()
-    network(next(iter(dataset(ONE_LABEL))))
+    network(next(iter(dataset(ONE_LABEL)))[: 20 + int(os.environ["RANK"])])
     hb.shard(network, None, hb.SparseOptimizer(network))
 
 
@@ -932,7 +987,14 @@ def sharded() -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "updates itself": (lambda: hb.RecModel(UpdatesItself(), grains=4), "a network that updates"),
     "no grains": (lambda: step(small(), grains=1), "Make RecModel with grains, such as 8"),
-    "auto": (converted, "a model of hb.auto"),
+    "ids of auto that a model learns": (
+        lambda: by_auto(Guessed()),
+        "got a lookup 'user' whose ids depend on more than the batch",
+    ),
+    "ids of auto that no trace follows": (
+        lambda: by_auto(Sorted()),
+        "hb.auto: the code of Sorted cannot be traced",
+    ),
     "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
     "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),
     "Insert": (mapped_by_insert, "got 4 grains and a batch of hb.Ahead or hb.Insert"),
@@ -947,7 +1009,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a loop that is not sharded": (not_sharded, "or give a loop of your own to hb.shard"),
     "a loop that clips by torch": (clipped_by_torch, "and hold the same weights"),
     "no loss": (lambda: loop_with(lambda part: part), "loss_of must return the loss of a part"),
-    "rows of before": (filled, "with rows of others. Load rows after RecModel or hb.shard"),
+    "rows of before": (filled, "must hold the same rows before they share them, got table 'user'"),
     "no optimizer": (lambda: hb.shard(small()), "the tables ['user', 'item', 'tags'] learn"),
     "no grains in a loop": (lambda: hb.shard(small(), grains=1), "a batch is divided in 2 or more"),
     "state_dict": (state_dict_of_a_loop, "Save with RecModel.save, or with hb.checkpoints.save"),
@@ -1059,17 +1121,37 @@ def every_case(names: list[str]) -> dict[str, Found]:
     return results
 
 
-def everything() -> Found:
+def saved(folder: str) -> list[float]:
+    """Save a model of `hb.auto` after an epoch and after another; export it, and return scores."""
+    network, optimizer = moved(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
+    model = hb.RecModel(network, "bce", optimizer, grains=8)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        model.fit(dataset(ONE_LABEL), progress=False)
+        model.save(f"{folder}/{epoch}")
+    model.export(f"{folder}/served")
+    scores: list[float] = np.asarray(model.predict(dataset(ONE_LABEL))).tolist()
+    return scores
+
+
+def everything(folder: str) -> Found:
     """What a rank of the group of every run of the suite finds."""
     found = every_case([*QUICK, *CONTROLS, *PROGRAMS])
+    found["saved"] = saved(folder)
     found["refused"] = {name: error_of(call) for name, (call, _) in REFUSED.items()}
     found["sizes"] = sizes()
     return found
 
 
 @pytest.fixture(scope="module")
-def three_ranks() -> list[Found]:
-    return ranks_of(everything, 3)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the ranks save."""
+    return tmp_path_factory.mktemp("three")
+
+
+@pytest.fixture(scope="module")
+def three_ranks(folder: Path) -> list[Found]:
+    return ranks_of(everything, 3, str(folder))
 
 
 @functools.cache
@@ -1165,6 +1247,25 @@ def test_a_sum_by_all_reduce_has_other_bits(three_ranks: list[Found]) -> None:
         dense = of_rank["summed_by_all_reduce"]["same"][0]
         assert dense.keys() == one_process("policies")["same"][0].keys()
         assert dense != one_process("policies")["same"][0]
+
+
+def test_a_model_of_auto_goes_on_alone_and_is_served_as_three_ranks_trained_it(
+    three_ranks: list[Found], folder: Path, tmp_path: Path
+) -> None:
+    network, optimizer = moved(admit=hb.MinCount(2), evict=hb.Ttl(seconds=1))
+    model = hb.RecModel(network, "bce", optimizer, grains=8)
+    model.restore(folder / "0")
+    torch.manual_seed(1)
+    model.fit(dataset(ONE_LABEL), progress=False)
+    model.save(tmp_path)
+    assert content_digest(open_checkpoint(tmp_path)) == content_digest(
+        open_checkpoint(folder / "1")
+    )
+    session = hb.InferenceSession(folder / "served")
+    names = [name for name in ONE_LABEL.raw_columns() if name not in "yzwt"]
+    scores = session.predict({name: columns()[name] for name in names})
+    for of_rank in three_ranks:
+        np.testing.assert_allclose(of_rank["saved"], scores, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -28,6 +28,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import torch
 from forked import LogLines, ranks_of
+from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import HotbedError
@@ -129,8 +130,27 @@ class KilledAt:
         return {}
 
 
+class Plain(nn.Module):
+    """A model of torch alone, for `hb.auto`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = nn.Embedding(100, 2)
+        self.item = nn.Embedding(100, 2)
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        scores: Tensor = self.head(torch.cat([self.user(user), self.item(item % 100)], 1))
+        return scores.squeeze(1)
+
+
 def checkpointed(
-    folder: str, epochs: int, killed: tuple[int, int] = (0, 0), seconds: float | None = None
+    folder: str,
+    epochs: int,
+    killed: tuple[int, int] = (0, 0),
+    seconds: float | None = None,
+    *,
+    by_auto: bool = False,
 ) -> Any:
     """Fit a Dataset with a checkpoint every 3 steps; `killed`: the step and the rank to kill."""
     draw = np.random.default_rng(0)
@@ -146,8 +166,13 @@ def checkpointed(
     }
     tables = hb.make_tables(schema, 2, **policies)
     torch.manual_seed(1)
-    network = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
-    model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=8)
+    network: nn.Module = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
+    optimizer: Any = "adam"
+    if by_auto:
+        network = Plain()
+        optimizer = torch.optim.Adagrad(network.parameters(), lr=0.05)
+        network, optimizer, _ = hb.auto(network, optimizer, {"user": policies, "item": policies})
+    model = hb.RecModel(network, "bce", optimizer, {"auc"}, grains=8)
     data = hb.Dataset(hb.sources.Memory(columns), schema, batch_size=100, shuffle=500, seed=3)
     callbacks = [
         hb.callbacks.Evict(step_interval=7),
@@ -174,16 +199,29 @@ def test_two_processes_export_what_one_does(tmp_path: Path) -> None:
     assert one.manifest.graph == two.manifest.graph
 
 
-def check_kills(folder: Path, kills: list[tuple[int, int, int]], ranks: int, epochs: int) -> None:
+def by_auto(
+    folder: str, epochs: int, killed: tuple[int, int] = (0, 0), seconds: float | None = None
+) -> Any:
+    """Fit a model of `hb.auto` as `checkpointed` does."""
+    return checkpointed(folder, epochs, killed, seconds, by_auto=True)
+
+
+def check_kills(
+    folder: Path,
+    kills: list[tuple[int, int, int]],
+    ranks: int,
+    epochs: int,
+    fit: Callable[..., Any] = checkpointed,
+) -> None:
     """Compare a run of one process with runs of `ranks` of which one is killed, until one is not.
 
     `kills`: the number of processes, the step, and the rank that is killed after it.
     """
-    (loss,) = ranks_of(checkpointed, 1, f"{folder}/one", epochs)
+    (loss,) = ranks_of(fit, 1, f"{folder}/one", epochs)
     for number, step, rank in kills:
         with pytest.raises(AssertionError, match=r"Connection (closed|reset) by peer"):
-            ranks_of(checkpointed, number, f"{folder}/several", epochs, (step, rank))
-    last = ranks_of(checkpointed, ranks, f"{folder}/several", epochs, (0, 0), 0.01)
+            ranks_of(fit, number, f"{folder}/several", epochs, (step, rank))
+    last = ranks_of(fit, ranks, f"{folder}/several", epochs, (0, 0), 0.01)
     assert last == [loss] * ranks
     one, several = (open_checkpoint(folder / name) for name in ("one", "several"))
     assert part_digests(several) == part_digests(one)
@@ -194,6 +232,13 @@ def test_a_fit_that_was_killed_goes_on_with_other_processes_to_the_bits_of_one(
     tmp_path: Path,
 ) -> None:
     check_kills(tmp_path, [(2, 8, 1)], 3, 1)
+
+
+@pytest.mark.soak
+def test_a_fit_by_auto_that_was_killed_goes_on_with_other_processes_to_the_bits_of_one(
+    tmp_path: Path,
+) -> None:
+    check_kills(tmp_path, [(2, 8, 1), (4, 13, 0)], 3, 1, by_auto)
 
 
 @pytest.mark.soak

@@ -19,6 +19,7 @@ disk. Names load on first use: those that need torch raise MissingExtra without 
     retention.py   which saved states are kept
     row_files.py   files of rows: how they are written and read
     sink.py        files that are hashed while they are written, at the speed of the disk
+    spread.py      tables that hold rows before several processes share them
     store.py       where checkpoints lie: a local folder, or any object store that fsspec knows
     tables.py      tables into and out of a checkpoint
     words.py       what the ids of a table stand for

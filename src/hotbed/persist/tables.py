@@ -237,15 +237,22 @@ def load_table(reader: Reader, name: str, table: Table, shard: Shard) -> None:
         table.clear()
     for link in reader.links:
         load_changes(link, name, table, shard.owned)
-    scalars = dict(link.entry(name).scalars)
-    if not shard.is_first:  # one process goes on counting from the counts of all
-        scalars |= {counter: 0 for counter in _COUNTED if counter in scalars}
-        scalars["evicted_by"] = {}
-    table.load_scalars(scalars)
+    table.load_scalars(own_scalars(link.entry(name).scalars, shard))
     waiting = reader.waiting(name)
     owned = shard.owned(name)
     table.load_candidates(owned_rows(waiting.candidates, owned))
     table.load_sketch(owned_rows(waiting.sketch, owned))
+
+
+def own_scalars(scalars: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
+    """Return the scalars of a table as this process holds them.
+
+    One process goes on counting from the counts of all.
+    """
+    if shard.is_first:
+        return dict(scalars)
+    without_counts = {counter: 0 for counter in _COUNTED if counter in scalars}
+    return {**scalars, **without_counts, "evicted_by": {}}
 
 
 def load_changes(

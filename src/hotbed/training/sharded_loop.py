@@ -13,6 +13,7 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.embedding.modules import TableRows, table_modules
 from hotbed.errors import ConfigError
+from hotbed.optim.combined import Parts
 from hotbed.optim.ranks import check_not_wrapped, trains_together
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Shard
@@ -27,7 +28,7 @@ LossOf = Callable[[Batch], Tensor]
 
 def shard(
     network: nn.Module,
-    dense: torch.optim.Optimizer | None = None,
+    dense: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     sparse: SparseOptimizer | None = None,
     *,
     grains: int = 8,
@@ -42,8 +43,9 @@ def shard(
 
     Args:
         network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each.
-        dense: the optimizer of its dense parameters; None if there are none.
-        sparse: the optimizer of its tables; None if there are none.
+        dense: the optimizer of its dense parameters; None if there are none. Of a model of
+            `hb.auto`, what that returned.
+        sparse: the optimizer of its tables; None if there are none, or `dense` has them.
         grains: runs of samples that each batch is computed in, a power of two; see docs/grains.md.
         whole_tables: as of `RecModel`.
 
@@ -64,7 +66,12 @@ def shard(
     if grains == 1:
         raise ConfigError("shard.grains: a batch is divided in 2 or more, got 1. Give such as 8.")
     check_not_wrapped(network, grains)
+    parts = None if sparse is not None else Parts.of(dense)
+    if parts is not None:
+        dense = parts.dense
+        sparse = parts.sparse
     _check_optimizers(network, dense, sparse)
+    assert dense is None or isinstance(dense, torch.optim.Optimizer), "they were checked"
     check_names("whole_tables", whole_tables, tables_of(network))
     kind = RankLearner if trains_together() else GrainLearner
     learner = kind(network, None, dense, sparse, grains)

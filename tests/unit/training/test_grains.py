@@ -25,6 +25,7 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.persist.format import open_checkpoint
+from hotbed.training.auto import plain_state_dict
 from hotbed.training.callbacks import ClipGradients
 from hotbed.training.stages.grains import GrainLearner, joined
 
@@ -236,6 +237,63 @@ def test_models_learn_by_grains_what_they_learn_as_a_whole(name: str) -> None:
         return values
 
     torch.testing.assert_close(learned_in(8), learned_in(1), rtol=1e-4, atol=1e-6)
+
+
+class Ranker(nn.Module):
+    """A model of torch: a weight of two modules, looked up three times, and ids that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.user = nn.Embedding(30, DIM)
+        self.item = nn.Embedding(40, DIM, padding_idx=4)
+        self.clicked = nn.EmbeddingBag(40, DIM, mode="mean", padding_idx=7)
+        self.clicked.weight = self.item.weight
+        self.head = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 1))
+        self.repeats = 1
+
+    def forward(
+        self, user: Tensor, item: Tensor, clicked: Tensor, clicked_offsets: Tensor, x: Tensor
+    ) -> Tensor:
+        rows = [self.user(user % 30), self.item(item), self.clicked(clicked, clicked_offsets)]
+        for _ in range(self.repeats):
+            rows[0] = rows[0] + self.item((item + 3 * user) % 40)
+        scores: Tensor = self.head(torch.cat([*rows, x[:, None]], 1)).squeeze(1)
+        return scores
+
+
+def by_auto(ranker: nn.Module, grains: int) -> hb.RecModel:
+    optimizer = torch.optim.SGD(ranker.parameters(), lr=0.5, momentum=0.9)
+    ranker, optimizer, _ = hb.auto(ranker, optimizer)
+    return hb.RecModel(ranker, "bce", optimizer, grains=grains)
+
+
+def test_a_model_of_auto_learns_by_grains_what_torch_learns_as_a_whole() -> None:
+    plain = Ranker()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5, momentum=0.9)
+    model = by_auto(copy.deepcopy(plain), 4)
+    for batch in [*batches(10)[:2], batches(3)[0]]:
+        tensors = batch.map_arrays(torch.from_numpy)
+        clicked = tensors.ids["clicked"]
+        ids = [tensors.ids[name].values for name in ("user", "item")]
+        scores = plain(*ids, clicked.values, clicked.offsets[:-1], tensors.dense["x"])
+        loss = nn.functional.binary_cross_entropy_with_logits(scores, tensors.labels["y"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert model.step(batch) == pytest.approx(loss.item(), rel=1e-5)
+    weights = plain_state_dict(model.network)
+    torch.testing.assert_close(weights, plain.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_of_auto_that_looks_up_more_or_less_than_before_is_refused() -> None:
+    ranker = Ranker()
+    model = by_auto(ranker, 2)
+    model.step(batches(8)[0])
+    for repeats, message in ((2, "looks up more than was"), (0, "looks up less than was")):
+        ranker.repeats = repeats
+        with pytest.raises(ConfigError, match=message):
+            model.step(batches(8)[1])
 
 
 @pytest.mark.parametrize(
@@ -516,9 +574,10 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
         by_grains(Counts(), 2).step(batches(9)[0])
     with pytest.raises(ConfigError, match="each table in one EmbeddingCollection"):
         by_grains(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
-    plain = nn.Sequential(nn.Embedding(40, 4), nn.Flatten(), nn.Linear(4, 1))
-    plain, optimizer, _ = hb.auto(plain, torch.optim.Adam(plain.parameters()))
-    with pytest.raises(ConfigError, match=r"hb\.auto computes its ids"):
-        hb.RecModel(plain, "bce", optimizer, grains=2)
+    frozen = hb.Embedding(hb.Table("user", 4).requires_grad_(False))
+    mixed = nn.Sequential(nn.Embedding(40, 4), frozen)
+    mixed, optimizer, _ = hb.auto(mixed, torch.optim.Adam(hb.dense_parameters(mixed)))
+    with pytest.raises(ConfigError, match=r"the tables that hb\.auto made, got others: \['user'\]"):
+        hb.RecModel(mixed, "bce", optimizer, grains=2)
     with pytest.raises(ConfigError, match="needs batches of a Dataset"):
         by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))

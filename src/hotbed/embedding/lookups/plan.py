@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotbed.data.batch import Ids
 from hotbed.embedding.table import Table
@@ -78,16 +78,21 @@ class Plan:
 class Plans:
     """The plans of one batch, one a module, and which modules looked it up.
 
-    `Batch.plans` carries it from the map stage to the lookups. `ids`: those of the batch, by
-    feature.
+    `Batch.plans` carries it from the map stage to the lookups.
 
     Attributes:
+        ids: those that are looked up, by feature.
+        rows_of: returns the rows of these plans for a network whose forward pass does not call the
+            modules; None = it calls them.
         error: why the ids could not be mapped; None if they were.
     """
 
-    def __init__(self, ids: Mapping[str, Ids]) -> None:
+    def __init__(
+        self, ids: Mapping[str, Ids], rows_of: Callable[[Plans], Any] | None = None
+    ) -> None:
+        self.ids = ids
+        self.rows_of = rows_of
         self.error: Exception | None = None
-        self._ids = ids
         self._plans: dict[PlannedModule, Plan] = {}
         self._seen: set[PlannedModule] = set()
         self._strayed: set[PlannedModule] = set()
@@ -137,7 +142,7 @@ class Plans:
 
     def _owns(self, features: Sequence[Feature], inputs: Sequence[Ids]) -> bool:
         return all(
-            feature.name in self._ids and _are_same(ids, self._ids[feature.name])
+            feature.name in self.ids and _are_same(ids, self.ids[feature.name])
             for feature, ids in zip(features, inputs, strict=True)
         )
 

@@ -82,7 +82,7 @@ def mapper_of(network: nn.Module) -> Mapper:
     adapter = adapter_of(network)
     if isinstance(adapter, MapperOwner):
         return adapter.mapper()
-    return Planner(network)
+    return Planner.of(network)
 
 
 def is_mapped_first(network: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.training.stages.example import Example
+from hotbed.training.stages.network import BatchLookups, NetworkLookups
 
 log = logging.getLogger("hotbed")
 
@@ -22,25 +23,38 @@ log = logging.getLogger("hotbed")
 class Planner:
     """A `Mapper` of a network that is called with a `Batch`: it maps the ids for its collections.
 
-    A collection is mapped here if it is in train mode, shares no table with another module, and
-    looked up the ids of the batch before as they are, exactly once. All others map in their forward
-    pass. Results have the same bits either way. `plan` maps batches that come later.
+    A collection is mapped here if it is in train mode, and looked up the ids of the batch before as
+    they are, exactly once. All others map in their forward pass. Results have the same bits either
+    way. `plan` maps batches that come later.
+
+    Args:
+        lookups: of the network; their collections share no table with another module.
     """
 
     waits = False
 
-    def __init__(self, network: nn.Module) -> None:
-        modules = table_modules(network)
-        owners = Counter(id(table) for module in modules for table in module.tables)
-        self._collections = [
-            module
-            for module in modules
-            if isinstance(module, EmbeddingCollection)
-            and all(owners[id(table)] == 1 for table in module.tables)
-        ]
+    def __init__(self, lookups: NetworkLookups) -> None:
+        self._lookups = lookups
+        self._strayed: set[EmbeddingCollection] = set()
         self._last = Plans({})
         self._foresees = False
         self._queue: MapQueue | None = None
+
+    @staticmethod
+    def of(network: nn.Module) -> Planner:
+        """Return a planner of the collections of a network that share no table."""
+        modules = table_modules(network)
+        owners = Counter(id(table) for module in modules for table in module.tables)
+        return Planner(
+            BatchLookups(
+                [
+                    module
+                    for module in modules
+                    if isinstance(module, EmbeddingCollection)
+                    and all(owners[id(table)] == 1 for table in module.tables)
+                ]
+            )
+        )
 
     def begin(self, *, ahead: bool, queue: MapQueue | None = None) -> None:
         self._queue = queue
@@ -55,22 +69,22 @@ class Planner:
 
     def obstacle(self) -> str:
         """Return why no batch can be mapped before the one ahead of it is learned; "" if it can."""
-        if not self._collections:
+        if not self._lookups.tables:
             return "no EmbeddingCollection with tables of its own"
-        reasons = (obstacle_of(collection.tables) for collection in self._collections)
-        return next(filter(None, reasons), "")
+        return obstacle_of(self._lookups.tables)
 
     def map(self, example: Example) -> Example:
         if example.batch is None:
             return example
         self._forget_strays()
+        example = example.foreseen_by(self._lookups)
         followed = [module for module in self._collections if self._followed(module)]
         self._foresees = bool(followed) and len(followed) == len(self._collections)
-        plans: Plans | None = example.batch.plans
+        plans: Plans | None = example.looked_up.plans
         if plans is None:
-            plans = Plans(example.batch.ids)
+            plans = Plans(example.looked_up.ids)
             for collection in followed:
-                plans.add(collection, self._plan_of(collection, example.batch))
+                plans.add(collection, self._plan_of(collection, example.looked_up))
             example = example.planned(plans)
         self._last = plans
         plans.wait()
@@ -79,10 +93,12 @@ class Planner:
     def plan(self, example: Example) -> Example:
         if example.batch is None:
             return example
-        plans = Plans(example.batch.ids)
+        plans = Plans({})
         try:
+            example = example.foreseen_by(self._lookups)
+            plans.ids = example.looked_up.ids
             for collection in self._collections:
-                plans.add(collection, self._plan_of(collection, example.batch))
+                plans.add(collection, self._plan_of(collection, example.looked_up))
         except Exception as error:
             plans.error = error
         return example.planned(plans, plans.error)
@@ -100,6 +116,11 @@ class Planner:
     def latest(self, example: Example) -> int | None:
         return example.latest
 
+    @property
+    def _collections(self) -> list[EmbeddingCollection]:
+        every = self._lookups.collections
+        return [collection for collection in every if collection not in self._strayed]
+
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
         return collection.map(
             collection.inputs_of(batch),
@@ -114,9 +135,7 @@ class Planner:
 
     def _forget_strays(self) -> None:
         for module in self._last.left():
-            self._collections = [
-                collection for collection in self._collections if collection is not module
-            ]
+            self._strayed.update(c for c in self._collections if c is module)
             tables = ", ".join(table.name for table in module.tables)
             log.warning(
                 "tables %s: the network did not look up the ids of a batch that were mapped for it,"

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 
-from hotbed.data.batch import Batch
-from hotbed.embedding.lookups import FeatureLayout
+from hotbed.data.batch import Batch, changed
 from hotbed.embedding.table import MapQueue
+from hotbed.errors import HotbedError
 from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
 from hotbed.parallel.connections import call_timeout
 from hotbed.training.stages.example import Example
+from hotbed.training.stages.network import NetworkLookups
 
 from .planner import obstacle_of
 
@@ -27,7 +28,7 @@ class Question:
     """The ids of a batch, which are asked for on a thread.
 
     Attributes:
-        batch: whose ids they are.
+        batch: of the ids.
         digest: of what was equal on all ranks when the batch was planned.
         answer: the ids, and the statistics of the tables after their map; None = not begun.
     """
@@ -57,7 +58,7 @@ class RankMapper:
     Args:
         ranks: of the job.
         placement: which of them owns which rows and computes which grains.
-        layouts: of the collections of the network, whose tables differ.
+        lookups: of the network.
         ask: asks for the ids of a batch.
         digest_of: returns the digest of a batch.
     """
@@ -68,13 +69,13 @@ class RankMapper:
         self,
         ranks: Ranks,
         placement: Placement,
-        layouts: Sequence[FeatureLayout],
+        lookups: NetworkLookups,
         ask: Ask,
         digest_of: Callable[[Batch], int],
     ) -> None:
         self._ranks = ranks
         self._placement = placement
-        self._layouts = layouts
+        self._lookups = lookups
         self._ask = ask
         self._digest_of = digest_of
         self._is_ahead = False
@@ -90,7 +91,6 @@ class RankMapper:
         self._error = None
         if ahead and self._thread is None:
             self._connections = self._ranks.another(call_timeout())
-            self._exchange = TableExchange(self._connections, self._placement, self._layouts)
             self._thread = ThreadPoolExecutor(1, "hotbed-map")
 
     @property
@@ -99,16 +99,17 @@ class RankMapper:
         return self._is_ahead
 
     def obstacle(self) -> str:
-        reasons = (obstacle_of(layout.tables) for layout in self._layouts)
-        return next(filter(None, reasons), "")
+        return obstacle_of(self._lookups.tables)
 
     def map(self, example: Example) -> Example:
         if not self._is_ahead:
             return example
+        if example.error is not None:
+            raise example.error
         batch = example.batch
         assert batch is not None, "the loop divides batches"
         if batch.plans is None:
-            example = self.plan(example)
+            example = self._asked_later(example.foreseen_by(self._lookups))
             assert example.batch is not None
             batch = example.batch
         question = batch.plans
@@ -119,11 +120,11 @@ class RankMapper:
         return example
 
     def plan(self, example: Example) -> Example:
-        batch = example.batch
-        assert batch is not None, "the loop divides batches"
-        question = Question(batch, self._digest_of(batch))
-        self._waiting.append(question)
-        return example.planned(question)
+        try:
+            foreseen = example.foreseen_by(self._lookups)
+        except HotbedError as error:
+            return changed(example, {"error": error})
+        return self._asked_later(foreseen)
 
     def go_on(self) -> None:
         """Let the thread ask what waits: the rows of the batch under way are here."""
@@ -132,8 +133,8 @@ class RankMapper:
 
     def take_back(self, example: Example) -> None:
         assert example.batch is not None
-        question: Question = example.batch.plans
-        if question.answer is None:
+        question: Question | None = example.batch.plans
+        if question is None or question.answer is None:
             return
         try:
             error = question.answer.exception(GRACE_SECONDS)
@@ -152,15 +153,23 @@ class RankMapper:
     def latest(self, example: Example) -> int | None:
         return example.latest
 
+    def _asked_later(self, example: Example) -> Example:
+        assert example.batch is not None, "the loop divides batches"
+        question = Question(example.looked_up, self._digest_of(example.batch))
+        self._waiting.append(question)
+        return example.planned(question)
+
     def _begin_first(self) -> None:
         question = self._waiting.popleft()
         assert self._thread is not None, "a pass has begun"
         question.answer = self._thread.submit(self._answer, question)
 
     def _answer(self, question: Question) -> tuple[AskedIds, Statistics]:
-        assert self._exchange is not None, "a pass has begun"
         if self._error is not None:
             raise self._error  # nothing is mapped behind a batch that could not be
+        if self._exchange is None:
+            layouts = [module.layout for module in self._lookups.collections]
+            self._exchange = TableExchange(self._connections, self._placement, layouts)
         try:
             asked = self._ask(self._exchange, question.batch, question.digest)
         except Exception as error:
@@ -168,5 +177,4 @@ class RankMapper:
             raise
         self.sent_bytes += self._connections.traffic.sent_bytes
         self._connections.traffic = Traffic()
-        tables = [table for layout in self._layouts for table in layout.tables]
-        return asked, {table.name: table.stats for table in tables}
+        return asked, {table.name: table.stats for table in self._lookups.tables}

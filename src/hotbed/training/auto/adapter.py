@@ -10,8 +10,9 @@ from typing import Any
 from hotbed.data.schema import Schema
 from hotbed.persist.publish.plain import PlainModel
 from hotbed.training.ahead.mapper import Mapper
-from hotbed.training.stages.network import Arguments
+from hotbed.training.stages.network import Arguments, NetworkLookups
 
+from .foreseen.moved import MovedLookups
 from .mapper import ModelMapper
 from .network import Converted, arguments_of
 from .served import plain_model
@@ -32,6 +33,9 @@ class ConvertedAdapter:
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.state.times_of(args, kwargs)
+
+    def lookups(self) -> NetworkLookups:
+        return MovedLookups(self.state)
 
     def plain_model(self, schema: Schema | None) -> PlainModel:
         return plain_model(self.state, schema)

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import typing
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,22 @@ from .signature import OFFSETS, WEIGHTS, includes_last_offset
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def bind(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def bind(
+    model: nn.Module, batch: Batch, bags: Container[str] = ()
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return positional and keyword arguments of `model` that hold the columns of `batch`.
 
     A parameter takes the column of its name, and so does a field of the dataclass that annotates a
     parameter. Ids are int64 [n], or [n, k] if each sample has k. A model that also takes
     `<name>_offsets` gets the ids of all samples as `<name>`, with offsets as nn.EmbeddingBag takes
     them, and `<name>_weights`. Labels, weight and time have their own names. A model with one
-    parameter that names no column gets a dict of all columns.
+    parameter that names no column gets a dict of all columns: ids with offsets where samples have
+    different numbers of them.
 
     Args:
         model: an ordinary module.
         batch: of NumPy arrays or tensors.
+        bags: names of offsets that a dict of all columns has in any case.
 
     Raises:
         ConfigError: a parameter names no column.
@@ -44,7 +48,7 @@ def bind(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any
         >>> args, kwargs = bind(model, batch)
         >>> scores = model(*args, **kwargs)
     """
-    columns = _Columns(batch, includes_last_offset(model))
+    columns = _Columns(batch, includes_last_offset(model), bags)
     parameters = inspect.signature(model.forward)
     types = _types(model.forward)
     wanted = {}
@@ -68,8 +72,9 @@ def bind(model: nn.Module, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any
 class _Columns:
     """The columns of a batch as tensors, by the names under which a model takes them."""
 
-    def __init__(self, batch: Batch, include_last: bool) -> None:
+    def __init__(self, batch: Batch, include_last: bool, bags: Container[str]) -> None:
         self.batch = batch
+        self._bags = bags
         self._include_last = include_last
         self._numbers: dict[str, Any] = {**batch.dense, **batch.labels}
         schema = getattr(batch.encoder, "schema", None)
@@ -97,7 +102,10 @@ class _Columns:
         for name, ids in self.batch.ids.items():
             offsets = name + OFFSETS
             weights = name + WEIGHTS
-            as_bags = _num_ids(ids) is None if names is None else offsets in names
+            if names is None:
+                as_bags = offsets in self._bags or _num_ids(ids) is None
+            else:
+                as_bags = offsets in names
             if as_bags:
                 values[name] = _tensor(ids.values)
                 values[offsets] = self._offsets(ids)

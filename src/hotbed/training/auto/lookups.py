@@ -7,14 +7,14 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import Feature, FeatureLayout, Plan
+from hotbed.embedding.lookups import Feature, FeatureLayout, Plan, Pooled
 from hotbed.embedding.modules import TableModule
 from hotbed.embedding.modules.compiled import alive
 from hotbed.embedding.modules.state import EXTRA
@@ -111,6 +111,13 @@ class Foreseen:
     plan: Plan | None = None
 
 
+class Turns(Protocol):
+    """The rows that the lookups of a forward pass take in their order; see `RowsInTurn`."""
+
+    def take(self, lookup: str, ids: Tensor) -> Tensor: ...
+    def check_taken(self, *, may_skip: bool) -> None: ...
+
+
 class DatedLayout(FeatureLayout):
     """The one feature of an embedding that moved, whose rows get a time when the first batch comes.
 
@@ -123,18 +130,22 @@ class DatedLayout(FeatureLayout):
         self._is_dated = False  # whether every row has a time
 
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
-        table = self.tables[0]
-        if time is None and table.needs_times:
+        if time is None and self.tables[0].needs_times:
             raise ConfigError(
                 f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
                 "times='name of an argument' and call the model, not model.forward, or count "
                 "steps: hb.Ttl(steps=…)."
             )
         times = super().times(time, num_samples)
-        if times is not None and len(times) and not self._is_dated:
-            date_rows(table, int(times.min()))
-            self._is_dated = True
+        if times is not None:
+            self.date(times)
         return times
+
+    def date(self, times: np.ndarray) -> None:
+        """Let the rows that the weight had be as old as the first batch, whose times these are."""
+        if self.timed and len(times) and not self._is_dated:
+            date_rows(self.tables[0], int(times.min()))
+            self._is_dated = True
 
 
 class MovedLookup(TableModule):
@@ -150,9 +161,13 @@ class MovedLookup(TableModule):
         unbounded: whether the ids come from `foreseen` instead of the argument.
         foreseen: of the next lookups, in the order of the forward pass; each lookup takes one, if
             there are any.
+        turns: the rows of this forward pass in train mode, where a step has mapped its ids; None =
+            each lookup looks up its own.
         times: int64 microseconds of the samples of this forward pass; None = there are none.
         performed: number of lookups in train mode so far.
     """
+
+    layout: DatedLayout
 
     def __init__(
         self,
@@ -174,6 +189,7 @@ class MovedLookup(TableModule):
         self.scale_grad_by_freq = False
         self.unbounded = False
         self.foreseen: deque[Foreseen] = deque()
+        self.turns: Turns | None = None
         self.times: Any = None
         self.performed = 0
         self.to(source.weight.device)
@@ -188,6 +204,10 @@ class MovedLookup(TableModule):
         Raises:
             RowShapeError: their shapes do not fit.
         """
+
+    @abstractmethod
+    def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
+        """Return the results of a lookup from the rows of its ids, [m, dim]; see `pool`."""
 
     def map_ids(self, ids: Ids, times: Any = None, queue: MapQueue | None = None) -> Plan:
         """Map the ids of a coming lookup to rows, in train mode; see `TableModule.map`.
@@ -215,6 +235,8 @@ class MovedLookup(TableModule):
         if self.unbounded:
             input = self._unbounded_ids(input, first)
         ids = self.as_ids(input, offsets, weights)
+        if self.turns is not None and self.training:
+            return ids, self.pooled_rows(ids, self.turns.take(self.path, ids.values))
         if first is not None and first.plan is not None:
             self._check_plan(ids, first.plan)
             return ids, self.pool([ids], None, first.plan)
@@ -330,6 +352,9 @@ class MovedEmbedding(MovedLookup, Weightless, nn.Embedding):
     ) -> Ids:
         return Ids(input.reshape(-1))
 
+    def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
+        return rows[:0], [rows]
+
 
 class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
     """nn.EmbeddingBag over a table: bags of ids -> pooled rows [n, dim]."""
@@ -368,6 +393,18 @@ class MovedEmbeddingBag(MovedLookup, Weightless, nn.EmbeddingBag):
         if weights is not None:
             weights = weights[stays]
         return Ids(input[stays], before[offsets], weights)
+
+    def pooled_rows(self, ids: Ids, rows: Tensor) -> Pooled:
+        every_row = torch.arange(len(rows))
+        pooled = nn.functional.embedding_bag(
+            every_row,
+            rows,
+            ids.offsets,
+            mode=self.mode,
+            per_sample_weights=ids.weights,
+            include_last_offset=True,
+        )
+        return pooled, []
 
     def _check_shapes(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
         if input.dim() != (2 if offsets is None else 1):

@@ -21,7 +21,6 @@ from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.ahead.planner import obstacle_of
 from hotbed.training.stages.example import Example
 
-from .binding import bind
 from .network import Converted
 
 log = logging.getLogger("hotbed")
@@ -198,7 +197,7 @@ class ModelMapper:
             return
         example = first.example
         tensors = list(_tensors((example.arguments, example.keywords)))
-        needed = self._needed()
+        needed = self._state.needed()
         leaves = signature.leaves(args, kwargs, needed)
         self._places = []
         for name, leaf in zip(signature.names, leaves, strict=True):
@@ -212,22 +211,12 @@ class ModelMapper:
                     )
             self._places.append(place)
 
-    def _needed(self) -> set[str]:
-        """Return the names of the leaves that are used before the forward pass."""
-        signature = self._state.signature
-        assert signature is not None
-        nodes = self._state.id_graph().module.graph.find_nodes(op="placeholder")
-        names = {name for name, node in zip(signature.names, nodes, strict=True) if node.users}
-        if self._state.times is not None:
-            names.add(self._state.times)
-        return names
-
     def _leaves(self, example: Example) -> list[Tensor]:
         signature = self._state.signature
         assert signature is not None
         if self._binds:
             assert example.batch is not None
-            return signature.leaves(*bind(self._state.model, example.batch))
+            return signature.leaves(*self._state.bind(example.batch))
         tensors = dict(_tensors((example.arguments, example.keywords)))
         leaves = []
         for leaf, place in zip(signature.tensors, self._places, strict=True):

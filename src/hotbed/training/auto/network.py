@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
+from hotbed.embedding.lookups import Plans
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.training.stages.network import ADAPTER, Arguments, NetworkAdapter
 
 from .binding import bind
 from .conversion_report import EmbeddingEntry
-from .lookups import Foreseen, MovedLookup
+from .lookups import Foreseen, MovedLookup, Turns
 from .report import Report
 from .signature import Signature
 from .trace import IdGraph, inspect
@@ -51,6 +52,7 @@ class Converted:
     signature: Signature | None = None
     problem: str = ""
     is_traced: bool = False
+    _turns: Turns | None = None
     _graph: IdGraph | None = None
     _expected: list[tuple[str, Foreseen]] | None = None
     _trained: bool = False  # whether the signature is that of a batch in training
@@ -75,10 +77,20 @@ class Converted:
             if findings.graph is None:
                 raise ConfigError(
                     f"hb.auto: the code of {type(self.model).__name__} cannot be traced, got: "
-                    f"{findings.problem}. Train without unbounded and hb.Ahead."
+                    f"{findings.problem}. Write it so that torch.export can follow it, or train "
+                    "without unbounded, hb.Ahead and grains."
                 )
             self._graph = findings.graph.unbounded(sorted(self.unbounded))
         return self._graph
+
+    def needed(self) -> set[str]:
+        """Return the names of the leaves that are used before the forward pass."""
+        signature = self._known_signature()
+        nodes = self.id_graph().module.graph.find_nodes(op="placeholder")
+        names = {name for name, node in zip(signature.names, nodes, strict=True) if node.users}
+        if self._takes_times():
+            names.add(str(self.times))
+        return names
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -128,14 +140,24 @@ class Converted:
         """
         self._expected = None if foreseen is None else list(foreseen)
 
+    def bind(self, batch: Batch) -> Arguments:
+        """Return the arguments of the model that hold the columns of a batch, as the first one."""
+        bags: Container[str] = ()
+        if self.signature is not None:
+            bags = [str(leaf.path[-1]) for leaf in self.signature.tensors if leaf.bag is not None]
+        return bind(self.model, batch, bags)
+
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Prepare the lookups for a forward pass, and return the arguments of the model."""
         times = None
+        self._turns = None
         if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
             times = args[0].time
-            args, kwargs = bind(self.model, args[0])
-        if self.signature is None or (self.model.training and not self._trained):
-            self._learn_signature(args, kwargs)
+            plans: Plans | None = args[0].plans
+            if plans is not None and plans.rows_of is not None and self.model.training:
+                self._turns = plans.rows_of(plans)
+            args, kwargs = self.bind(args[0])
+        self.learn_signature(args, kwargs)
         expected: list[tuple[str, Foreseen]] = []
         if self.model.training and self._expected is not None:
             expected = self._expected
@@ -143,9 +165,10 @@ class Converted:
         times = self.times_of(args, kwargs, times)
         for lookup in self.lookups.values():
             lookup.times = times
+            lookup.turns = self._turns
             lookup.foreseen.clear()
         if self.unbounded:
-            leaves = self._known_signature().leaves(args, kwargs)
+            leaves = self._known_signature().leaves(args, kwargs, self.needed())
             misfit = self.id_graph().misfit(leaves)
             if misfit:
                 raise ConfigError(
@@ -180,9 +203,13 @@ class Converted:
 
     def leave(self) -> None:
         """Raise ConfigError if a lookup whose ids were mapped ahead did not take place."""
+        if self._turns is not None:
+            self._turns.check_taken(may_skip=False)
+        self._turns = None
         for path, lookup in self.lookups.items():
             left = [foreseen for foreseen in lookup.foreseen if foreseen.plan is not None]
             lookup.foreseen.clear()
+            lookup.turns = None
             if left:
                 raise ConfigError(
                     f"{path}: the forward pass looks up less than was computed from its batch, got "
@@ -190,8 +217,10 @@ class Converted:
                     "look up the same for every batch."
                 )
 
-    def _learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def learn_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Learn the signature from the first batch, and anew from the first one in training."""
+        if self.signature is not None and (self._trained or not self.model.training):
+            return
         self._trained = self.model.training
         self._graph = None
         try:

@@ -48,11 +48,22 @@ def plain_state_dict(model: nn.Module, *, leave_out_new_ids: bool = False) -> di
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         if isinstance(module, MovedLookup):
+            _check_whole(module)
             _check_ids(module, leave_out_new_ids)
             state[f"{prefix}weight"] = module.plain_weight()
         elif isinstance(module, TableModule):
             state[prefix + EXTRA] = module.get_extra_state()
     return state
+
+
+def _check_whole(module: MovedLookup) -> None:
+    """Raise ConfigError if other ranks hold rows of the table of a module."""
+    owned = module.tables[0].owned
+    if owned is not None and not owned.all():
+        raise ConfigError(
+            f"plain_state_dict: several ranks hold the rows of {module.path!r}, got one of them. "
+            "Save the RecModel, and restore it in one process."
+        )
 
 
 def _check_ids(module: MovedLookup, leave_out: bool) -> None:

@@ -46,7 +46,7 @@ def plain_model(state: Converted, schema: Schema | None) -> PlainModel:
             f"export: a server takes rows from tables, got {name}, of which hb.auto kept every "
             "embedding (print its report). Serve it with torch, or let an embedding become a table."
         )
-    with in_eval_mode(state.model), packed_layers(state.model) as packed:
+    with state.traced(), in_eval_mode(state.model), packed_layers(state.model) as packed:
         findings = inspect(state.model, list(state.lookups), signature)
     if packed:
         raise packed_rejection(state.model, packed)

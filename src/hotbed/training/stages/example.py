@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, changed
 from hotbed.errors import ConfigError, DataError
 
-from .network import adapter_of
+from .network import NetworkLookups, adapter_of
 
 CPU = torch.device("cpu")
 MOST_SECONDS = 253_402_300_800
@@ -44,6 +44,7 @@ class Example:
     time: Any = None  # int64 microseconds of the samples
     foreseen: Any = None  # what a mapper of the network's own mapped ahead, for its lookups
     error: Exception | None = None  # why the ids could not be mapped ahead
+    computed: Batch | None = None  # the ids that the network computes; None = those of the batch
 
     @cached_property
     def latest(self) -> int | None:
@@ -70,7 +71,8 @@ class Example:
             grain = None
             is_run = first < last or not (batch.num_samples or number)
             if is_run and (numbers is None or number in numbers):
-                grain = _of_batch(_own_memory(batch[first:last]), self.device)
+                run = batch[first:last].at(None, batch.encoder)
+                grain = _of_batch(_own_memory(run), self.device)
             grains.append(grain)
         return grains
 
@@ -119,6 +121,22 @@ class Example:
         assert self.batch is not None
         batch = changed(self.batch, {"plans": plans})
         return changed(self, {"arguments": (batch,), "batch": batch, "error": error})
+
+    def foreseen_by(self, lookups: NetworkLookups) -> Example:
+        """Return the same samples with the ids that a network looks up, for a `Batch`."""
+        assert self.batch is not None
+        if self.computed is not None:
+            return self
+        computed = lookups.of(self.batch)
+        return self if computed is self.batch else changed(self, {"computed": computed})
+
+    @property
+    def looked_up(self) -> Batch:
+        """The ids that the network looks up, with their plans, for an example of a `Batch`."""
+        assert self.batch is not None
+        if self.computed is None:
+            return self.batch
+        return changed(self.computed, {"plans": self.batch.plans})
 
     @property
     def everything(self) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,11 +20,12 @@ from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import joined
+from hotbed.training.ahead.planner import Planner
 from hotbed.training.stages.batch_weights import BatchWeights
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example
 from hotbed.training.stages.learner import StepLearner, device_of
-from hotbed.training.stages.network import adapter_of
+from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 
 SEEDS = 2**62
 """Seeds are drawn below it; a grain adds its number."""
@@ -104,7 +106,8 @@ class GrainLearner(StepLearner):
     which grains are computed.
 
     Args:
-        network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each.
+        network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each, or
+            its adapter knows what it looks up.
         criterion: its loss; None: the network returns its loss.
         dense: the optimizer of dense parameters; None if there are none.
         sparse: the optimizer of tables; None if there are none.
@@ -130,11 +133,21 @@ class GrainLearner(StepLearner):
         _check_network(network, grains)
         super().__init__(network, criterion, dense, sparse, combined=combined, precision=precision)
         self.grains = grains
-        self._collections = _collections_of(network)
+        adapter = adapter_of(network)
+        if adapter is None:
+            self._lookups: NetworkLookups = BatchLookups(_collections_of(network))
+        else:
+            self._lookups = adapter.lookups()
+            self.planner = Planner(self._lookups)
         self._joined: Joined | None = None
         self._plans: list[Plan | None] = []
         self._weights = BatchWeights({}, {})
         self._connect()
+
+    @property
+    def _collections(self) -> Sequence[EmbeddingCollection]:
+        """The collections of the network; of some networks after the first batch."""
+        return self._lookups.collections
 
     def begin(self) -> None:
         _check_network(self.network, self.grains)  # it may have been moved or compiled meanwhile
@@ -180,7 +193,8 @@ class GrainLearner(StepLearner):
                 parameter.grad = gradient
             elif gradient is not None:
                 parameter.grad = gradient + parameter.grad
-        for module, sums in zip(self._collections, earlier.sums, strict=True):
+        # there may be none yet before the first batch
+        for module, sums in zip(self._collections, earlier.sums, strict=False):
             if sums is not None:
                 now = module.gradients.take()
                 module.gradients.put(sums if now is None else module.lookup.join([sums, now]))
@@ -249,17 +263,18 @@ class GrainLearner(StepLearner):
 
     def _planned(self, example: Example) -> list[Example | None]:
         """Return the grains with their shares of the batch's plans; what is not mapped is now."""
-        batch = example.batch
-        assert batch is not None, "the loop divides batches"
-        self._weights = BatchWeights.of(batch)
+        example = example.foreseen_by(self._lookups)
+        assert example.batch is not None, "the loop divides batches"
+        self._weights = BatchWeights.of(example.batch)
         grains = self._grains(example)
         if self._weights.weights:
             grains = [
                 None if grain is None else self._weights.with_leaves(grain) for grain in grains
             ]
-        batches = [None if grain is None else grain.batch for grain in grains]
-        of_grains = [None if samples is None else Plans(samples.ids) for samples in batches]
-        for module, shares in zip(self._collections, self._shares(batch, batches), strict=True):
+        batches = _looked_up(example, grains)
+        rows_of = self._lookups.rows_of
+        of_grains = [None if ids is None else Plans(ids.ids, rows_of) for ids in batches]
+        for module, shares in zip(self._collections, self._shares(example, batches), strict=True):
             for of_grain, share in zip(of_grains, shares, strict=True):
                 if of_grain is not None and share is not None:
                     of_grain.add(module, share)
@@ -268,11 +283,16 @@ class GrainLearner(StepLearner):
             for grain, of_grain in zip(grains, of_grains, strict=True)
         ]
 
-    def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+    def _shares(self, example: Example, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
         """Return the shares of the grains in the plan of a batch, [module][grain].
 
         A batch that is not mapped is now. A module in eval mode has no plan.
+
+        Args:
+            example: of the batch.
+            grains: the ids that each looks up.
         """
+        batch = example.looked_up
         plans = batch.plans or Plans(batch.ids)
         self._plans = []
         shares = []
@@ -385,12 +405,6 @@ def _check_network(network: nn.Module, grains: int) -> None:
             "one that torch.compile compiled. Leave grains out, or give the network before it is "
             "compiled."
         )
-    if adapter_of(network) is not None:
-        raise ConfigError(
-            f"grains: a model of hb.auto computes its ids in its forward pass, and a step by "
-            f"grains maps them before it, got {grains} grains and {type(network).__name__}. Leave "
-            "grains out and start one process, or write the network with hb.EmbeddingCollection."
-        )
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -410,6 +424,17 @@ def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
             f"{names}. Use such collections, or leave grains out."
         )
     return collections
+
+
+def _looked_up(example: Example, grains: Sequence[Example | None]) -> list[Batch | None]:
+    """Return the ids that each grain looks up; None for one that is not computed here."""
+    if example.computed is None:
+        return [None if grain is None else grain.batch for grain in grains]
+    ends = (0, *example.computed.grain_ends)
+    runs = zip(itertools.pairwise(ends), grains, strict=True)
+    return [
+        None if grain is None else example.computed[first:last] for (first, last), grain in runs
+    ]
 
 
 def _detached(outputs: Any) -> Any:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import nn
 
+from hotbed.data.batch import Batch
 from hotbed.data.schema import Schema
+from hotbed.embedding.lookups import Plans
+from hotbed.embedding.modules import EmbeddingCollection
+from hotbed.embedding.table import Table
 from hotbed.persist.publish.plain import PlainModel
 
 ADAPTER = "_hotbed_adapter"
@@ -16,6 +20,47 @@ ADAPTER = "_hotbed_adapter"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a network."""
+
+
+class NetworkLookups(Protocol):
+    """The lookups of a network whose ids are mapped before its forward pass."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables in which they look up."""
+
+    @property
+    def collections(self) -> Sequence[EmbeddingCollection]:
+        """The collections that map and pool their ids; of some networks after the first `of`."""
+
+    @property
+    def rows_of(self) -> Callable[[Plans], Any] | None:
+        """What `Plans` of a forward pass take."""
+
+    def of(self, batch: Batch) -> Batch:
+        """Return the ids of the features of all collections, with the grains and times of a batch.
+
+        It is the batch itself where the network looks up its ids as they are.
+
+        Args:
+            batch: of tensors, for a forward pass in the mode that the network is in now.
+
+        Raises:
+            HotbedError: the ids are not known before the forward pass.
+        """
+
+
+class BatchLookups:
+    """A `NetworkLookups` of collections that look up the ids of a `Batch` as they are."""
+
+    rows_of = None
+
+    def __init__(self, collections: Sequence[EmbeddingCollection]) -> None:
+        self.collections = collections
+        self.tables = [table for collection in collections for table in collection.tables]
+
+    def of(self, batch: Batch) -> Batch:
+        return batch
 
 
 class NetworkAdapter(Protocol):
@@ -33,6 +78,13 @@ class NetworkAdapter(Protocol):
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the times of the samples among the arguments; None if there are none."""
+
+    def lookups(self) -> NetworkLookups:
+        """Return the lookups of the network, for a step that maps their ids before.
+
+        Raises:
+            ConfigError: the network also looks up in other ways.
+        """
 
     def plain_model(self, schema: Schema | None) -> PlainModel:
         """Return the network as the exporter takes it.

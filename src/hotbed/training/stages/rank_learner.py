@@ -6,16 +6,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import hotbed
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plan
+from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import world_size
@@ -34,6 +35,7 @@ from hotbed.parallel import (
     has_fault,
     sum_counters,
 )
+from hotbed.persist.spread import keep_own_rows
 from hotbed.training.ahead.rank_mapper import Question, RankMapper
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
@@ -61,30 +63,34 @@ class RankLearner(GrainLearner):
                 f"grains: each rank computes at least one, got {self.grains} grains and a world of "
                 f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
             )
+        _check_network(self.network)
         self._ranks = Ranks.of_job()
-        self.keep_whole(frozenset())
-        self._count_anew()
 
     def keep_whole(self, tables: frozenset[str]) -> None:
-        """Let each of these tables lie on one rank; call it before anything is learned."""
+        """Let each of these tables lie on one rank, and the rows of others on all of them.
+
+        Call it once, before anything is learned. Tables that hold rows hold the same ones on all
+        ranks; each rank keeps those that it owns.
+
+        Raises:
+            ConfigError: they differ.
+        """
         self._placement = Placement(world_size(), self.grains, tables)
         self.shard = RankShard(self._ranks, self._placement)
-        for module in self._collections:
+        for module in table_modules(self.network):
             module.lookup = ShardedLookup(self._ranks, self._placement)
-            for table in module.tables:
-                table.owned = owned = self.shard.owned(table.name)
-                _check_rows(table, ~owned)
-        layouts = [module.layout for module in self._collections]
-        self._tables = TableExchange(self._ranks, self._placement, layouts)
+        keep_own_rows({table.name: table for table in self._tables}, self.shard)
         self._asked: AskedIds | None = None
+        self._exchange: TableExchange | None = None
         self._mapper = RankMapper(
             self._ranks,
             self._placement,
-            layouts,
+            self._lookups,
             lambda tables, batch, digest: self._ask(tables, batch, digest, logs=True),
             self._digest,
         )
         self.planner = self._mapper
+        self._count_anew()
 
     def begin(self) -> None:
         super().begin()
@@ -95,7 +101,7 @@ class RankLearner(GrainLearner):
             DenseExchange(self._ranks, self._placement, like, dtype)
             for dtype in sorted(dtypes - {torch.float32}, key=str)
         ]
-        tables = [table for module in self._collections for table in module.tables]
+        tables = self._tables
         settings = {
             "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
             "the threads of torch": torch.get_num_threads(),
@@ -112,7 +118,7 @@ class RankLearner(GrainLearner):
 
     def end(self) -> list[RankWork]:
         super().end()
-        tables = [table for module in self._collections for table in module.tables]
+        tables = self._tables
         here = RankWork(
             self._ranks.rank,
             self._steps,
@@ -150,8 +156,14 @@ class RankLearner(GrainLearner):
         return totals
 
     def _watch_capacity(self, counters: Counters) -> None:
-        for table in (table for module in self._collections for table in module.tables):
+        for table in self._tables:
             table.watch_capacity(counters.get(table.name, {}).get("rows", 0))
+
+    @cached_property
+    def _tables(self) -> list[Table]:
+        """The tables of the network, each once."""
+        tables = [table for module in table_modules(self.network) for table in module.tables]
+        return list(dict.fromkeys(tables))
 
     @property
     def outputs(self) -> Any:
@@ -170,17 +182,22 @@ class RankLearner(GrainLearner):
     def _keep_outputs(self, grains: Sequence[Any]) -> None:
         self._own_outputs = list(grains)
 
-    def _shares(self, batch: Batch, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+    def _shares(self, example: Example, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
+        batch = example.looked_up
         question: Question | None = batch.plans
+        if self._exchange is None:
+            layouts = [module.layout for module in self._collections]
+            self._exchange = TableExchange(self._ranks, self._placement, layouts)
         if question is not None:
             self._asked = question.asked
         else:
-            self._asked = self._ask(self._tables, batch, self._digest(batch))
+            assert example.batch is not None, "the loop divides batches"
+            self._asked = self._ask(self._exchange, batch, self._digest(example.batch))
         of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
         for number, grain in enumerate(grains):
             if grain is not None:
                 of_grains[number] = [module.inputs_of(grain) for module in self._collections]
-        plans = self._tables.fetch(self._asked, of_grains)
+        plans = self._exchange.fetch(self._asked, of_grains)
         self._mapper.go_on()
         return plans
 
@@ -218,7 +235,9 @@ class RankLearner(GrainLearner):
         """
         self.shard.enter("exchange")
         asked = self._asked
+        exchange = self._exchange
         assert asked is not None, "the ids of the step are mapped"
+        assert exchange is not None, "the ids of the step are mapped"
         self._asked = None
         rows = [
             [None if grain is None else grain.sums[number] for grain in grains]
@@ -230,7 +249,7 @@ class RankLearner(GrainLearner):
         here = [sum(value is not None for value in of_grains) for of_grains in every_value]
         counts = torch.tensor(here).view(torch.float32)  # the bits, on their way
 
-        num_sums = self._tables.num_sums(asked)
+        num_sums = exchange.num_sums(asked)
         num_values = self._dense.num_values()
         sizes = [
             size
@@ -240,14 +259,14 @@ class RankLearner(GrainLearner):
         received = self._ranks.exchange(
             [
                 [counts] * self._ranks.size,
-                *self._tables.sums_to_owners(asked, rows),
+                *exchange.sums_to_owners(asked, rows),
                 *self._dense.to_owners(dense),
             ],
             [sum(sizes[first : first + 3]) for first in range(0, len(sizes), 3)],
         ).split(sizes)
         every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in received[0::3]])
         num_rows, num_dense = every.sum(0).split([len(rows), len(dense)])
-        owned = self._tables.sums_of_owner(asked, received[1::3])
+        owned = exchange.sums_of_owner(asked, received[1::3])
         faults = torch.tensor([float(has_fault(sums)) for sums in owned])
 
         shares = self._ranks.gather(torch.cat([faults, self._dense.share(received[2::3])]))
@@ -330,17 +349,21 @@ class RankLearner(GrainLearner):
         return means
 
 
-def _check_rows(table: Table, others: NDArray[np.bool_]) -> None:
-    """Raise ConfigError if a table holds rows of partitions of other ranks."""
-    if not len(table):
-        return
-    rows = table.export(np.flatnonzero(others).tolist())
-    if any(batch.num_rows for batch in rows):
+def _check_network(network: nn.Module) -> None:
+    """Raise ConfigError if a network has no table, or an embedding with sparse gradients."""
+    if not table_modules(network):
         raise ConfigError(
-            f"ranks: each rank holds the rows that it owns, got table {table.name!r} with rows of "
-            "others. Load rows after RecModel or hb.shard has the network: each rank then keeps "
-            "its own."
+            "ranks: several ranks share the rows of tables, got a network without a table. Start "
+            "one process, or train it with torch's DistributedDataParallel in a loop of your own."
         )
+    for path, module in network.named_modules():
+        is_lookup = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        if is_lookup and module.sparse and not isinstance(module, TableModule):
+            raise ConfigError(
+                f"ranks: gradients of dense parameters are added as dense tensors, got {path!r}, "
+                "an embedding with sparse=True. Leave sparse out, or let hb.auto make a table of "
+                "it."
+            )
 
 
 def _digest_of_step(batch: Batch, weights: Sequence[Tensor]) -> int:

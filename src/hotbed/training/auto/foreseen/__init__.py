@@ -2,6 +2,7 @@
 """The ids of a model's lookups before its forward pass, for one collection of tables.
 
 features.py  the ids of a model's lookups as the features of a batch
+moved.py     the lookups of a converted model, for a step that maps their ids before
 report.py    the report of a model's lookups
 """
 

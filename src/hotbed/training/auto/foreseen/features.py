@@ -57,6 +57,17 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
             return
 
 
+def lookups_by_feature(graph: IdGraph) -> dict[str, str]:
+    """Return the module path of each lookup by its feature, in the order of the forward pass."""
+    lookups: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for call in graph.calls:
+        counts[call.path] += 1
+        number = counts[call.path]
+        lookups[call.path if number == 1 else f"{call.path}/{number}"] = call.path
+    return lookups
+
+
 class IdFeatures:
     """Computes the ids of the lookups of a model from the items of its data: a feature each.
 
@@ -76,16 +87,8 @@ class IdFeatures:
         self.graph = graph
         self.signature = signature
         self._call = call
-        self._names: list[str] = []
-        self.lookups: dict[str, str] = {}
-        counts: Counter[str] = Counter()
-        for lookup in graph.calls:
-            counts[lookup.path] += 1
-            number = counts[lookup.path]
-            name = lookup.path if number == 1 else f"{lookup.path}/{number}"
-            self._names.append(name)
-            self.lookups[name] = lookup.path
-        self._bags = {path: self._bags_of(path) for path in counts}
+        self.lookups = lookups_by_feature(graph)
+        self._bags = {path: self._bags_of(path) for path in self.lookups.values()}
 
     @staticmethod
     def trace(
@@ -158,7 +161,7 @@ class IdFeatures:
                 time = time.expand(num_samples)
         ids = {}
         with torch.no_grad():
-            for name, (lookup, lookup_ids) in zip(self._names, self.graph(leaves), strict=True):
+            for name, (lookup, lookup_ids) in zip(self.lookups, self.graph(leaves), strict=True):
                 if among is None or lookup in among:
                     bags = self._as_bags(lookup, lookup_ids.values, leaves, num_samples)
                     ids[name] = bags or ids_of_samples(lookup_ids.values, num_samples, time)
@@ -231,10 +234,13 @@ class RowsInTurn:
         rows = self._rows(name)
         return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
 
-    def check_taken(self) -> None:
-        """Raise ConfigError if a lookup did not take place, and another one did."""
+    def check_taken(self, *, may_skip: bool = True) -> None:
+        """Raise ConfigError if a lookup did not take place.
+
+        `may_skip`: whether a forward pass may look up nothing at all.
+        """
         left = [lookup for lookup, names in self._waiting.items() if names]
-        if left and self._is_begun:
+        if left and (self._is_begun or not may_skip):
             raise ConfigError(
                 f"{left[0]}: the forward pass looks up less than was computed from its batch, got "
                 "a lookup that did not take place. Look up the same for every batch."
