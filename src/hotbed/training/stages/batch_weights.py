@@ -31,16 +31,16 @@ class BatchWeights:
 
     @staticmethod
     def of(batch: Batch) -> BatchWeights:
-        weights = {}
-        ends = {}
+        weights: dict[str, Tensor] = {}
+        ends: dict[str, Sequence[int]] = {}
         for name, ids in batch.ids.items():
             learned = graph_weights(ids.weights)
-            if learned is not None:
-                weights[name] = learned
-                samples = batch.grain_ends
-                ends[name] = (
-                    samples if ids.offsets is None else [int(ids.offsets[n]) for n in samples]
-                )
+            if learned is None:
+                continue
+            weights[name] = learned
+            ends[name] = batch.grain_ends
+            if ids.offsets is not None:
+                ends[name] = [int(ids.offsets[end]) for end in batch.grain_ends]
         return BatchWeights(weights, ends)
 
     def with_leaves(self, grain: Example) -> Example:
@@ -60,17 +60,18 @@ class BatchWeights:
         return {name: ids[name].weights.grad for name in self.weights}
 
     def joined(self, grains: Sequence[Mapping[str, Tensor | None] | None]) -> dict[str, Tensor]:
-        """Return the gradients of the weights, with zeros for grains without; None = none has run."""
+        """Return the gradients of the weights: those of the grains side by side.
+
+        `grains`: what `gradients_of` returned; None = a grain that did not run. It has zeros.
+        """
         gradients = {}
         for name, weights in self.weights.items():
-            gradient = torch.zeros_like(weights)
-            for of_grain, (first, last) in zip(
-                grains, pairwise([0, *self.ends[name]]), strict=True
-            ):
+            gradients[name] = torch.zeros_like(weights)
+            runs = pairwise([0, *self.ends[name]])
+            for of_grain, (first, last) in zip(grains, runs, strict=True):
                 part = None if of_grain is None else of_grain[name]
                 if part is not None:
-                    gradient[first:last] = part
-            gradients[name] = gradient
+                    gradients[name][first:last] = part
         return gradients
 
     def backward(self, gradients: Mapping[str, Tensor]) -> None:

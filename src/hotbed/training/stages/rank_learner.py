@@ -293,20 +293,16 @@ class RankLearner(GrainLearner):
         here = super()._weight_gradients(grains)
         if not here:
             return {}
-        every = self._ranks.gather(torch.cat(list(here.values())))
-        of_ranks = zip(
-            *(of_rank.split([len(own) for own in here.values()]) for of_rank in every), strict=True
-        )
+        lengths = [len(gradient) for gradient in here.values()]
+        every = self._ranks.gather(torch.cat(list(here.values()))).split(lengths, dim=1)
         gradients = {}
-        for name, parts in zip(here, of_ranks, strict=True):
+        for name, of_ranks in zip(here, every, strict=True):
             ends = [0, *self._weights.ends[name]]
-            runs = [self._placement.grains_of(rank) for rank in range(self._ranks.size)]
-            gradients[name] = torch.cat(
-                [
-                    part[ends[run.start] : ends[run.stop]]
-                    for part, run in zip(parts, runs, strict=True)
-                ]
-            )
+            parts = []
+            for rank, of_rank in enumerate(of_ranks):
+                run = self._placement.grains_of(rank)
+                parts.append(of_rank[ends[run.start] : ends[run.stop]])
+            gradients[name] = torch.cat(parts)
         return gradients
 
     def _losses_and_gradients(
