@@ -144,6 +144,13 @@ class Plain(nn.Module):
         return scores.squeeze(1)
 
 
+class Users(Plain):
+    """The same, for batches without items."""
+
+    def forward(self, user: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(user % 100, user)
+
+
 def checkpointed(
     folder: str,
     epochs: int,
@@ -182,18 +189,25 @@ def checkpointed(
     return model.fit(data, epochs=epochs, callbacks=callbacks, progress=False).epochs[-1]["loss"]
 
 
-def exported(folder: str) -> None:
+def exported(folder: str, kind: str) -> None:
     """Train a few steps, and export the model for servers."""
     model = small(evict=hb.Lru(1024))
+    if kind == "auto":
+        torch.manual_seed(1)
+        network: nn.Module = Users()
+        optimizer: Any = torch.optim.Adagrad(network.parameters(), lr=0.05)
+        network, optimizer, _ = hb.auto(network, optimizer, {"user": {"evict": hb.Lru(1024)}})
+        model = hb.RecModel(network, "bce", optimizer, grains=8)
     for number in range(3):
         model.step(batch(200 + number))
     model.export(folder)
 
 
 @pytest.mark.soak
-def test_two_processes_export_what_one_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["hb.models", "auto"])
+def test_two_processes_export_what_one_does(kind: str, tmp_path: Path) -> None:
     for ranks in (1, 2):
-        ranks_of(exported, ranks, f"{tmp_path}/{ranks}")
+        ranks_of(exported, ranks, f"{tmp_path}/{ranks}", kind)
     one, two = (open_checkpoint(tmp_path / name) for name in ("1", "2"))
     assert content_digest(one) == content_digest(two)
     assert one.manifest.graph == two.manifest.graph

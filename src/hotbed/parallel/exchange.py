@@ -88,7 +88,9 @@ class TableExchange:
         """
         times = None
         if training:
-            times = self._layout.times(time, HostIds(self._layout.features, inputs).num_samples)
+            num_samples = HostIds(self._layout.features, inputs).num_samples
+            every = [layout.times(time, num_samples) for layout in self._modules]  # as one process
+            times = next((checked for checked in every if checked is not None), None)
         ends = [0, *grain_ends]
         fronts = []
         for block in self._blocks:

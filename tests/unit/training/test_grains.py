@@ -262,6 +262,13 @@ class Ranker(nn.Module):
         return scores
 
 
+class Listed(Ranker):
+    """Its items come from a list, which no trace follows."""
+
+    def forward(self, item: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.item(torch.tensor(sorted(item.tolist()))).sum(1) + x
+
+
 def by_auto(ranker: nn.Module, grains: int) -> hb.RecModel:
     optimizer = torch.optim.SGD(ranker.parameters(), lr=0.5, momentum=0.9)
     ranker, optimizer, _ = hb.auto(ranker, optimizer)
@@ -579,5 +586,8 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
     mixed, optimizer, _ = hb.auto(mixed, torch.optim.Adam(hb.dense_parameters(mixed)))
     with pytest.raises(ConfigError, match=r"the tables that hb\.auto made, got others: \['user'\]"):
         hb.RecModel(mixed, "bce", optimizer, grains=2)
+    unseen = by_auto(Listed(), 2)
+    with pytest.raises(ConfigError, match="the code of Listed cannot be traced"):
+        unseen.step(batches(8)[0])
     with pytest.raises(ConfigError, match="needs batches of a Dataset"):
         by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
