@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import hotbed
 from hotbed.data.batch import Batch, Ids
@@ -97,6 +100,11 @@ class RankLearner(GrainLearner):
         tables = [table for module in self._collections for table in module.tables]
         settings = {
             "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
+            "code of hotbed with the digest": _digest_of_hotbed(),
+            "code of the network with the digest": _digest_of_files(_files_of(self.network)),
+            "the instruction set, which ATEN_CPU_CAPABILITY can lower,": (
+                torch.backends.cpu.get_cpu_capability()
+            ),
             "the threads of torch": torch.get_num_threads(),
             "grains": self.grains,
             "whole_tables": sorted(self._placement.whole_tables),
@@ -359,3 +367,25 @@ def _check_weights(batch: Batch) -> None:
                 f"ranks: weights of ids take no gradient on several ranks, got those of feature "
                 f"{name!r}, which require one. Detach them, or start one process."
             )
+
+
+@functools.cache
+def _digest_of_hotbed() -> str:
+    """Return a digest of the Python files of Hotbed."""
+    return _digest_of_files(sorted(Path(hotbed.__file__).parent.rglob("*.py")))
+
+
+def _files_of(network: nn.Module) -> list[Path]:
+    """Return the files that define the modules of a network, but for those of torch and Hotbed."""
+    names = sorted({type(module).__module__ for module in network.modules()})
+    defining = [name for name in names if name.partition(".")[0] not in ("torch", "hotbed")]
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in defining]
+    return [Path(file) for file in files if file is not None]
+
+
+def _digest_of_files(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
