@@ -332,7 +332,7 @@ def test_what_several_processes_cannot_do_is_refused_on_each(tmp_path: Path) -> 
     assert first.pop("left") == ["CURRENT", "checkpoint-00000001"]
     assert first == second
     starts = {
-        "save": "NotWritten: /dev/null/0",
+        "save": "NotWritten: rank 0: /dev/null/0",
         "other folder": "PersistError: ",
         "full disk": "NotWritten: ",
         "restore": "FormatError: ",

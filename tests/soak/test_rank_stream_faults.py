@@ -38,7 +38,9 @@ def streamed(config: dict[str, Any]) -> dict[str, Any]:
     """One life of a stream on this rank; the error that ends it."""
     os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
     try:
-        return driver.live(config)
+        answer = driver.live(config)
+        del answer["evicted"]  # each rank counts its own
+        return answer
     except HotbedError as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
