@@ -48,6 +48,8 @@ ALLOWED_SKIPS = (
     "ray absent",
     "open files limited",
     "needs /proc",
+    "network namespaces absent",
+    "mounts absent",
 )
 
 

@@ -97,13 +97,14 @@ def test_a_rank_that_is_killed_in_any_phase_costs_no_bit(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_late_ends_the_others_after_the_timeout(
-    rank: int, unbroken: str, tmp_path: Path
+    rank: int, ranks: int, unbroken: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError, match=r"was lost, got .* Timed out waiting 3000ms"):
-        ranks_of(fitted, 3, str(tmp_path), "sleep", rank, "backward")
-    assert set(ranks_of(fitted, 3, str(tmp_path))) == {unbroken}
+        ranks_of(fitted, ranks, str(tmp_path), "sleep", rank, "backward")
+    assert set(ranks_of(fitted, ranks, str(tmp_path))) == {unbroken}
 
 
 @pytest.mark.parametrize("seconds", ["", "0", "-1", "1.5", "a minute"])

@@ -293,7 +293,7 @@ def hosts() -> Iterator[None]:
     try:
         ip("netns", "add", HOSTS[0])
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("network namespaces are not allowed here")
+        pytest.skip("network namespaces absent")
     try:
         ip("netns", "add", HOSTS[1])
         ip("link", "add", "hbtest0", "type", "veth", "peer", "name", "hbtest1")

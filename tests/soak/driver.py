@@ -21,7 +21,7 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
   that were counted twice
 * `ranks`: so many processes learn together. `kill_rank` is killed, and the life is over when all of
   them are
-* `publish`: versions to this folder; DIR/scores.jsonl has what the model scored at their steps
+* `publish`: versions to this folder, or to a topic by these keywords; DIR/scores.jsonl has what the model scored at their steps
 * `switches`: a plain loop by the eight steps of Rec SDK (`rec_sdk_loops.of_door`, with the keywords
   `loop`), or with `engine` the same of the engine
 """
@@ -173,7 +173,11 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     keywords = {"every_steps": 20, "full_every": 3, "wait": True} | config.get("checkpoint", {})
     scored = []
     if "publish" in config:
-        keywords["publish"] = hb.PublishDirectory(config["publish"], keep=4)
+        to = config["publish"]
+        if isinstance(to, dict):
+            keywords["publish"] = hb.PublishTopic(**to)
+        else:
+            keywords["publish"] = hb.PublishDirectory(to, keep=4)
         scored = [_Scores(root / "scores.jsonl", schema)]
     if "epochs" in config:
         return _fit(

@@ -78,17 +78,18 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     return answer, found
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("at", "number", "rank", "after"), CASES)
 def test_a_kill_in_a_save_leaves_a_whole_state_and_costs_no_bit(
     at: str,
     number: int,
     rank: int,
     after: bool,
+    ranks: int,
     unbroken: tuple[dict[str, Any], dict[int, str]],
     tmp_path: Path,
 ) -> None:
     driver.write_events(tmp_path / "events", SEED, rows=600)
-    ranks = 2 + number % 2
     point = {"at": at, "number": number, "after": after}
     with pytest.raises(AssertionError):
         ranks_of(life, ranks, str(tmp_path), rank, point)

@@ -22,7 +22,7 @@ import driver
 from test_kills import SEED, checkpoints
 
 import hotbed as hb
-from hotbed.persist.publish import Follower
+from hotbed.persist.publish import Follower, TopicFeed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
@@ -196,24 +196,34 @@ def test_each_message_of_a_topic_is_counted_once(lives: Any, broker: Any, tmp_pa
 # --- servers --------------------------------------------------------------------------------------
 
 
-def test_a_server_follows_three_ranks_through_two_kills(lives: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["folder", "topic"])
+def test_a_server_follows_three_ranks_through_two_kills(
+    by: str, lives: Any, broker: Any, tmp_path: Path
+) -> None:
     """What is served is what the trainer scored at the same step, version by version."""
     driver.write_events(tmp_path / "events", SEED)
-    config = {"grains": 8, "ranks": 3, "publish": str(tmp_path / "published")}
+    config: dict[str, Any] = {"grains": 8, "ranks": 3, "publish": str(tmp_path / "published")}
     config["checkpoint"] = {"every_steps": 20, "full_every": 3}
+    if by == "topic":
+        broker.create("versions")
+        config["publish"] = {"servers": broker.servers, "topic": "versions"}
     served: dict[int, list[np.ndarray]] = {}
     done = threading.Event()
 
     def serve() -> None:
         server = hb.ParameterServer(tmp_path / "rows")
-        follower = Follower(tmp_path / "published")
+        source: Any = tmp_path / "published"
+        if by == "topic":
+            source = TopicFeed(broker.servers, "versions", tmp_path / "cache")
+        follower = Follower(source)
         asked = driver.events(99, 200).drop(["y", "t"])
-        while not done.is_set():
+        is_last = False
+        while not is_last:
+            is_last = done.wait(0.02)  # and once more, for the last version
             for reader in follower.poll():
                 session = hb.InferenceSession(server.load("m", reader))
                 version = reader.manifest.version
                 served.setdefault(version, []).append(session.predict(asked))
-            done.wait(0.02)
 
     serving = threading.Thread(target=serve)
     serving.start()
@@ -231,6 +241,7 @@ def test_a_server_follows_three_ranks_through_two_kills(lives: Any, tmp_path: Pa
         assert scored.setdefault(step, scores) == scores, "a step that is repeated scores the same"
     assert answer["resumed"] > 0
     assert len(served) > 3
+    assert max(served) == answer["steps"]  # the last version arrives, too
     for version, versions in served.items():
         for found in versions:
             if version in scored:

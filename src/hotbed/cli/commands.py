@@ -29,7 +29,7 @@ from hotbed.job.json_schema import json_schema
 from hotbed.job.plan import Wishes
 from hotbed.job.plan import plan as plan_job
 from hotbed.job.plan_page import write_plan
-from hotbed.job.ranks import for_ranks
+from hotbed.job.ranks import for_ranks, from_first
 from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.inspect import diff as difference_of
 from hotbed.persist.inspect import verify as verify_checkpoint
@@ -416,7 +416,11 @@ def restore(
     state: Annotated[int | None, typer.Option(help="The number of the state to return to.")] = None,
 ) -> None:
     """Return to an earlier state of a stream; move newer states aside. See docs/persist.md."""
-    show.print_restored(path, go_back(path, state))
+    if processes.is_rank():
+        went_back = from_first(lambda: go_back(path, state))
+    else:
+        went_back = go_back(path, state)
+    show.print_restored(path, went_back)
 
 
 @app.command()

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hotbed.job.job import Job
 
@@ -29,6 +29,30 @@ def from_first(make: Callable[[], T]) -> T:
     from hotbed.parallel import Ranks
 
     return Ranks.of_job().from_first(make)
+
+
+def check_same(job: Job, command: str, flags: Mapping[str, object] | None = None) -> None:
+    """Raise ConfigError, on every rank, if the ranks do not all do the same with one job.
+
+    Args:
+        job: the job as this process read it.
+        command: of `hotbed`.
+        flags: of the command, by name.
+    """
+    if num_ranks() == 1:
+        return
+    from hotbed.parallel import Ranks
+
+    settings = {"the command": f"hotbed {command}", **(flags or {})}
+    Ranks.of_job().check_equal({**settings, **_values("job", job.to_json())})
+
+
+def _values(name: str, plain: Any) -> dict[str, Any]:
+    """Return the values in a tree of them, by their dotted paths."""
+    if isinstance(plain, Mapping):
+        parts = [_values(f"{name}.{key}", value) for key, value in plain.items()]
+        return {path: value for part in parts for path, value in part.items()}
+    return {name: plain}
 
 
 def for_ranks(job: Job, ranks: int) -> Job:

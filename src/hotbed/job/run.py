@@ -23,7 +23,7 @@ from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
-from hotbed.job.ranks import for_ranks, from_first, num_ranks
+from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks
 from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
@@ -108,6 +108,7 @@ def train(
             "job.train: missing key, got none. `hotbed train` begins with it: add a source, or "
             "use `hotbed online`."
         )
+    check_same(job, "train", {"--restart": restart})
     job = for_ranks(job, num_ranks())
     with _owned_states(job, restart=restart, report=report) as live:
         if from_first(lambda: has_state(job.state_path)):
@@ -151,6 +152,7 @@ def online(
             "job.stream: missing key, got none. `hotbed online` follows it: add a source, or use "
             "`hotbed train`."
         )
+    check_same(job, "online", {"--max-steps": max_steps, "--max-seconds": max_seconds})
     with _owned_states(job, restart=False, report=report) as live:
         if from_first(lambda: has_state(job.state_path)):
             job = _with_grains_of(job.state_path, job)
@@ -314,6 +316,7 @@ def evaluate(job: Job) -> dict[str, float]:
             "job.valid: missing key, got none. `hotbed evaluate` needs a source with labels: add "
             "it, or --set it."
         )
+    check_same(job, "evaluate")
     model = hb.load(trained(job))
     return model.evaluate(job.dataset(job.valid, model.schema))
 
@@ -336,6 +339,7 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
             "job.predict: missing key, got none. There is nothing to score: add a source, or "
             "--set it."
         )
+    check_same(job, "predict")
     model = hb.load(trained(job))
     scores = model.predict(job.dataset(source, model.schema))
     if not isinstance(scores, Mapping):
@@ -458,7 +462,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
         model = _rebuilt(states, reader)
     publisher = hb.PublishDirectory(to, keep)
     publisher.graph = model.graph()
-    return Published(reader.folder, to, publisher.publish(reader))
+    return Published(reader.folder, to, from_first(lambda: publisher.publish(reader)))
 
 
 def _export(model: RecModel, states: Where, out: Where) -> Exported:

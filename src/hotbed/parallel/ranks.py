@@ -155,16 +155,24 @@ class Ranks:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Raise an error of the block on every rank: that of the first rank that has one."""
+        """Raise an error of the block on every rank: that of the first rank that has one.
+
+        Its message names the rank, unless all of them have one.
+        """
         own_error: Exception | None = None
         try:
             yield
         except Exception as error:
             own_error = error
         every = self.gather_objects(None if own_error is None else _portable(own_error))
-        for rank, received in enumerate(every):
-            if received is not None:
-                raise own_error if own_error is not None and rank == self.rank else received
+        failed = [rank for rank, received in enumerate(every) if received is not None]
+        if not failed:
+            return
+        first = failed[0]
+        raised = every[first] if own_error is None or first != self.rank else own_error
+        if len(failed) < self.size:
+            _name_rank(raised, first)
+        raise raised
 
     def from_first(self, make: Callable[[], T]) -> T:
         """Return what `make` returns on rank 0, on every rank; an error is raised on each."""
@@ -187,8 +195,9 @@ class Ranks:
     def check_equal(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError, on every rank, if a setting is not the same on all of them."""
         every = self.gather_objects(dict(settings))
-        for name in settings:
-            values = [of_rank[name] for of_rank in every]
+        names = dict.fromkeys(name for of_rank in every for name in of_rank)
+        for name in names:
+            values = [of_rank.get(name) for of_rank in every]
             if any(value != values[0] for value in values):
                 raise ConfigError(
                     f"ranks: all ranks must train the same model with the same settings, got "
@@ -212,3 +221,11 @@ def _portable(error: Exception) -> Exception:
     if is_plain or isinstance(error, HotbedError):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _name_rank(error: Exception, rank: int) -> None:
+    """Let the message of an error say which rank raised it."""
+    if isinstance(error, OSError) and error.strerror:
+        error.strerror = f"{error.strerror} (rank {rank})"
+    else:
+        error.args = (f"rank {rank}: {error}",)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,9 @@ class Shard:
     def from_first(self, make: Callable[[], T]) -> T:
         """Return what `make` returns, or raise what it raises, in the first process."""
         return make()
+
+    def check_equal(self, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError, in all processes, if a setting is not the same in all of them."""
 
     def gathered(self, value: T) -> list[T]:
         """Return a small value of each process."""
@@ -117,6 +120,9 @@ class RankShard(Shard):
 
     def from_first(self, make: Callable[[], T]) -> T:
         return self._ranks.from_first(make)
+
+    def check_equal(self, settings: Mapping[str, Any]) -> None:
+        self._ranks.check_equal(settings)
 
     def gathered(self, value: T) -> list[T]:
         return self._ranks.gather_objects(value)

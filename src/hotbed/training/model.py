@@ -61,6 +61,7 @@ from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
+from hotbed.training.watching.prometheus import Prometheus
 
 log = logging.getLogger("hotbed")
 
@@ -610,6 +611,7 @@ class RecModel:
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
+        self.learner.shard.check_equal(_settings(goal, callbacks))
         _log_frozen_lookups(self.network)
         run = Run(self, goal, callbacks, observer, clock=WallClock(shard=self.learner.shard))
         run.counts.epoch = goal.first_epoch
@@ -789,6 +791,23 @@ def set_seed(seed: int) -> None:
     `Dataset(seed=…)`.
     """
     torch.manual_seed(seed)
+
+
+_OF_EACH_RUN = (StreamLimits, History, ProgressBar, Prometheus)
+"""Callbacks that every run has, or that ask nothing of other ranks."""
+
+
+def _settings(goal: Goal, callbacks: Callbacks) -> dict[str, Any]:
+    """Return what all ranks must have alike before a training, beside the model."""
+    kinds = [type(callback) for callback in callbacks.all]
+    of_hotbed = [kind for kind in kinds if kind.__module__.startswith("hotbed.")]
+    return {
+        "a stream": goal.online,
+        "the numbers of the first and the last epoch": (goal.first_epoch, goal.end_epoch - 1),
+        "batches of an epoch": goal.epoch_steps,
+        "batches ahead": goal.depth,
+        "callbacks": [kind.__name__ for kind in of_hotbed if kind not in _OF_EACH_RUN],
+    }
 
 
 def _log_frozen_lookups(network: nn.Module) -> None:
