@@ -15,7 +15,7 @@ using namespace hotbed;
 namespace {
 
 constexpr int kDim = 3;
-constexpr int64_t kSamples = 120;
+constexpr int64_t kSamples = 64;
 const std::vector<Feature> kFeatures = {{0, Pooling::kSum}, {0, Pooling::kMax}};
 
 // Drives one table, and records whatever it answers.
@@ -30,7 +30,7 @@ struct Drive {
 
   std::vector<FeatureIds> next_batch(int64_t now) {
     ids.clear();
-    for (int64_t i = 0; i < 2 * kSamples; i++) ids.push_back(static_cast<int64_t>(draw.below(700)));
+    for (int64_t i = 0; i < 2 * kSamples; i++) ids.push_back(static_cast<int64_t>(draw.below(400)));
     times.assign(kSamples, now);
     out.assign(2 * kSamples * kDim, NAN);
     return {{ids.data(), kSamples, nullptr, nullptr, kSamples},
@@ -142,15 +142,15 @@ struct Drive {
 
   void run() {
     table->track(table->scope() == Scope::kTouched);
-    for (int64_t now = 0; now < 24; now++) {
-      if (now == 8 || now == 16) {
+    for (int64_t now = 0; now < 12; now++) {
+      if (now == 3 || now == 8) {
         table->catch_up(0, kPartitions);
-        table->begin_snapshot(now == 16 && table->scope() == Scope::kTouched);
+        table->begin_snapshot(now == 8 && table->scope() == Scope::kTouched);
       }
       learn(now), learn_by_grains(now), learn_late(now), map_and_take_back(now), update_slots(now), evaluate(now);
       table->begin_evict(now);
       table->sweep(0, kPartitions / 2);
-      if (now == 11 || now == 20) read_snapshot();
+      if (now == 5 || now == 10) read_snapshot();
     }
     Table loaded(table->config());
     for (int p = 0; p < kPartitions; p++) {
@@ -185,9 +185,9 @@ TEST_CASE("frames that are not slots change no bit") {
         config.rule = Rule("Adam").with("beta1", 0.9).with("beta2", 0.99).with("eps", 1e-8);
         config.rule.scope = scope;
         if (policy == "ttl") config.eviction.ttl = 3, config.keep_seen = true;
-        if (policy == "lru") config.eviction.max_rows = 512, config.keep_seen = true;
+        if (policy == "lru") config.eviction.max_rows = 256, config.keep_seen = true;
         if (policy == "lfu") {
-          config.eviction.max_rows = 512, config.eviction.by_count = true, config.eviction.half_life = 5.0;
+          config.eviction.max_rows = 256, config.eviction.by_count = true, config.eviction.half_life = 5.0;
           config.admission.kind = AdmitKind::kMinCount, config.admission.min_count = 2;
           config.keep_count = true;
         }
