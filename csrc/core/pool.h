@@ -26,16 +26,8 @@ class Pool {
 
   Row operator[](uint32_t frame) const noexcept { return {slabs_.front(frame), slabs_.back(frame), layout_}; }
   uint8_t* values(uint32_t frame) const noexcept { return slabs_.front(frame); }
-  // Inlined always: GCC takes a function that only prefetches for one without effect, and leaves out its call.
-  [[gnu::always_inline]] void prefetch_values(uint32_t frame) const noexcept {
-    const uint8_t* ahead = slabs_.front(frame);
-    for (uint32_t line = 0; line < layout_.value_bytes; line += 64) __builtin_prefetch(ahead + line);
-  }
-  [[gnu::always_inline]] void prefetch(uint32_t frame) const noexcept {
-    prefetch_values(frame);
-    const uint8_t* ahead = slabs_.back(frame);
-    for (uint32_t line = 0; line < layout_.state_bytes; line += 64) __builtin_prefetch(ahead + line);
-  }
+  [[gnu::always_inline]] void prefetch_values(uint32_t frame) const noexcept { slabs_.prefetch_front(frame); }
+  [[gnu::always_inline]] void prefetch(uint32_t frame) const noexcept { slabs_.prefetch(frame); }
 
   uint32_t add_chunk() { return slabs_.add_chunk(); }
   const Slabs& slabs() const noexcept { return slabs_; }
