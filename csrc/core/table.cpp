@@ -106,7 +106,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
-    if (slot != kNoSlot && expires && partitions_[p].stale && expired(ledger_[slot].seen())) {
+    if (expires && slot != kNoSlot && partitions_[p].stale && expired(ledger_[slot].seen())) [[unlikely]] {
       if (training) {  // past its time but not swept yet: it starts anew
         remove_row(p, uniques.ids[u], slot, Reason::kRestarted);
         num_withdrawn_.fetch_add(1);
@@ -114,7 +114,7 @@ void Table::resolve(Uniques& uniques, bool training) {
       slot = kNoSlot;
     }
     uniques.slots[u] = slot;
-    if (slot == kNoSlot) {
+    if (slot == kNoSlot) [[unlikely]] {
       if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
@@ -294,13 +294,15 @@ size_t Table::num_copies(const Uniques& uniques) const noexcept {
 void Table::read(const Uniques& uniques, const float** rows, float* copies) const noexcept {
   const bool stored = layout().dtype == Dtype::kFloat32;
   const uint32_t* frames = uniques.frames();
-  for (size_t u = 0; u < uniques.ids.size(); u++) {
-    if (stored && frames[u] != kNoSlot) {
-      rows[u] = reinterpret_cast<const float*>(pool_.values(frames[u]));
+  const size_t n = uniques.ids.size();
+  for (size_t u = 0; u < n; u++) {
+    const uint32_t frame = frames[u];
+    if (stored && frame != kNoSlot) {
+      rows[u] = reinterpret_cast<const float*>(pool_.values(frame));
       continue;
     }
-    if (frames[u] == kNoSlot) read_absent(uniques.ids[u], copies);
-    else pool_[frames[u]].read(copies);
+    if (frame == kNoSlot) read_absent(uniques.ids[u], copies);
+    else pool_[frame].read(copies);
     rows[u] = copies;
     copies += config_.dim;
   }
