@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The headline score of the core, without Python: bench_embedding [gather|forward|step|insert|all] [--quick]
-// 26 tables of 1 M ids, batches of 4096 samples (106,496 lookups), dim 16, power law 1.05, row-wise Adagrad. One JSON
-// line each.
+// [--rule NAME]
+// 26 tables of 1 M ids, batches of 4096 samples (106,496 lookups), dim 16, power law 1.05, row-wise Adagrad by default.
+// One JSON line each.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,7 +22,14 @@ namespace {
 struct Size {
   int tables = 26, batch = 4096, dim = 16, steps = 100, batches = 16;
   int64_t ids = 1000000;
+  std::string rule = "RowwiseAdagrad";
 };
+
+Rule rule_of(const std::string& name) {
+  Rule rule(name);
+  if (name == "Adam") rule.with("beta1", 0.9).with("beta2", 0.999);
+  return rule.with("eps", 1e-10);
+}
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -50,9 +58,9 @@ void report(const char* name, std::vector<double> seconds, const Size& size) {
   std::printf(
       "{\"peer\": \"native_%s\", \"median_ms\": %.3f, \"min_ms\": %.3f, \"mega_ids_per_s\": %.2f, \"tables\": %d, "
       "\"ids\": %lld, "
-      "\"batch\": %d, \"dim\": %d, \"alpha\": 1.05, \"threads\": %d}\n",
+      "\"batch\": %d, \"dim\": %d, \"alpha\": 1.05, \"rule\": \"%s\", \"threads\": %d}\n",
       name, median * 1e3, seconds[0] * 1e3, size.tables * size.batch / median / 1e6, size.tables,
-      static_cast<long long>(size.ids), size.batch, size.dim, ThreadPool::num_threads());
+      static_cast<long long>(size.ids), size.batch, size.dim, size.rule.c_str(), ThreadPool::num_threads());
 }
 
 // The machine's own limit: rows of the same draws copied from one array, prefetched, on all threads.
@@ -94,7 +102,7 @@ struct Workload {
     for (int t = 0; t < size.tables; t++) {
       TableConfig config;
       config.name = std::to_string(t), config.name_hash = mix64(static_cast<uint64_t>(t)), config.dim = size.dim;
-      config.rule = Rule("RowwiseAdagrad").with("eps", 1e-10);
+      config.rule = rule_of(size.rule);
       tables.push_back(std::make_shared<Table>(config));
       features.push_back({t, Pooling::kSum});
     }
@@ -174,6 +182,7 @@ int main(int argc, char** argv) {
   std::string what = "all";
   for (int i = 1; i < argc; i++) {
     if (std::strcmp(argv[i], "--quick") == 0) size.tables = 2, size.batch = 128, size.ids = 1000, size.steps = 4;
+    else if (std::strcmp(argv[i], "--rule") == 0 && i + 1 < argc) size.rule = argv[++i];
     else what = argv[i];
   }
   const auto ranks = draw(size);

@@ -138,7 +138,7 @@ void gather(Table& table, const Input<int64_t>& slots, uint64_t out) {
     for (int64_t i = b * block; i < std::min(n, (b + 1) * block); i++) {
       float* row = reinterpret_cast<float*>(out) + i * dim;
       if (slots.data()[i] < 0) std::fill_n(row, dim, table.config().default_value);
-      else table.rows()[static_cast<uint32_t>(slots.data()[i])].read(row);
+      else table.row_of(static_cast<uint32_t>(slots.data()[i])).read(row);
     }
   });
 }
@@ -256,6 +256,9 @@ void init_values(nb::module_& m) {
       .def_prop_rw(
           "dtype", [](const TableConfig& c) { return name_of(kDtypes, c.dtype); },
           [](TableConfig& c, std::string_view dtype) { c.dtype = value_of(kDtypes, "dtype", dtype); })
+      .def_prop_rw(
+          "tier", [](const TableConfig& c) { return name_of(kTiers, c.tier); },
+          [](TableConfig& c, std::string_view tier) { c.tier = value_of(kTiers, "tier", tier); })
       .def_rw("rule", &TableConfig::rule)
       .def_prop_rw(
           "init_kind", [](const TableConfig& c) { return name_of(kInits, c.init.kind); },
@@ -349,7 +352,7 @@ void init_table(nb::module_& m) {
       .def_prop_ro("step", &Table::step)
       .def_prop_ro("calls", &Table::calls)
       .def_prop_ro("watermark", &Table::watermark)
-      .def_prop_ro("num_slots", [](const Table& t) { return t.rows().capacity(); })
+      .def_prop_ro("num_slots", &Table::num_slots)
       .def_prop_ro("row_bytes", [](const Table& t) { return t.layout().num_bytes(); })
       .def_prop_ro("state_width", [](const Table& t) { return t.layout().state_width; });
 }

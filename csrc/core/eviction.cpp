@@ -51,7 +51,7 @@ uint64_t Table::sweep(int first, int last) {
     if (config_.eviction.ttl < 0) continue;
     dead.clear();
     maps_[p].for_each([&](int64_t id, uint32_t slot) {
-      if (expired(rows_[slot].seen())) dead.emplace_back(id, slot);
+      if (expired(ledger_[slot].seen())) dead.emplace_back(id, slot);
     });
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
     for (const auto& [id, slot] : dead) remove_row(p, id, slot, Reason::kExpired);
@@ -76,9 +76,10 @@ void Table::remove_row(int p, int64_t id, uint32_t slot, Reason reason) {
   partition.evicted[static_cast<size_t>(reason)]++;
 }
 
-int64_t Table::victim_key(const Row& row) const noexcept {
-  if (!config_.eviction.by_count) return row.seen();
-  return layout().has_score ? ordered(row.score()) : static_cast<int64_t>(row.count());
+int64_t Table::victim_key(uint32_t slot) const noexcept {
+  const LedgerEntry entry = ledger_[slot];
+  if (!config_.eviction.by_count) return entry.seen();
+  return layout().has_score ? ordered(entry.score()) : static_cast<int64_t>(entry.count());
 }
 
 bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
@@ -88,12 +89,12 @@ bool Table::evict_one(int p, const std::vector<uint32_t>& in_batch) {
   const auto scan = [&](auto&& add) {
     map.for_each([&](int64_t id, uint32_t slot) {
       if (pinned(slot)) partition.victims.skipped();
-      else add(Victim{victim_key(rows_[slot]), id, slot});
+      else add(Victim{victim_key(slot), id, slot});
     });
   };
   const auto current = [&](const Victim& victim, int64_t* key) {
     if (map.find(victim.id, hash_id(victim.id)) != victim.slot) return Victims::State::kGone;
-    *key = victim_key(rows_[victim.slot]);
+    *key = victim_key(victim.slot);
     return pinned(victim.slot) ? Victims::State::kProtected : Victims::State::kAlive;
   };
   Victim victim;

@@ -3,6 +3,7 @@
 #include "map_log.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "table.h"
 
@@ -15,19 +16,12 @@ void Table::begin_log(Uniques& uniques) {
 }
 
 void Table::log(Uniques& uniques) {
-  const RowLayout& fields = layout();
   MapLog& log = *uniques.log;
-  log.seen.assign(fields.has_seen ? uniques.slots.size() : 0, 0);
-  log.counts.assign(fields.has_count ? uniques.slots.size() : 0, 0);
-  log.scores.assign(fields.has_score ? uniques.slots.size() : 0, 0.0);
-  if (fields.has_seen || fields.has_count || fields.has_score)
-    for (size_t u = 0; u < uniques.slots.size(); u++) {
-      if (uniques.slots[u] == kNoSlot) continue;
-      const Row row = rows_[uniques.slots[u]];
-      if (fields.has_seen) log.seen[u] = row.seen();
-      if (fields.has_count) log.counts[u] = row.count();
-      if (fields.has_score) log.scores[u] = row.score();
-    }
+  const size_t width = layout().observed_bytes;
+  log.observed.resize(uniques.slots.size() * width);
+  for (size_t u = 0; width > 0 && u < uniques.slots.size(); u++)
+    if (uniques.slots[u] != kNoSlot)
+      std::memcpy(log.observed.data() + u * width, ledger_[uniques.slots[u]].observed(), width);
   if (admits_all() || !learns()) return;
   for (const uint32_t u : uniques.missing) {
     MapLog::Waiting waiting{u, false, {}};
@@ -43,8 +37,8 @@ void Table::end_log(Uniques& uniques) noexcept {
 }
 
 void Table::take_back(Uniques& uniques) {
-  const RowLayout& fields = layout();
   const MapLog& log = *uniques.log;
+  const size_t width = layout().observed_bytes;
   std::vector<uint8_t> inserted(uniques.slots.size(), 0);
   for (const uint32_t u : uniques.missing) {
     const int p = partition_of(uniques.hashes[u]);
@@ -72,15 +66,11 @@ void Table::take_back(Uniques& uniques) {
       break;
     }
   }
-  if (fields.has_seen || fields.has_count || fields.has_score)
-    for (size_t u = 0; u < uniques.slots.size(); u++) {
-      if (uniques.slots[u] == kNoSlot || inserted[u]) continue;
-      changing(uniques.slots[u]);
-      const Row row = rows_[uniques.slots[u]];
-      if (fields.has_seen) row.set_seen(log.seen[u]);
-      if (fields.has_count) row.set_count(log.counts[u]);
-      if (fields.has_score) row.set_score(log.scores[u]);
-    }
+  for (size_t u = 0; width > 0 && u < uniques.slots.size(); u++) {
+    if (uniques.slots[u] == kNoSlot || inserted[u]) continue;
+    changing(uniques.slots[u]);
+    std::memcpy(ledger_[uniques.slots[u]].observed(), log.observed.data() + u * width, width);
+  }
   for (const MapLog::Waiting& waiting : log.waiting) {
     const uint64_t hash = uniques.hashes[waiting.u];
     Partition& partition = partitions_[static_cast<size_t>(partition_of(hash))];

@@ -7,6 +7,7 @@
 
 #include "admission.h"
 #include "eviction.h"
+#include "memory.h"
 
 namespace hotbed {
 
@@ -24,9 +25,7 @@ struct MapLog {
   };
   std::vector<Gone> gone;        // expired rows and victims, in order
   std::vector<Waiting> waiting;  // the ids that had no row
-  std::vector<int64_t> seen;     // of the ids that had one, before; filled where the layout has them
-  std::vector<uint32_t> counts;
-  std::vector<double> scores;
+  Column<uint8_t> observed;      // LedgerEntry::observed of the ids that had one, before
 };
 
 }  // namespace hotbed

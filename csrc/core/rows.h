@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage of rows: slabs that never move. A slab holds the values of its rows, [dim] each (fp32, bf16 or fp16), one
-// after another, and behind them what lies beside the values of each row:
-//   optimizer state [width] fp32 | bookkeeping, each field only where a policy needs it.
-// A lookup reads values alone: 16 of them are one cache line.
+// The bytes of a row. The pool has values [dim] (fp32, bf16 or fp16), optimizer state [width] fp32 and, in half
+// precision, the id; the ledger has one entry a row, each field only where a policy or the rule needs it.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "kernels.h"
 
@@ -17,98 +14,72 @@ struct RowLayout {
   int dim = 0, state_width = 0;
   Dtype dtype = Dtype::kFloat32;
   bool has_updated = false, has_count = false, has_seen = false, has_score = false;
-  uint32_t value_bytes = 0, beside_bytes = 0;
-  uint32_t updated_at = 0, count_at = 0, seen_at = 0, score_at = 0, id_at = 0;  // from the state on
+  uint32_t value_bytes = 0, state_bytes = 0, ledger_bytes = 0;
+  uint32_t id_at = 0;                            // from the state on
+  uint32_t observed_at = 0, observed_bytes = 0;  // from the entry on: count, seen and score together
+  uint32_t count_at = 0, seen_at = 0, score_at = 0;
 
   void arrange() noexcept;
-  uint32_t num_bytes() const noexcept { return value_bytes + beside_bytes; }
-  bool has_fields() const noexcept { return has_count || has_seen || has_score; }
+  uint32_t num_bytes() const noexcept { return value_bytes + state_bytes + ledger_bytes; }
 };
 
+// A number at any address.
+template <class T>
+T load(const uint8_t* at) noexcept {
+  T value;
+  std::memcpy(&value, at, sizeof(T));
+  return value;
+}
+template <class T>
+void store(uint8_t* at, T value) noexcept {
+  std::memcpy(at, &value, sizeof(T));
+}
+
+// What the pool has of a row.
 class Row {
  public:
-  Row(uint8_t* values, uint8_t* beside, const RowLayout& layout) noexcept
-      : values_(values), beside_(beside), layout_(&layout) {}
+  Row(uint8_t* values, uint8_t* state, const RowLayout& layout) noexcept
+      : values_(values), state_(state), layout_(&layout) {}
 
   float* values() const noexcept { return reinterpret_cast<float*>(values_); }  // fp32 layouts only
-  float* state() const noexcept { return reinterpret_cast<float*>(beside_); }
-  uint32_t updated() const noexcept { return load<uint32_t>(layout_->updated_at); }
-  uint32_t count() const noexcept { return load<uint32_t>(layout_->count_at); }
-  int64_t seen() const noexcept { return load<int64_t>(layout_->seen_at); }
-  double score() const noexcept { return load<double>(layout_->score_at); }
-  int64_t id() const noexcept { return load<int64_t>(layout_->id_at); }  // half-precision layouts only
-  void set_updated(uint32_t step) const noexcept { store(layout_->updated_at, step); }
-  void set_count(uint32_t count) const noexcept { store(layout_->count_at, count); }
-  void set_seen(int64_t time) const noexcept { store(layout_->seen_at, time); }
-  void set_score(double score) const noexcept { store(layout_->score_at, score); }
-  void set_id(int64_t id) const noexcept { store(layout_->id_at, id); }
+  float* state() const noexcept { return reinterpret_cast<float*>(state_); }
+  int64_t id() const noexcept { return load<int64_t>(state_ + layout_->id_at); }  // half-precision layouts only
+  void set_id(int64_t id) const noexcept { store(state_ + layout_->id_at, id); }
 
   void read(float* out) const noexcept;
   // `noise` seeds the stochastic rounding of half-precision values; null rounds to nearest.
   void write(const float* in, const uint64_t* noise) const noexcept;
-  // All bytes, [num_bytes], for a row that is kept elsewhere: values first.
-  void copy_to(uint8_t* out) const noexcept;
+  void copy_to(const Row& other) const noexcept {
+    std::memcpy(other.values_, values_, layout_->value_bytes);
+    std::memcpy(other.state_, state_, layout_->state_bytes);
+  }
 
  private:
-  template <class T>
-  T load(uint32_t at) const noexcept {
-    T value;
-    std::memcpy(&value, beside_ + at, sizeof(T));
-    return value;
-  }
-  template <class T>
-  void store(uint32_t at, T value) const noexcept {
-    std::memcpy(beside_ + at, &value, sizeof(T));
-  }
-
-  uint8_t *values_, *beside_;
+  uint8_t *values_, *state_;
   const RowLayout* layout_;
 };
 
-class Rows {
+// What the ledger has of a row.
+class LedgerEntry {
  public:
-  static constexpr uint32_t kChunk = 16;  // rows handed to a partition at a time
+  LedgerEntry(uint8_t* at, const RowLayout& layout) noexcept : at_(at), layout_(&layout) {}
 
-  explicit Rows(const RowLayout& layout);
-  ~Rows();
-  Rows(const Rows&) = delete;
-  Rows& operator=(const Rows&) = delete;
+  uint32_t updated() const noexcept { return load<uint32_t>(at_); }
+  uint32_t count() const noexcept { return load<uint32_t>(at_ + layout_->count_at); }
+  int64_t seen() const noexcept { return load<int64_t>(at_ + layout_->seen_at); }
+  double score() const noexcept { return load<double>(at_ + layout_->score_at); }
+  void set_updated(uint32_t step) const noexcept { store(at_, step); }
+  void set_count(uint32_t count) const noexcept { store(at_ + layout_->count_at, count); }
+  void set_seen(int64_t time) const noexcept { store(at_ + layout_->seen_at, time); }
+  void set_score(double score) const noexcept { store(at_ + layout_->score_at, score); }
 
-  const RowLayout& layout() const noexcept { return layout_; }
-  Row operator[](uint32_t slot) const noexcept {
-    uint8_t* slab = slabs_[slot >> shift_];
-    const size_t place = slot & mask_;
-    return {slab + place * layout_.value_bytes, slab + first_beside_ + place * layout_.beside_bytes, layout_};
-  }
-  uint8_t* values(uint32_t slot) const noexcept {
-    return slabs_[slot >> shift_] + static_cast<size_t>(slot & mask_) * layout_.value_bytes;
-  }
-  uint8_t* beside(uint32_t slot) const noexcept {
-    return slabs_[slot >> shift_] + first_beside_ + static_cast<size_t>(slot & mask_) * layout_.beside_bytes;
-  }
-  // Inlined always: GCC takes a function that only prefetches for one without effect, and leaves out its call.
-  [[gnu::always_inline]] void prefetch_values(uint32_t slot) const noexcept {
-    const uint8_t* ahead = values(slot);
-    for (uint32_t line = 0; line < layout_.value_bytes; line += 64) __builtin_prefetch(ahead + line);
-  }
-  [[gnu::always_inline]] void prefetch(uint32_t slot) const noexcept {
-    prefetch_values(slot);
-    const uint8_t* ahead = beside(slot);
-    for (uint32_t line = 0; line < layout_.beside_bytes; line += 64) __builtin_prefetch(ahead + line);
-  }
-  // The first slot of kChunk fresh rows. Not safe beside any other call.
-  uint32_t add_chunk();
-  uint64_t capacity() const noexcept { return num_slots_; }
-  uint64_t num_bytes() const noexcept { return num_slots_ * layout_.num_bytes(); }
+  // The bytes that a lookup in training changes, [observed_bytes].
+  uint8_t* observed() const noexcept { return at_ + layout_->observed_at; }
+  void copy_to(const LedgerEntry& other) const noexcept { std::memcpy(other.at_, at_, layout_->ledger_bytes); }
 
  private:
-  RowLayout layout_;
-  int shift_;
-  uint32_t mask_;
-  size_t slab_bytes_, first_beside_;  // first_beside_: where in a slab what is beside the values begins
-  uint64_t num_slots_ = 0;
-  bool huge_ = false;
-  std::vector<uint8_t*> slabs_;
+  uint8_t* at_;
+  const RowLayout* layout_;
 };
 
 }  // namespace hotbed

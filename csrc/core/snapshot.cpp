@@ -59,7 +59,8 @@ void ImageIndex::put(uint32_t slot, uint32_t image) noexcept {
 }
 
 uint32_t Table::add_chunk(int p) {
-  const uint32_t first = rows_.add_chunk();
+  const uint32_t first = pool_.add_chunk();
+  ledger_.add_chunk();
   owners_.push_back(static_cast<uint8_t>(p));
   if (tracking_) changed_.add_chunk(0);
   if (snapshot_) snapshot_->settled.add_chunk(0xffff), snapshot_->imaged.add_chunk(0);  // younger than the snapshot
@@ -71,9 +72,9 @@ void Table::mark_changing(uint32_t slot) {
   if (!snapshot_ || snapshot_->settled.test(slot)) return;
   snapshot_->settled.set(slot);
   snapshot_->imaged.set(slot);
-  Snapshot::Part& part = snapshot_->parts[owners_[slot / Rows::kChunk]];
+  Snapshot::Part& part = snapshot_->parts[owners_[slot / Slabs::kChunk]];
   part.image_slots.push_back(slot);
-  part.images.push_back(rows_[slot]);
+  part.images.push_back(row_of(slot), ledger_[slot]);
 }
 
 void Table::mark_born(int p, int64_t id, uint32_t slot) {
@@ -112,7 +113,7 @@ void Table::begin_snapshot(bool changes) {
   snapshot->imaged = Marks(owners_.size(), 0);
   snapshot->parts.reserve(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
-    Snapshot::Part& part = snapshot->parts.emplace_back(layout().num_bytes());
+    Snapshot::Part& part = snapshot->parts.emplace_back(layout());
     if (const Candidates* waiting = candidates(p)) part.candidates = std::make_unique<Candidates>(*waiting);
     if (tracking_) part.removed = std::exchange(partitions_[p].removed, {});
   }
@@ -148,13 +149,13 @@ void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, siz
   part.image_of.follow(part.image_slots);
   const size_t end = begin + n;
   for (size_t i = begin; i < end; i++) {
-    if (i + kAhead < end) rows_.prefetch(entries[i + kAhead].slot);
+    if (i + kAhead < end) prefetch(entries[i + kAhead].slot);
     const uint32_t slot = entries[i].slot;
     if (snapshot_->imaged.test(slot)) {
-      uint8_t* image = part.images[part.image_of.find(slot)];
-      write_out(out, i, entries[i].id, Row(image, image + layout().value_bytes, layout()));
+      const uint32_t image = part.image_of.find(slot);
+      write_out(out, i, entries[i].id, part.images.row(image), part.images.entry(image));
     } else {
-      write_out(out, i, entries[i].id, rows_[slot]);
+      write_out(out, i, entries[i].id, row_of(slot), ledger_[slot]);
       snapshot_->settled.set(slot);
     }
   }

@@ -15,12 +15,13 @@
 #include "admission.h"
 #include "memory.h"
 #include "rows.h"
+#include "slabs.h"
 
 namespace hotbed {
 
 class Marks {
  public:
-  static_assert(Rows::kChunk == 16);
+  static_assert(Slabs::kChunk == 16);
   explicit Marks(size_t chunks = 0, uint16_t word = 0) : words_(chunks, word) {}
 
   void add_chunk(uint16_t word) { words_.push_back(word); }
@@ -51,30 +52,35 @@ struct SnapshotEntry {
 };
 void sort_by_id(std::vector<SnapshotEntry>& entries);  // ids are distinct
 
-// Records as they were, in blocks that never move: copying one must not now and then copy all before it.
+// Rows and their entries as they were, in blocks that never move: copying one must not now and then copy all before it.
 class Images {
  public:
-  explicit Images(size_t record_bytes) noexcept : record_bytes_(record_bytes) {}
+  explicit Images(const RowLayout& layout) noexcept : layout_(layout) {}
   Images(Images&& other) noexcept
-      : record_bytes_(other.record_bytes_), size_(std::exchange(other.size_, 0)), blocks_(std::move(other.blocks_)) {}
+      : layout_(other.layout_), size_(std::exchange(other.size_, 0)), blocks_(std::move(other.blocks_)) {}
   Images& operator=(Images&&) = delete;
   ~Images() { clear(); }
 
-  size_t size() const noexcept { return size_; }
-  uint8_t* operator[](size_t i) const noexcept { return blocks_[i / kBlock] + i % kBlock * record_bytes_; }
-  void push_back(const Row& row) {
+  Row row(size_t i) const noexcept { return {at(i), at(i) + layout_.value_bytes, layout_}; }
+  LedgerEntry entry(size_t i) const noexcept { return {at(i) + layout_.value_bytes + layout_.state_bytes, layout_}; }
+  void push_back(const Row& row_now, const LedgerEntry& entry_now) {
     if (size_ == blocks_.size() * kBlock)
-      blocks_.push_back(static_cast<uint8_t*>(allocate_block(kBlock * record_bytes_, BlockUse::kSnapshot)));
-    row.copy_to((*this)[size_++]);
+      blocks_.push_back(static_cast<uint8_t*>(allocate_block(block_bytes(), BlockUse::kSnapshot)));
+    row_now.copy_to(row(size_));
+    entry_now.copy_to(entry(size_++));
   }
   void clear() noexcept {
-    for (uint8_t* block : blocks_) release_block(block, kBlock * record_bytes_, BlockUse::kSnapshot);
+    for (uint8_t* block : blocks_) release_block(block, block_bytes(), BlockUse::kSnapshot);
     blocks_.clear(), size_ = 0;
   }
 
  private:
   static constexpr size_t kBlock = 256;
-  size_t record_bytes_, size_ = 0;
+  size_t block_bytes() const noexcept { return kBlock * layout_.num_bytes(); }
+  uint8_t* at(size_t i) const noexcept { return blocks_[i / kBlock] + i % kBlock * layout_.num_bytes(); }
+
+  const RowLayout& layout_;
+  size_t size_ = 0;
   std::vector<uint8_t*> blocks_;
 };
 
@@ -111,7 +117,7 @@ struct Snapshot {
     bool born;  // else gone
   };
   struct Part {  // of one partition
-    explicit Part(size_t record_bytes) : images(record_bytes) {}
+    explicit Part(const RowLayout& layout) : images(layout) {}
     std::vector<int64_t> removed;
     std::unique_ptr<const Candidates> candidates;  // null where every id is admitted
     std::vector<uint32_t> image_slots;

@@ -133,8 +133,7 @@ void Step::read(Part& part) const {
   const size_t dim = static_cast<size_t>(table.config().dim);
   if (!part.received.empty()) return part.rows.assign(part.received.begin(), part.received.end());
   std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
-  for (size_t r = 0; r < part.ranges.size(); r++)
-    first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r].slots);
+  for (size_t r = 0; r < part.ranges.size(); r++) first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r]);
   part.rows.resize(static_cast<size_t>(part.num_unique));
   part.copies.resize(first_copy.back() * dim);
   ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int r) {
@@ -156,15 +155,17 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
   part.num_unique = part.distinct.number(part.ranges);
   if (training && logs_) table.begin_log(uniques);
   table.resolve(uniques, training);
-  if (!training) return;
-  if (logs_) table.log(uniques);
-  table.admit(uniques);
-  if (!uniques.missing.empty()) {
-    Uniques* all[] = {&uniques};
-    table.reserve(all, 1);
-    table.insert(uniques);
+  if (training) {
+    if (logs_) table.log(uniques);
+    table.admit(uniques);
+    if (!uniques.missing.empty()) {
+      Uniques* all[] = {&uniques};
+      table.reserve(all, 1);
+      table.insert(uniques);
+    }
+    if (logs_) table.end_log(uniques);
   }
-  if (logs_) table.end_log(uniques);
+  table.bring(uniques);
 }
 
 // Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
@@ -226,6 +227,7 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
       if (trains(part) && logs_) part.table->end_log(part.ranges[r]);
     });
   }
+  each([&](Part& part, size_t r) { part.table->bring(part.ranges[r]); });
   for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
     Part& part = *phased[i].first;
     part.num_unique = part.distinct.number(part.ranges);
@@ -332,9 +334,7 @@ void Step::take_ids(const Part& whole, Part& part) {
     const Uniques& from = whole.ranges[r];
     Uniques& to = part.ranges[r];
     numbers[u] = static_cast<uint32_t>(to.ids.size());
-    to.ids.push_back(from.ids[u - from.base]);
-    to.hashes.push_back(from.hashes[u - from.base]);
-    to.slots.push_back(from.slots[u - from.base]);
+    to.append(from, u - from.base);
   }
   uint32_t base = 0;
   for (size_t r = 0; r < whole.ranges.size(); r++) {
@@ -429,6 +429,7 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
   uniques.slots.resize(uniques.ids.size());
   for (size_t u = 0; u < uniques.ids.size(); u++)
     uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
+  part.table->place(uniques);
   part.withdrawn = part.table->num_withdrawn();
   part.distinct.keep();
 }
@@ -483,7 +484,7 @@ void Step::leave_out(int table, const int64_t* numbers, int64_t n) {
   for (int64_t i = 0; i < n; i++)
     for (Uniques& range : ranges) {
       const int64_t u = numbers[i] - range.base;
-      if (u >= 0 && u < static_cast<int64_t>(range.slots.size())) range.slots[static_cast<size_t>(u)] = kNoSlot;
+      if (u >= 0 && u < static_cast<int64_t>(range.slots.size())) range.drop_row(static_cast<size_t>(u));
     }
 }
 
@@ -544,12 +545,12 @@ bool Step::find_nonfinite(int table, const float* sums, int64_t* id) const noexc
 class Step::Numbers {
  public:
   explicit Numbers(size_t most) : cells_(std::bit_ceil(2 * most + 1), kNone), mask_(cells_.size() - 1) {}
-  // The number of an id among `uniques`, which takes it in where it is new.
-  uint32_t number_of(int64_t id, uint64_t hash, Uniques& uniques) {
-    size_t at = hash & mask_;
-    while (cells_[at] != kNone && uniques.ids[cells_[at]] != id) at = (at + 1) & mask_;
+  // The number among `uniques` of id number u of `from`, which is taken in where it is new.
+  uint32_t number_of(const Uniques& from, size_t u, Uniques& uniques) {
+    size_t at = from.hashes[u] & mask_;
+    while (cells_[at] != kNone && uniques.ids[cells_[at]] != from.ids[u]) at = (at + 1) & mask_;
     if (cells_[at] != kNone) return cells_[at];
-    uniques.ids.push_back(id), uniques.hashes.push_back(hash), uniques.slots.push_back(kNoSlot);
+    uniques.append(from, u);
     return cells_[at] = static_cast<uint32_t>(uniques.ids.size() - 1);
   }
 
@@ -589,8 +590,8 @@ struct Step::Shares {
     Numbers numbers_by_id(most);
     numbered.reserve(most);
     each(range, [&](const Uniques& from, size_t u, const float*) {
-      const uint32_t number = numbers_by_id.number_of(from.ids[u], from.hashes[u], range);
-      if (from.slots[u] != kNoSlot) range.slots[number] = from.slots[u];
+      const uint32_t number = numbers_by_id.number_of(from, u, range);
+      if (from.slots[u] != kNoSlot) range.set_row(number, from, u);
       numbered.push_back(number);
     });
   }
@@ -686,7 +687,8 @@ void Step::refresh(Part& part) const {
     probe.hashes = range.hashes;
     part.table->resolve(probe, false);
     for (size_t u = 0; u < range.slots.size(); u++)
-      if (probe.slots[u] != range.slots[u]) range.slots[u] = kNoSlot;
+      if (probe.slots[u] != range.slots[u]) range.drop_row(u);
+    part.table->bring(range);
   }
 }
 
@@ -714,9 +716,8 @@ void Step::apply(const Sums& sums, const std::vector<double>& rates) {
   ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
     Part& part = parts_[tasks[static_cast<size_t>(i)].part];
     const Uniques& range = part.ranges[tasks[static_cast<size_t>(i)].range];
-    part.table->update(range.slots.data(),
-                       *sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim,
-                       static_cast<int64_t>(range.slots.size()));
+    part.table->update(range,
+                       *sums[tasks[static_cast<size_t>(i)].part] + int64_t{range.base} * part.table->config().dim);
   });
   if (!eager.empty())
     for_each_range(16, eager, [](Table& table, int first, int last) { table.update_idle(first, last); });

@@ -34,7 +34,9 @@ Table::Table(TableConfig config)
     : config_(std::move(config)),
       key_(table_key(config_.seed, config_.name_hash)),
       initial_state_(config_.rule.initial_state(config_.dim)),
-      rows_(layout_of(config_)) {
+      layout_(layout_of(config_)),
+      pool_(layout_, config_.tier),
+      ledger_(layout_, pool_, config_.tier) {
   maps_.reserve(kPartitions);
   partitions_.resize(kPartitions);
   for (int p = 0; p < kPartitions; p++) {
@@ -64,17 +66,35 @@ void Table::next_generation() {
   quarantined_.store(waits);
 }
 
-void Table::touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
+void Uniques::append(const Uniques& from, size_t u) {
+  ids.push_back(from.ids[u]);
+  hashes.push_back(from.hashes[u]);
+  slots.push_back(from.slots[u]);
+  if (!from.own_frames.empty()) own_frames.push_back(from.own_frames[u]);
+}
+
+void Uniques::set_row(size_t u, const Uniques& from, size_t v) {
+  slots[u] = from.slots[v];
+  if (!own_frames.empty()) own_frames[u] = from.own_frames[v];
+}
+
+void Uniques::drop_row(size_t u) {
+  slots[u] = kNoSlot;
+  if (!own_frames.empty()) own_frames[u] = kNoSlot;
+}
+
+void Table::touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept {
   const RowLayout& fields = layout();
-  if (fields.has_seen) row.set_seen(std::max(row.seen(), uniques.times.empty() ? moment_ : uniques.times[u]));
+  const LedgerEntry entry = ledger_[slot];
+  if (fields.has_seen) entry.set_seen(std::max(entry.seen(), uniques.times.empty() ? moment_ : uniques.times[u]));
   if (fields.has_count)
-    row.set_count(static_cast<uint32_t>(std::min<uint64_t>(row.count() + occurrences, 0xffffffffu)));
-  if (fields.has_score) row.set_score(log2_sum(row.score(), uniques.scores[u]));
+    entry.set_count(static_cast<uint32_t>(std::min<uint64_t>(entry.count() + occurrences, 0xffffffffu)));
+  if (fields.has_score) entry.set_score(log2_sum(entry.score(), uniques.scores[u]));
 }
 
 void Table::resolve(Uniques& uniques, bool training) {
   const size_t n = uniques.ids.size();
-  const bool expires = config_.eviction.ttl >= 0, replays = config_.rule.scope != Scope::kTouched;
+  const bool expires = config_.eviction.ttl >= 0;
   uniques.slots.resize(n);
   uniques.missing.clear();
   for (size_t u = 0; u < std::min(n, kAhead); u++) maps_[partition_of(uniques.hashes[u])].prefetch(uniques.hashes[u]);
@@ -86,7 +106,7 @@ void Table::resolve(Uniques& uniques, bool training) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
-    if (slot != kNoSlot && expires && partitions_[p].stale && expired(rows_[slot].seen())) {
+    if (expires && slot != kNoSlot && partitions_[p].stale && expired(ledger_[slot].seen())) [[unlikely]] {
       if (training) {  // past its time but not swept yet: it starts anew
         remove_row(p, uniques.ids[u], slot, Reason::kRestarted);
         num_withdrawn_.fetch_add(1);
@@ -94,15 +114,28 @@ void Table::resolve(Uniques& uniques, bool training) {
       slot = kNoSlot;
     }
     uniques.slots[u] = slot;
-    if (slot == kNoSlot) {
+    if (slot == kNoSlot) [[unlikely]] {
       if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
-    if (training && layout().has_fields()) rows_.prefetch(slot);
-    else rows_.prefetch_values(slot);
-    if (replays) replay(slot, step_);
+    pool_.prefetch_values(pool_.frame_of(slot));
+    if (training) ledger_.prefetch(slot);
   }
+}
+
+void Table::place(Uniques& uniques) const {
+  if (pool_.frames_are_slots()) return;
+  uniques.own_frames.resize(uniques.slots.size());
+  for (size_t u = 0; u < uniques.slots.size(); u++)
+    uniques.own_frames[u] = uniques.slots[u] == kNoSlot ? kNoSlot : pool_.frame_of(uniques.slots[u]);
+}
+
+void Table::bring(Uniques& uniques) {
+  place(uniques);
+  if (config_.rule.scope == Scope::kTouched) return;
+  for (size_t u = 0; u < uniques.slots.size(); u++)
+    if (uniques.slots[u] != kNoSlot) replay(uniques.slots[u], uniques.frames()[u], step_);
 }
 
 bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, size_t u,
@@ -130,13 +163,12 @@ void Table::check_capacity(uint64_t num_rows) const {
 }
 
 void Table::admit(Uniques& uniques) {
-  const RowLayout& fields = layout();
   const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
-  if (fields.has_seen || fields.has_count || fields.has_score)
+  if (layout().observed_bytes > 0)
     for (size_t u = 0; u < uniques.slots.size(); u++)
       if (uniques.slots[u] != kNoSlot) {
         changing(uniques.slots[u]);
-        touch(rows_[uniques.slots[u]], uniques, u, fields.has_count ? uniques.counts[u] * coefficient : 0);
+        touch(uniques.slots[u], uniques, u, layout().has_count ? uniques.counts[u] * coefficient : 0);
       }
   uniques.num_refused = 0;
   if (!learns()) uniques.missing.clear();
@@ -176,16 +208,16 @@ void Table::reserve(Uniques* const* uniques, int n) {
     while (free.size() < needed[static_cast<size_t>(p)]) {
       const uint32_t first = add_chunk(p);
       const size_t old = free.size();  // fresh rows go below the freed ones, lowest slot on top
-      free.resize(old + Rows::kChunk);
+      free.resize(old + Slabs::kChunk);
       std::move_backward(free.begin(), free.begin() + static_cast<ptrdiff_t>(old), free.end());
-      for (uint32_t i = 0; i < Rows::kChunk; i++) free[i] = first + Rows::kChunk - 1 - i;
+      for (uint32_t i = 0; i < Slabs::kChunk; i++) free[i] = first + Slabs::kChunk - 1 - i;
     }
   }
 }
 
-Row Table::start_row(uint32_t slot, int64_t id) {
+void Table::start_row(uint32_t slot, int64_t id) {
   const RowLayout& fields = layout();
-  const Row row = rows_[slot];
+  const Row row = row_of(slot);
   if (fields.dtype == Dtype::kFloat32) {
     initial_row(config_.init, key_, id, row.values(), fields.dim);
   } else {
@@ -195,11 +227,11 @@ Row Table::start_row(uint32_t slot, int64_t id) {
     row.set_id(id);
   }
   std::copy(initial_state_.begin(), initial_state_.end(), row.state());
-  if (fields.has_updated) row.set_updated(static_cast<uint32_t>(step_));
-  if (fields.has_seen) row.set_seen(INT64_MIN);
-  if (fields.has_count) row.set_count(0);
-  if (fields.has_score) row.set_score(-INFINITY);
-  return row;
+  const LedgerEntry entry = ledger_[slot];
+  if (fields.has_updated) entry.set_updated(static_cast<uint32_t>(step_));
+  if (fields.has_seen) entry.set_seen(INT64_MIN);
+  if (fields.has_count) entry.set_count(0);
+  if (fields.has_score) entry.set_score(-INFINITY);
 }
 
 bool Table::has_late_time(const Uniques& uniques, size_t u) const noexcept {
@@ -221,7 +253,7 @@ void Table::insert(Uniques& uniques) {
     if (i + kAhead < uniques.missing.size()) {  // the bucket, and the row that will be next in that partition
       const uint64_t ahead = uniques.hashes[uniques.missing[i + kAhead]];
       maps_[partition_of(ahead)].prefetch(ahead);
-      if (!partitions_[partition_of(ahead)].free.empty()) rows_.prefetch(partitions_[partition_of(ahead)].free.back());
+      if (!partitions_[partition_of(ahead)].free.empty()) prefetch(partitions_[partition_of(ahead)].free.back());
     }
     const uint32_t u = uniques.missing[i];
     const uint64_t hash = uniques.hashes[u];
@@ -233,12 +265,12 @@ void Table::insert(Uniques& uniques) {
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
     mark_born(p, uniques.ids[u], slot);
-    const Row row = start_row(slot, uniques.ids[u]);
-    touch(row, uniques, u, layout().has_count ? uniques.counts[u] : 0);
+    start_row(slot, uniques.ids[u]);
+    touch(slot, uniques, u, layout().has_count ? uniques.counts[u] : 0);
     partition.admitted++;
     uniques.slots[u] = slot;
     if (cap_) {
-      partition.victims.inserted({victim_key(row), uniques.ids[u], slot});
+      partition.victims.inserted({victim_key(slot), uniques.ids[u], slot});
       if (!in_batch.empty()) in_batch.insert(std::lower_bound(in_batch.begin(), in_batch.end(), slot), slot);
     }
   }
@@ -254,21 +286,23 @@ void Table::read_absent(int64_t id, float* out) const noexcept {
   else std::fill_n(out, config_.dim, config_.default_value);
 }
 
-size_t Table::num_copies(const Column<uint32_t>& slots) const noexcept {
-  if (layout().dtype != Dtype::kFloat32) return slots.size();
-  return static_cast<size_t>(std::count(slots.begin(), slots.end(), kNoSlot));
+size_t Table::num_copies(const Uniques& uniques) const noexcept {
+  if (layout().dtype != Dtype::kFloat32) return uniques.slots.size();
+  return static_cast<size_t>(std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot));
 }
 
 void Table::read(const Uniques& uniques, const float** rows, float* copies) const noexcept {
   const bool stored = layout().dtype == Dtype::kFloat32;
-  for (size_t u = 0; u < uniques.slots.size(); u++) {
-    const uint32_t slot = uniques.slots[u];
-    if (stored && slot != kNoSlot) {
-      rows[u] = reinterpret_cast<const float*>(rows_.values(slot));
+  const uint32_t* frames = uniques.frames();
+  const size_t n = uniques.ids.size();
+  for (size_t u = 0; u < n; u++) {
+    const uint32_t frame = frames[u];
+    if (stored && frame != kNoSlot) {
+      rows[u] = reinterpret_cast<const float*>(pool_.values(frame));
       continue;
     }
-    if (slot == kNoSlot) read_absent(uniques.ids[u], copies);
-    else rows_[slot].read(copies);
+    if (frame == kNoSlot) read_absent(uniques.ids[u], copies);
+    else pool_[frame].read(copies);
     rows[u] = copies;
     copies += config_.dim;
   }
@@ -277,7 +311,7 @@ void Table::read(const Uniques& uniques, const float** rows, float* copies) cons
 uint64_t Table::num_alive(int p) const noexcept {
   if (!partitions_[p].stale || config_.eviction.ttl < 0) return maps_[p].size();
   uint64_t n = 0;
-  maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(rows_[slot].seen()); });
+  maps_[p].for_each([&](int64_t, uint32_t slot) { n += !expired(ledger_[slot].seen()); });
   return n;
 }
 
@@ -289,7 +323,7 @@ uint64_t Table::size() const noexcept {
 
 TableStats Table::stats() const {
   TableStats s;
-  s.row_bytes = rows_.num_bytes();
+  s.row_bytes = pool_.slabs().num_bytes() + ledger_.num_bytes();
   s.evicted = evicted_before_;
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
@@ -318,14 +352,14 @@ ExportedRows Table::export_partition(int p) {
   std::vector<SnapshotEntry> entries;
   entries.reserve(maps_[p].size());
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
-    if (!partitions_[p].stale || !expired(rows_[slot].seen())) entries.push_back({id, slot});
+    if (!partitions_[p].stale || !expired(ledger_[slot].seen())) entries.push_back({id, slot});
   });
   sort_by_id(entries);
   ExportedRows out;
   out.resize(entries.size(), layout());
   for (size_t i = 0; i < entries.size(); i++) {
-    if (i + kAhead < entries.size()) rows_.prefetch(entries[i + kAhead].slot);
-    write_out(out, i, entries[i].id, rows_[entries[i].slot]);
+    if (i + kAhead < entries.size()) prefetch(entries[i + kAhead].slot);
+    write_out(out, i, entries[i].id, row_of(entries[i].slot), ledger_[entries[i].slot]);
   }
   return out;
 }
@@ -340,16 +374,17 @@ void ExportedRows::resize(size_t n, const RowLayout& fields) {
   if (fields.has_score) scores.resize(n);
 }
 
-void Table::write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) const noexcept {
+void Table::write_out(ExportedRows& out, size_t at, int64_t id, const Row& row,
+                      const LedgerEntry& entry) const noexcept {
   const RowLayout& fields = layout();
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   out.ids[at] = id;
   row.read(out.values.data() + at * dim);
   if (width) std::memcpy(out.state.data() + at * width, row.state(), width * sizeof(float));
-  if (fields.has_seen) out.seen[at] = row.seen();
-  if (fields.has_count) out.counts[at] = row.count();
-  if (fields.has_updated) out.updated[at] = row.updated();
-  if (fields.has_score) out.scores[at] = row.score();
+  if (fields.has_seen) out.seen[at] = entry.seen();
+  if (fields.has_count) out.counts[at] = entry.count();
+  if (fields.has_updated) out.updated[at] = entry.updated();
+  if (fields.has_score) out.scores[at] = entry.score();
 }
 
 void Table::load_rows(const ExportedRows& in) {
@@ -364,7 +399,7 @@ void Table::load_rows(const ExportedRows& in) {
     if (slot == kNoSlot) {
       if (partition.free.empty()) {
         const uint32_t first = add_chunk(p);
-        for (uint32_t k = Rows::kChunk; k-- > 0;) partition.free.push_back(first + k);
+        for (uint32_t k = Slabs::kChunk; k-- > 0;) partition.free.push_back(first + k);
       }
       slot = partition.free.back();
       partition.free.pop_back();
@@ -373,13 +408,14 @@ void Table::load_rows(const ExportedRows& in) {
       start_row(slot, in.ids[i]);
     }
     changing(slot);
-    const Row row = rows_[slot];
+    const Row row = row_of(slot);
+    const LedgerEntry entry = ledger_[slot];
     row.write(in.values.data() + i * dim, nullptr);
     if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));
-    if (fields.has_seen && !in.seen.empty()) row.set_seen(in.seen[i]);
-    if (fields.has_count && !in.counts.empty()) row.set_count(in.counts[i]);
-    if (fields.has_updated && !in.updated.empty()) row.set_updated(in.updated[i]);
-    if (fields.has_score && !in.scores.empty()) row.set_score(in.scores[i]);
+    if (fields.has_seen && !in.seen.empty()) entry.set_seen(in.seen[i]);
+    if (fields.has_count && !in.counts.empty()) entry.set_count(in.counts[i]);
+    if (fields.has_updated && !in.updated.empty()) entry.set_updated(in.updated[i]);
+    if (fields.has_score && !in.scores.empty()) entry.set_score(in.scores[i]);
     partition.victims.clear();
   }
 }

@@ -15,9 +15,10 @@
 #include "eviction.h"
 #include "id_map.h"
 #include "init.h"
+#include "ledger.h"
 #include "map_log.h"
 #include "memory.h"
-#include "rows.h"
+#include "pool.h"
 #include "rule.h"
 #include "snapshot.h"
 #include "victims.h"
@@ -29,6 +30,7 @@ struct TableConfig {
   uint64_t name_hash = 0, seed = 0;
   int dim = 0;
   Dtype dtype = Dtype::kFloat32;
+  Tier tier = Tier::kRam;
   Rule rule;
   Init init;
   Admission admission;
@@ -70,7 +72,8 @@ struct TableFull : std::exception {
 
 // Distinct ids of a batch, and what the table finds of them.
 struct Uniques : UniqueIds {
-  Column<uint32_t> slots;
+  Column<uint32_t> slots;        // kNoSlot = no row
+  Column<uint32_t> own_frames;   // filled by Table::place where frames are not slots
   std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
   std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
@@ -78,6 +81,12 @@ struct Uniques : UniqueIds {
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
   std::unique_ptr<MapLog> log;  // where the map may be taken back
+
+  // Where in the pool the row of each id lies; kNoSlot = no row.
+  const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
+  void append(const Uniques& from, size_t u);             // an id with its row
+  void set_row(size_t u, const Uniques& from, size_t v);  // the row of the same id
+  void drop_row(size_t u);
 };
 
 struct ExportedRows {
@@ -100,8 +109,8 @@ class Table {
   explicit Table(TableConfig config);
 
   const TableConfig& config() const noexcept { return config_; }
-  const RowLayout& layout() const noexcept { return rows_.layout(); }
-  const Rows& rows() const noexcept { return rows_; }
+  const RowLayout& layout() const noexcept { return layout_; }
+  uint64_t num_slots() const noexcept { return owners_.size() * Slabs::kChunk; }
   uint64_t key() const noexcept { return key_; }
   TableMutex& mutex() noexcept { return mutex_; }
 
@@ -113,7 +122,7 @@ class Table {
   bool wants_scores() const noexcept { return layout().has_score; }
 
   // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
-  void resolve(Uniques& uniques, bool training);  // probes; changes nothing but the replays that a read needs
+  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing
   bool capped() const noexcept { return cap_ != 0; }
   void count_rows(Uniques& uniques) const;       // those found and those that will enter
   void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
@@ -121,6 +130,8 @@ class Table {
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
+  void place(Uniques& uniques) const;            // finds the frames of the slots
+  void bring(Uniques& uniques);                  // places the rows, and replays the steps that they missed
 
   // --- taking back the map of a batch that is not looked up (map_log.cpp): the newest one first, while its plan lives
   void begin_log(Uniques& uniques);  // before resolve
@@ -139,14 +150,15 @@ class Table {
   void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
 
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
-  size_t num_copies(const Column<uint32_t>& slots) const noexcept;
+  size_t num_copies(const Uniques& uniques) const noexcept;
   // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
   void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;
   void read_absent(int64_t id, float* out) const noexcept;
+  Row row_of(uint32_t slot) const noexcept { return pool_[pool_.frame_of(slot)]; }
 
-  // --- update (table_update.cpp): one step of the rule over distinct slots (kNoSlot is passed over)
+  // --- update (table_update.cpp): one step of the rule over the rows of distinct ids
   uint64_t begin_update(double lr);
-  void update(const uint32_t* slots, const float* grads, int64_t n);
+  void update(const Uniques& uniques, const float* grads);
   void update_idle(int first_partition, int last_partition);  // scope `all`: the rows that this step did not touch
   uint64_t step() const noexcept { return step_; }
   Scope scope() const noexcept { return config_.rule.scope; }
@@ -221,13 +233,13 @@ class Table {
   bool expired(int64_t seen) const noexcept;
   bool has_late_time(const Uniques& uniques, size_t u) const noexcept;
   void expire_candidates(int partition);
-  int64_t victim_key(const Row& row) const noexcept;
+  int64_t victim_key(uint32_t slot) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
-  void touch(const Row& row, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
+  void touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
   void remove_row(int partition, int64_t id, uint32_t slot, Reason reason);
   void next_generation();
   uint32_t add_chunk(int partition);
-  void write_out(ExportedRows& out, size_t at, int64_t id, const Row& row) const noexcept;
+  void write_out(ExportedRows& out, size_t at, int64_t id, const Row& row, const LedgerEntry& entry) const noexcept;
   // Before a row changes; after a slot was given to a new id; before a row goes.
   void changing(uint32_t slot) {
     if (marking_) mark_changing(slot);
@@ -236,15 +248,21 @@ class Table {
   void mark_born(int partition, int64_t id, uint32_t slot);
   void mark_gone(int partition, int64_t id, uint32_t slot);
   bool evict_one(int partition, const std::vector<uint32_t>& in_batch);  // false: the batch uses every row
-  Row start_row(uint32_t slot, int64_t id);
-  void replay(uint32_t slot, uint64_t to);
-  void update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n);
+  [[gnu::always_inline]] void prefetch(uint32_t slot) const noexcept {
+    pool_.prefetch(pool_.frame_of(slot));
+    ledger_.prefetch(slot);
+  }
+  void start_row(uint32_t slot, int64_t id);
+  void replay(uint32_t slot, uint32_t frame, uint64_t to);
+  void update_half(const RuleStep& rule, uint64_t step, const uint32_t* frames, const float* grads, int64_t n);
   const RuleStep& step_at(uint64_t step, RuleStep* scratch) const noexcept;
 
   TableConfig config_;
   uint64_t key_;
   std::vector<float> initial_state_;  // optimizer state of a new row
-  Rows rows_;
+  RowLayout layout_;
+  Pool pool_;
+  Ledger ledger_;
   std::vector<IdMap> maps_;  // by partition; side by side, since every lookup reads one
   std::vector<Partition> partitions_;
   TableMutex mutex_;
@@ -260,7 +278,7 @@ class Table {
   int64_t watermark_ = INT64_MIN;
   RateHistory rates_;
   std::vector<RuleStep> steps_;              // of the first kCachedSteps steps, where replays may need them
-  std::vector<uint8_t> owners_;              // partition of each chunk of rows
+  std::vector<uint8_t> owners_;              // partition of each chunk of slots
   bool tracking_ = false, marking_ = false;  // marking: changes are tracked or a snapshot is being read
   Marks changed_;
   std::unique_ptr<Snapshot> snapshot_;

@@ -37,11 +37,11 @@ void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::
 
 // Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane)
 // only.
-void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* slots, const float* grads, int64_t n) {
+void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* frames, const float* grads, int64_t n) {
   std::vector<float> wide(static_cast<size_t>(config_.dim));
   float* values = wide.data();
   for (int64_t i = 0; i < n; i++) {
-    const Row row = rows_[slots[i]];
+    const Row row = pool_[frames[i]];
     row.read(values);
     float* state = row.state();
     kernels().update(rule, &values, &state, grads ? grads + i * config_.dim : nullptr, 1, config_.dim);
@@ -50,51 +50,56 @@ void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* slo
   }
 }
 
-void Table::update(const uint32_t* slots, const float* grads, int64_t n) {
+void Table::update(const Uniques& uniques, const float* grads) {
   RuleStep scratch;
   const RuleStep step = step_at(step_, &scratch);
   const bool marks = layout().has_updated;
   float *values[kRun], *state[kRun];
+  const uint32_t *slots = uniques.slots.data(), *frames = uniques.frames();
+  const int64_t n = static_cast<int64_t>(uniques.slots.size());
   for (int64_t begin = 0; begin < n;) {
-    if (slots[begin] == kNoSlot) {
+    if (frames[begin] == kNoSlot) {
       begin++;
       continue;
     }
     int64_t length = 0;
-    for (; length < kRun && begin + length < n && slots[begin + length] != kNoSlot; length++) {
-      changing(slots[begin + length]);
-      const Row row = rows_[slots[begin + length]];
+    for (; length < kRun && begin + length < n && frames[begin + length] != kNoSlot; length++) {
+      const uint32_t slot = slots[begin + length], frame = frames[begin + length];
+      changing(slot);
+      const Row row = pool_[frame];
       values[length] = row.values(), state[length] = row.state();
       if (marks) {
-        replay(slots[begin + length], step_ - 1);
-        row.set_updated(static_cast<uint32_t>(step_));
+        replay(slot, frame, step_ - 1);
+        ledger_[slot].set_updated(static_cast<uint32_t>(step_));
       }
     }
     if (layout().dtype == Dtype::kFloat32)
       kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
-    else update_half(step, step_, slots + begin, grads + begin * config_.dim, length);
+    else update_half(step, step_, frames + begin, grads + begin * config_.dim, length);
     begin += length;
   }
 }
 
-void Table::replay(uint32_t slot, uint64_t to) {
-  const Row row = rows_[slot];
-  const uint64_t from = row.updated();
+void Table::replay(uint32_t slot, uint32_t frame, uint64_t to) {
+  const LedgerEntry entry = ledger_[slot];
+  const uint64_t from = entry.updated();
   if (from >= to) return;
   changing(slot);
   RuleStep scratch;
   if (layout().dtype == Dtype::kFloat32) {
+    const Row row = pool_[frame];
     float *values = row.values(), *state = row.state();
     for (uint64_t t = from + 1; t <= to; t++)
       kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
   } else {
-    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &slot, nullptr, 1);
+    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &frame, nullptr, 1);
   }
-  row.set_updated(static_cast<uint32_t>(to));
+  entry.set_updated(static_cast<uint32_t>(to));
 }
 
 void Table::update_idle(int first, int last) {
-  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, step_); });
+  for (int p = first; p < last; p++)
+    maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, pool_.frame_of(slot), step_); });
 }
 
 void Table::catch_up(int first, int last) {

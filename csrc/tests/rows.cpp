@@ -6,7 +6,9 @@
 #include <cmath>
 #include <vector>
 
+#include "core/ledger.h"
 #include "core/memory.h"
+#include "core/pool.h"
 #include "draw.h"
 
 using namespace hotbed;
@@ -24,56 +26,73 @@ RowLayout layout(int dim, int width, Dtype dtype, unsigned fields) {
 }  // namespace
 
 TEST_CASE("rows never move while their storage grows, and keep what was written") {
-  for (int dim : {1, 3, 16, 1000}) {
-    Rows rows(layout(dim, 1, Dtype::kFloat32, 0));
-    std::vector<const uint8_t*> at;
-    const uint32_t total = dim == 1000 ? 3000 : 200000;
-    for (uint32_t slot = 0; slot < total; slot++) {
-      if (slot % Rows::kChunk == 0) REQUIRE(rows.add_chunk() == slot);
-      at.push_back(rows.values(slot));
-      rows[slot].values()[0] = static_cast<float>(slot);
-      rows[slot].values()[dim - 1] = static_cast<float>(slot);
-      rows[slot].state()[0] = -static_cast<float>(slot);
+  for (const Tier tier : {Tier::kRam, Tier::kScattered})
+    for (int dim : {1, 3, 16, 1000}) {
+      const RowLayout fields = layout(dim, 1, Dtype::kFloat32, 4);
+      Pool pool(fields, tier);
+      Ledger ledger(fields, pool, tier);
+      std::vector<const uint8_t*> at;
+      const uint32_t total = dim == 1000 ? 3000 : 80000;
+      for (uint32_t slot = 0; slot < total; slot++) {
+        if (slot % Slabs::kChunk == 0) {
+          REQUIRE(pool.add_chunk() == slot);
+          ledger.add_chunk();
+        }
+        const uint32_t frame = pool.frame_of(slot);
+        REQUIRE((frame == slot) == (tier == Tier::kRam));
+        at.push_back(pool.values(frame));
+        pool[frame].values()[0] = static_cast<float>(slot);
+        pool[frame].values()[dim - 1] = static_cast<float>(slot);
+        pool[frame].state()[0] = -static_cast<float>(slot);
+        ledger[slot].set_seen(~int64_t{slot});
+      }
+      for (uint32_t slot = 0; slot < total; slot++) {
+        const uint32_t frame = pool.frame_of(slot);
+        REQUIRE(pool.values(frame) == at[slot]);
+        REQUIRE(pool[frame].values()[dim - 1] == static_cast<float>(slot));
+        REQUIRE(pool[frame].state()[0] == -static_cast<float>(slot));
+        REQUIRE(ledger[slot].seen() == ~int64_t{slot});
+      }
     }
-    for (uint32_t slot = 0; slot < total; slot++) {
-      REQUIRE(rows.values(slot) == at[slot]);
-      REQUIRE(rows[slot].values()[dim - 1] == static_cast<float>(slot));
-      REQUIRE(rows[slot].state()[0] == -static_cast<float>(slot));
-    }
-  }
 }
 
-TEST_CASE("the fields of a record do not overlap, whichever are there") {
-  for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16})
-    for (int dim : {1, 2, 7, 16})
-      for (int width : {0, 1, dim, 2 * dim})
-        for (unsigned fields = 0; fields < 16; fields++) {
-          Rows rows(layout(dim, width, dtype, fields));
-          rows.add_chunk();
-          std::vector<float> values(static_cast<size_t>(dim)), read(static_cast<size_t>(dim));
-          for (int d = 0; d < dim; d++) values[static_cast<size_t>(d)] = static_cast<float>(d) + 0.5f;
-          for (uint32_t slot = 0; slot < 3; slot++) {
-            const Row row = rows[slot];
-            row.write(values.data(), nullptr);
-            for (int i = 0; i < width; i++) row.state()[i] = static_cast<float>(i) - 3.0f;
-            if (fields & 1) row.set_updated(0xdeadbeef);
-            if (fields & 2) row.set_count(0xffffffff);
-            if (fields & 4) row.set_seen(INT64_MIN + slot);
-            if (fields & 8) row.set_score(-INFINITY);
-            if (dtype != Dtype::kFloat32) row.set_id(-1);
+TEST_CASE("the fields of a row and of its entry do not overlap, whichever are there") {
+  for (const Tier tier : {Tier::kRam, Tier::kScattered})
+    for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16})
+      for (int dim : {1, 2, 7, 16})
+        for (int width : {0, 1, dim, 2 * dim})
+          for (unsigned fields = 0; fields < 16; fields++) {
+            const RowLayout of_row = layout(dim, width, dtype, fields);
+            Pool pool(of_row, tier);
+            Ledger ledger(of_row, pool, tier);
+            pool.add_chunk();
+            ledger.add_chunk();
+            std::vector<float> values(static_cast<size_t>(dim)), read(static_cast<size_t>(dim));
+            for (int d = 0; d < dim; d++) values[static_cast<size_t>(d)] = static_cast<float>(d) + 0.5f;
+            for (uint32_t slot = 0; slot < 3; slot++) {
+              const Row row = pool[pool.frame_of(slot)];
+              const LedgerEntry entry = ledger[slot];
+              row.write(values.data(), nullptr);
+              for (int i = 0; i < width; i++) row.state()[i] = static_cast<float>(i) - 3.0f;
+              if (fields & 1) entry.set_updated(0xdeadbeef);
+              if (fields & 2) entry.set_count(0xffffffff);
+              if (fields & 4) entry.set_seen(INT64_MIN + slot);
+              if (fields & 8) entry.set_score(-INFINITY);
+              if (dtype != Dtype::kFloat32) row.set_id(-1);
+            }
+            for (uint32_t slot = 0; slot < 3; slot++) {
+              const Row row = pool[pool.frame_of(slot)];
+              const LedgerEntry entry = ledger[slot];
+              row.read(read.data());
+              REQUIRE(read == values);  // halves of small integers are exact
+              for (int i = 0; i < width; i++) REQUIRE(row.state()[i] == static_cast<float>(i) - 3.0f);
+              if (fields & 1) REQUIRE(entry.updated() == 0xdeadbeef);
+              if (fields & 2) REQUIRE(entry.count() == 0xffffffff);
+              if (fields & 4) REQUIRE(entry.seen() == INT64_MIN + slot);
+              if (fields & 8) REQUIRE(entry.score() == -INFINITY);
+              if (dtype != Dtype::kFloat32) REQUIRE(row.id() == -1);
+            }
           }
-          for (uint32_t slot = 0; slot < 3; slot++) {
-            const Row row = rows[slot];
-            row.read(read.data());
-            REQUIRE(read == values);  // halves of small integers are exact
-            for (int i = 0; i < width; i++) REQUIRE(row.state()[i] == static_cast<float>(i) - 3.0f);
-            if (fields & 1) REQUIRE(row.updated() == 0xdeadbeef);
-            if (fields & 2) REQUIRE(row.count() == 0xffffffff);
-            if (fields & 4) REQUIRE(row.seen() == INT64_MIN + slot);
-            if (fields & 8) REQUIRE(row.score() == -INFINITY);
-            if (dtype != Dtype::kFloat32) REQUIRE(row.id() == -1);
-          }
-        }
 }
 
 TEST_CASE("a plain row costs its floats and nothing else") {

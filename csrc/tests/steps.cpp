@@ -489,9 +489,9 @@ TEST_CASE("slots of rows that went are reused, also where a plan always lives un
       if (static_cast<int>(alive.size()) > together) alive.erase(alive.begin());
       group.tables[0]->begin_evict(time + 50);
       CHECK(group.tables[0]->sweep(0, kPartitions) == 500);
-      if (n == 20) early = group.tables[0]->rows().capacity();
+      if (n == 20) early = group.tables[0]->num_slots();
     }
-    CHECK(group.tables[0]->rows().capacity() <= 2 * early);
+    CHECK(group.tables[0]->num_slots() <= 2 * early);
   }
 }
 

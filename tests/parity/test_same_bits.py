@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from frames import SCATTERED
 
 import hotbed as hb
 from hotbed import _core
@@ -126,6 +127,12 @@ def check(case: str, change: Callable[[Any], Any], values: list[Any]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_one_two_and_four_threads_train_to_the_same_bits(case: str) -> None:
     check(case, hb.set_num_threads, [1, 2, 4])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frames_that_are_not_slots_change_no_bit(case: str) -> None:
+    rule, policies, dim = CASES[case]
+    assert train(rule, {**policies, "tier": SCATTERED}, dim) == train(rule, policies, dim)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
+from frames import SCATTERED
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -260,6 +261,13 @@ def test_every_policy_does_what_the_reference_does(name: str, rule: str) -> None
 @pytest.mark.parametrize("scope", ["touched", "all", "catch_up"])
 def test_policies_and_scopes_work_together(scope: Any) -> None:
     run({"rule": hb.Momentum(lr=0.1, l2=0.05, scope=scope), **POLICIES["ttl_and_lru"]}, examples=5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy"), [("adam", "ttl_and_lfu"), ("rms_prop", "lfu_half_life"), ("sgd", "none")]
+)
+def test_frames_that_are_not_slots_do_what_the_reference_does(rule: str, policy: str) -> None:
+    run({"rule": RULES[rule], "tier": SCATTERED, **POLICIES[policy]}, examples=5)
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Rule
+from .tier import Tier
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class TableSettings(Protocol):
     default: float
     init: Init
     rule: Rule
+    tier: Tier
     admit: Admission | None
     evictions: tuple[Eviction, ...]
 
@@ -49,6 +51,7 @@ def native_config(table: TableSettings) -> _core.TableConfig:
     config.seed = table.seed % 2**64
     config.dim = table.dim
     config.dtype = table.dtype
+    config.tier = type(table.tier).__name__
     config.default_value = table.default
     init = table.init
     if isinstance(init, Zeros):

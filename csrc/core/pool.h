@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool of a table: values and optimizer state of its rows, by frame. Its tier says where the rows lie.
+#pragma once
+
+#include <cstdint>
+
+#include "rows.h"
+#include "slabs.h"
+
+namespace hotbed {
+
+enum class Tier : uint8_t {
+  kRam,        // a frame is the slot of its row; an entry of the ledger lies behind the row's state
+  kScattered,  // as a tier with frames of its own: those of a slab are in reverse. For tests
+};
+
+class Pool {
+ public:
+  Pool(const RowLayout& layout, Tier tier)
+      : layout_(layout),
+        slabs_(layout.value_bytes, layout.state_bytes + (tier == Tier::kRam ? layout.ledger_bytes : 0)),
+        flipped_(tier == Tier::kRam ? 0 : slabs_.per_slab() - 1) {}
+
+  bool frames_are_slots() const noexcept { return flipped_ == 0; }
+  uint32_t frame_of(uint32_t slot) const noexcept { return slot ^ flipped_; }
+
+  Row operator[](uint32_t frame) const noexcept { return {slabs_.front(frame), slabs_.back(frame), layout_}; }
+  uint8_t* values(uint32_t frame) const noexcept { return slabs_.front(frame); }
+  [[gnu::always_inline]] void prefetch_values(uint32_t frame) const noexcept { slabs_.prefetch_front(frame); }
+  [[gnu::always_inline]] void prefetch(uint32_t frame) const noexcept { slabs_.prefetch(frame); }
+
+  uint32_t add_chunk() { return slabs_.add_chunk(); }
+  const Slabs& slabs() const noexcept { return slabs_; }
+
+ private:
+  const RowLayout& layout_;
+  Slabs slabs_;
+  uint32_t flipped_;  // bits of a slot that differ in its frame
+};
+
+}  // namespace hotbed

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// A table whose rows lie in frames that are not their slots has the bits of one in Ram, whatever is asked of it.
+#include <doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/step.h"
+#include "draw.h"
+
+using namespace hotbed;
+
+namespace {
+
+constexpr int kDim = 3;
+constexpr int64_t kSamples = 64;
+const std::vector<Feature> kFeatures = {{0, Pooling::kSum}, {0, Pooling::kMax}};
+
+// Drives one table, and records whatever it answers.
+struct Drive {
+  std::shared_ptr<Table> table;
+  Draw draw{17};
+  std::vector<int64_t> ids, times;
+  std::vector<float> out;
+  std::vector<double> answers;
+
+  explicit Drive(const TableConfig& config) : table(std::make_shared<Table>(config)) {}
+
+  std::vector<FeatureIds> next_batch(int64_t now) {
+    ids.clear();
+    for (int64_t i = 0; i < 2 * kSamples; i++) ids.push_back(static_cast<int64_t>(draw.below(400)));
+    times.assign(kSamples, now);
+    out.assign(2 * kSamples * kDim, NAN);
+    return {{ids.data(), kSamples, nullptr, nullptr, kSamples},
+            {ids.data() + kSamples, kSamples, nullptr, nullptr, kSamples}};
+  }
+  // The outputs of samples from `first` on.
+  std::vector<OutputRows> outputs(int64_t first = 0) {
+    return {{out.data() + first * 2 * kDim, 2 * kDim}, {out.data() + first * 2 * kDim + kDim, 2 * kDim}};
+  }
+
+  template <class Values>
+  void record(const Values& values) {
+    for (const auto value : values) answers.push_back(static_cast<double>(value));
+  }
+  void record(const ExportedRows& rows) {
+    record(rows.ids), record(rows.values), record(rows.state), record(rows.seen);
+    record(rows.counts), record(rows.updated), record(rows.scores);
+  }
+
+  std::vector<float> sums_of(Step& step, int64_t first = 0) {
+    std::vector<float> grads(out);
+    for (size_t i = 0; i < grads.size(); i++) grads[i] = 0.5f * grads[i] + 0.01f * static_cast<float>(i % 13);
+    const float* from = grads.data() + first * 2 * kDim;
+    std::vector<float> sums(static_cast<size_t>(step.num_unique(0)) * kDim);
+    REQUIRE(step.sum_gradients({{from, 2 * kDim}, {from + kDim, 2 * kDim}}, {sums.data()}));
+    return sums;
+  }
+
+  void learn(int64_t now) {
+    Step step({table}, kFeatures);
+    const auto batch = next_batch(now);
+    step.lookup(batch, times.data(), true, true, outputs());
+    const std::vector<float> sums = sums_of(step);
+    const int64_t numbers[] = {1, 4};
+    step.leave_out(0, numbers, 2);
+    step.apply({sums.data()}, {0.1});
+    record(out), record(step.unique_slots(0));
+  }
+
+  void learn_by_grains(int64_t now) {
+    Step step({table}, kFeatures, {kSamples / 2, kSamples});
+    step.map(next_batch(now), times.data(), true);
+    const auto grains = step.divide();
+    std::vector<std::vector<float>> sums, merged_sums;
+    for (int64_t g = 0; g < 2; g++) {
+      grains[static_cast<size_t>(g)]->pool(outputs(g * kSamples / 2));
+      sums.push_back(sums_of(*grains[static_cast<size_t>(g)], g * kSamples / 2));
+    }
+    const auto merged = Step::merge({grains[0].get(), grains[1].get()}, {{sums[0].data()}, {sums[1].data()}},
+                                    Order::kTree, &merged_sums);
+    merged->apply({merged_sums[0].data()}, {0.1});
+    record(out), record(merged_sums[0]);
+  }
+
+  // A batch is mapped before the one before it learns, and rows go and change before it is pooled.
+  void learn_late(int64_t now) {
+    Step step({table}, kFeatures);
+    step.map(next_batch(now), times.data(), true);
+    const std::vector<int64_t> ids_of_step = ids;
+    learn(now);
+    table->remove(ids_of_step[3]);
+    std::vector<float> rows(static_cast<size_t>(step.num_unique(0)) * kDim);
+    std::vector<int64_t> slots(static_cast<size_t>(step.num_unique(0)));
+    step.unique_rows(0, rows.data(), slots.data());
+    step.pool(outputs());
+    const std::vector<float> sums = sums_of(step);
+    step.apply({sums.data()}, {0.1});
+    record(rows), record(slots), record(out);
+  }
+
+  void map_and_take_back(int64_t now) {
+    Step step({table}, kFeatures);
+    step.map(next_batch(now), times.data(), true, true);
+    step.take_back();
+  }
+
+  // By slots, without a lookup.
+  void update_slots(int64_t now) {
+    Step mapped({table}, {{0, Pooling::kNone}});
+    next_batch(now);
+    mapped.map({{ids.data(), kSamples, nullptr, nullptr, kSamples}}, times.data(), true);
+    std::vector<int64_t> slots(kSamples);
+    mapped.position_slots(0, slots.data());
+    Step step({table}, {{0, Pooling::kNone}});
+    step.adopt_slots(slots.data(), kSamples);
+    std::vector<float> grads(kSamples * kDim, 0.25f), sums(static_cast<size_t>(step.num_unique(0)) * kDim);
+    REQUIRE(step.sum_gradients({{grads.data(), kDim}}, {sums.data()}));
+    step.apply({sums.data()}, {0.1});
+    for (const int64_t slot : slots)
+      if (slot >= 0) table->row_of(static_cast<uint32_t>(slot)).read(out.data()), record(out);
+  }
+
+  void evaluate(int64_t now) {
+    Step step({table}, kFeatures);
+    step.lookup(next_batch(now), nullptr, false, false, outputs());
+    record(out);
+  }
+
+  void read_snapshot() {
+    for (int p = 0; p < kPartitions; p++) {
+      const std::vector<SnapshotEntry> entries = table->snapshot_entries(p);
+      ExportedRows rows;
+      rows.resize(entries.size(), table->layout());
+      table->read_snapshot(p, entries.data(), 0, entries.size(), rows);
+      record(rows);
+    }
+    table->end_snapshot(true);
+  }
+
+  void run() {
+    table->track(table->scope() == Scope::kTouched);
+    for (int64_t now = 0; now < 12; now++) {
+      if (now == 3 || now == 8) {
+        table->catch_up(0, kPartitions);
+        table->begin_snapshot(now == 8 && table->scope() == Scope::kTouched);
+      }
+      learn(now), learn_by_grains(now), learn_late(now), map_and_take_back(now), update_slots(now), evaluate(now);
+      table->begin_evict(now);
+      table->sweep(0, kPartitions / 2);
+      if (now == 5 || now == 10) read_snapshot();
+    }
+    Table loaded(table->config());
+    for (int p = 0; p < kPartitions; p++) {
+      const ExportedRows rows = table->export_partition(p);
+      record(rows);
+      loaded.load_rows(rows);
+      record(loaded.export_partition(p));
+    }
+  }
+};
+
+std::vector<double> answers_of(TableConfig config, Tier tier) {
+  config.tier = tier;
+  Drive drive(config);
+  drive.run();
+  const Table& table = *drive.table;
+  CHECK((table.row_of(0).values() < table.row_of(1).values()) == (tier == Tier::kRam));
+  return drive.answers;
+}
+
+}  // namespace
+
+TEST_CASE("frames that are not slots change no bit") {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16})
+    for (const Scope scope : {Scope::kTouched, Scope::kAll, Scope::kCatchUp})
+      for (const std::string policy : {"none", "ttl", "lru", "lfu"}) {
+        CAPTURE(static_cast<int>(dtype));
+        CAPTURE(static_cast<int>(scope));
+        CAPTURE(policy);
+        TableConfig config;
+        config.name = std::string("t"), config.dim = kDim, config.dtype = dtype;
+        config.rule = Rule("Adam").with("beta1", 0.9).with("beta2", 0.99).with("eps", 1e-8);
+        config.rule.scope = scope;
+        if (policy == "ttl") config.eviction.ttl = 3, config.keep_seen = true;
+        if (policy == "lru") config.eviction.max_rows = 256, config.keep_seen = true;
+        if (policy == "lfu") {
+          config.eviction.max_rows = 256, config.eviction.by_count = true, config.eviction.half_life = 5.0;
+          config.admission.kind = AdmitKind::kMinCount, config.admission.min_count = 2;
+          config.keep_count = true;
+        }
+        const std::vector<double> in_ram = answers_of(config, Tier::kRam);
+        const std::vector<double> scattered = answers_of(config, Tier::kScattered);
+        REQUIRE(in_ram.size() == scattered.size());
+        CHECK(std::memcmp(in_ram.data(), scattered.data(), in_ram.size() * sizeof(double)) == 0);
+      }
+}
