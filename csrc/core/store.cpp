@@ -407,19 +407,23 @@ std::vector<bool> Store::State::read_extent(uint32_t extent, const RecordLayout&
                                             uint8_t* bytes) {
   const uint64_t offset = uint64_t{extent} * kExtentBytes;
   const bool came = file->read(bytes, kExtentBytes, offset) == kExtentBytes;
-  const auto is_whole = [&](uint32_t i) {
-    return layout.is_whole(bytes + layout.offset(i), Place::of(extent, i), generation);
-  };
-  std::vector<bool> whole(layout.per_extent), again(kExtentBytes / kBlockBytes, !came);
+  std::vector<bool> whole(layout.per_extent);
+  // No other record may be lost for a bad one: its blocks are read again, aside.
+  Blocks aside;
+  uint32_t first_aside = kExtentBytes;
   for (uint32_t i = 0; i < layout.per_extent; i++) {
-    whole[i] = came && is_whole(i);
-    for (uint32_t block = layout.first_block(i); !whole[i] && block <= layout.last_block(i); block++)
-      again[block] = true;
+    uint8_t* record = bytes + layout.offset(i);
+    const Place place = Place::of(extent, i);
+    whole[i] = came && layout.is_whole(record, place, generation);
+    if (whole[i]) continue;
+    if (!aside) aside = allocate_blocks(kMostReadBytes);
+    const uint32_t first = layout.first_block(i) * kBlockBytes, end = (layout.last_block(i) + 1) * kBlockBytes;
+    if (first != first_aside || end > first + kBlockBytes) file->read(aside.get(), end - first, offset + first);
+    first_aside = first;
+    const uint8_t* again = aside.get() + (layout.offset(i) - first);
+    whole[i] = layout.is_whole(again, place, generation);
+    if (whole[i]) std::memcpy(record, again, layout.record_bytes());
   }
-  // What a bad block holds is not known, nor whether it is needed: only that no other block may be lost for it.
-  for (size_t block = 0; block < again.size(); block++)
-    if (again[block]) file->read(bytes + block * kBlockBytes, kBlockBytes, offset + block * kBlockBytes);
-  for (uint32_t i = 0; i < layout.per_extent; i++) whole[i] = whole[i] || is_whole(i);
   return whole;
 }
 
