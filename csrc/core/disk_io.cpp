@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <system_error>
@@ -16,7 +17,7 @@
 #if defined(__linux__) && __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
-#ifdef IORING_FEAT_RW_CUR_POS  // of the headers of Linux 5.6, the first with IORING_OP_READ
+#if defined(IORING_FEAT_RW_CUR_POS) && defined(SYS_io_uring_setup)  // Linux 5.6, the first with IORING_OP_READ
 #define HOTBED_URING
 #endif
 #endif
@@ -103,7 +104,11 @@ namespace {
 class ThreadEngine : public ReadEngine {
  public:
   ThreadEngine(File& file, BlockSource& source, int depth) {
-    for (int i = 0; i < depth; i++) threads_.emplace_back([&file, &source] { work(file, source); });
+    try {
+      for (int i = 0; i < depth; i++) threads_.emplace_back([&file, &source] { work(file, source); });
+    } catch (const std::system_error&) {  // fewer are slower
+      if (threads_.empty()) throw;
+    }
   }
   ~ThreadEngine() override {
     for (std::thread& thread : threads_) thread.join();

@@ -52,7 +52,7 @@ RecordLost::RecordLost(const std::string& path, Place place, uint32_t block, uin
               ", slot " + std::to_string(slot) + ": " + reason +
               ". Resume from the last checkpoint; check the disk if it happens again.") {}
 
-struct Store::State : std::enable_shared_from_this<State> {
+struct Store::State {
   // Records are put into one, survivors of compaction into the other: they live longer.
   struct Stream {
     uint32_t extent = kNoExtent;  // opened by its first record
@@ -95,11 +95,17 @@ struct Store::State : std::enable_shared_from_this<State> {
   explicit State(StoreConfig& config)
       : file(config.file ? std::move(config.file) : std::make_unique<File>(config.folder)),
         queue([this](StoredReads& batch) { finish(static_cast<Running&>(batch)); }) {
-    engine = make_engine(config.engine, *file, queue, config.depth);
-    writer = std::thread([this] { write(); });
-    compactor = std::thread([this] { compact(); });
+    try {
+      writer = std::thread([this] { write(); });
+      compactor = std::thread([this] { compact(); });
+      engine = make_engine(config.engine, *file, queue, config.depth);
+    } catch (...) {
+      end_threads();
+      throw;
+    }
   }
   void close();
+  void end_threads();
 
   // With the mutex held, as all below that take no lock.
   bool has_failed() const noexcept { return !failure.empty(); }
@@ -182,14 +188,21 @@ struct Store::State : std::enable_shared_from_this<State> {
 void Store::State::close() {
   {
     std::unique_lock lock(mutex);
-    is_closing = true;
     reads_done.wait(lock, [this] { return done_through == last_number; });
+  }
+  end_threads();
+}
+
+void Store::State::end_threads() {
+  {
+    const std::lock_guard lock(mutex);
+    is_closing = true;
   }
   changed.notify_all();
   full_added.notify_all();
   queue.close();
-  writer.join();
-  compactor.join();
+  for (std::thread* thread : {&writer, &compactor})
+    if (thread->joinable()) thread->join();
   engine.reset();
 }
 
