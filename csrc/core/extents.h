@@ -101,7 +101,7 @@ enum class ExtentState : uint8_t {
 
 struct Extent {
   uint32_t span = 0;
-  uint32_t previous = kNoExtent, next = kNoExtent;  // in the list that it is in
+  uint32_t previous = kNoExtent, next = kNoExtent;  // in the ring that it is in
   uint16_t live = 0;
   ExtentState state = ExtentState::kFree;
   uint8_t generation = 0;  // how often it was used before
@@ -122,17 +122,19 @@ class Extents {
     return chunks_.size() * kChunk * sizeof(Extent) + chunks_.capacity() * sizeof(chunks_[0]);
   }
 
+  // Lists are rings: a new extent is the last one, before the head.
   void link(uint32_t& head, uint32_t extent) noexcept {
+    if (head == kNoExtent) head = extent;
+    const uint32_t last = head == extent ? extent : (*this)[head].previous;
     Extent& entry = (*this)[extent];
-    entry.previous = kNoExtent, entry.next = head;
-    if (head != kNoExtent) (*this)[head].previous = extent;
-    head = extent;
+    entry.previous = last, entry.next = head;
+    (*this)[last].next = extent, (*this)[head].previous = extent;
   }
   void unlink(uint32_t& head, uint32_t extent) noexcept {
     const Extent& entry = (*this)[extent];
-    if (entry.previous == kNoExtent) head = entry.next;
-    else (*this)[entry.previous].next = entry.next;
-    if (entry.next != kNoExtent) (*this)[entry.next].previous = entry.previous;
+    if (head == extent) head = entry.next == extent ? kNoExtent : entry.next;
+    (*this)[entry.previous].next = entry.next;
+    (*this)[entry.next].previous = entry.previous;
   }
 
  private:

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -35,6 +36,15 @@ constexpr uint32_t kNoSpan = 0xffffffffu;
 bool exceeds(uint64_t num_extents, uint64_t live, uint32_t per_extent, double bound, uint64_t slack) noexcept {
   const double records = static_cast<double>((num_extents - std::min(num_extents, slack)) * per_extent);
   return records > bound * static_cast<double>(live);
+}
+
+// Of this process: one more than its parent's. getpid() would be a system call a record.
+std::atomic<uint32_t> g_forks{0};
+
+uint32_t count_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { g_forks.fetch_add(1); });
+  static_cast<void>(registered);
+  return g_forks.load();
 }
 
 }  // namespace
@@ -109,6 +119,11 @@ struct Store::State {
 
   // With the mutex held, as all below that take no lock.
   bool has_failed() const noexcept { return !failure.empty(); }
+  // In the child of a fork, which may touch nothing of it.
+  bool is_foreign() const noexcept { return forks != g_forks.load(std::memory_order_relaxed); }
+  void check_process() const {
+    if (is_foreign()) throw std::logic_error("store: it belongs to another process. Make another one.");
+  }
   void check_extent(uint32_t extent) const {
     if (extent >= extents.size()) throw std::logic_error("store: there is no extent " + std::to_string(extent));
   }
@@ -154,7 +169,7 @@ struct Store::State {
   void move_live(uint32_t victim, uint8_t* bytes, std::unique_lock<std::mutex>& lock);
   std::vector<bool> read_extent(uint32_t extent, const RecordLayout& layout, uint8_t generation, uint8_t* bytes);
 
-  const pid_t process = getpid();
+  const uint32_t forks = count_forks();
   const std::unique_ptr<File> file;
   std::mutex mutex;
   std::condition_variable changed;     // for everything but the following two
@@ -332,7 +347,7 @@ void Store::State::consider(uint32_t number) {
 }
 
 void Store::State::Running::wait() {
-  if (state->process != getpid()) throw std::logic_error("store: it belongs to another process. Make another one.");
+  state->check_process();
   std::unique_lock lock(state->mutex);
   state->reads_done.wait(lock, [this] { return state->done_through >= number; });
   if (!lost_.empty()) throw lost_.front();
@@ -486,12 +501,12 @@ Store::Store(StoreConfig config) : state_(std::make_shared<State>(config)) {}
 
 Store::~Store() {
   // In the child of a fork, nothing that the parent's threads use may end, nor be waited for.
-  if (state_->process == getpid()) state_->close();
-  else new std::shared_ptr<State>(state_);
+  if (state_->is_foreign()) new std::shared_ptr<State>(state_);
+  else state_->close();
 }
 
 Store::State& Store::state() const {
-  if (state_->process != getpid()) throw std::logic_error("store: it belongs to another process. Make another one.");
+  state_->check_process();
   return *state_;
 }
 
