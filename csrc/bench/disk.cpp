@@ -26,7 +26,7 @@ constexpr uint32_t kPayload = 68;  // a row of dim 16 with a row-wise rule
 
 struct Size {
   uint64_t read_bytes = uint64_t{2} << 30, rewrite_bytes = uint64_t{256} << 20;
-  double seconds = 1.5;
+  double seconds = 1;
   int rounds = 3, batch = 4096;
 };
 

@@ -300,8 +300,8 @@ bool can_use_uring() noexcept {
 
 std::unique_ptr<ReadEngine> make_engine(EngineKind kind, File& file, BlockSource& source, int depth) {
   if (kind == EngineKind::kUring || (kind == EngineKind::kBest && can_use_uring()))
-    return make_uring(file, source, depth);
-  return std::make_unique<ThreadEngine>(file, source, depth);
+    return make_uring(file, source, depth ? depth : 128);
+  return std::make_unique<ThreadEngine>(file, source, depth ? depth : 32);
 }
 
 }  // namespace hotbed

@@ -53,7 +53,8 @@ struct RecordLost : std::exception {
   std::string message;
 };
 
-// Lockable, with `std::lock_guard<RecordOwner>`. The store locks it on its thread that compacts, for short pieces.
+// Lockable, with `std::lock_guard<RecordOwner>`. The store locks it on its thread that compacts, for 256 records at a
+// time; `unlock` may give way to those who wait.
 class RecordOwner {
  public:
   virtual ~RecordOwner() = default;
@@ -88,7 +89,7 @@ class ReadBatch {
 struct StoreConfig {
   std::string folder;
   EngineKind engine = EngineKind::kBest;
-  int depth = 64;  // reads at once
+  int depth = 0;  // reads at once; 0: 32 of threads, 128 of io_uring
   // Of tests: another file than one in `folder`.
   std::unique_ptr<File> file;
 };
