@@ -137,11 +137,13 @@ struct Store::State {
     return count / owner.layout.per_extent + std::min<uint64_t>(count, owner.num_spans);
   }
   uint64_t num_set_aside() const noexcept;
-  bool may_compact() { return full.size() < kMostWaiting && num_available() >= num_set_aside() + kSpare; }
-  bool must_wait(const Owner& owner) const noexcept {
+  bool can_compact() { return num_available() >= num_set_aside() + kSpare; }
+  // Whether compaction will empty extents without anybody's help. A damaged extent may have taken the spare one.
+  bool is_compacting() { return compacting != kNoSpan || (!due.empty() && (can_compact() || !retired.empty())); }
+  bool must_wait(const Owner& owner) {
     const bool is_wide =
         exceeds(owner.num_sealed, owner.live_sealed, owner.layout.per_extent, kWaitAbove, kSlack * owner.num_spans);
-    return full.size() >= kMostWaiting || (owner.num_due > 0 && is_wide);
+    return full.size() >= kMostWaiting || (owner.num_due > 0 && is_wide && is_compacting());
   }
   // Adds room for at least this many extents. 0, or the error number.
   int grow(uint64_t least);
@@ -415,7 +417,9 @@ void Store::State::compact() {
   const Blocks bytes = allocate_blocks(kExtentBytes);
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [this] { return is_closing || (!due.empty() && !has_failed() && may_compact()); });
+    changed.wait(lock, [this] {
+      return is_closing || (!due.empty() && !has_failed() && full.size() < kMostWaiting && can_compact());
+    });
     if (is_closing) return;
     const uint32_t number = due.front();
     due.pop_front();
@@ -587,7 +591,7 @@ void Store::reserve(uint32_t number, uint64_t count) {
       throw StorageFailed("store: '" + s.file->path() + "': cannot grow: " + std::strerror(error) +
                           ". Choose a folder on another disk.");
     // Extents that compaction empties, or that only wait for a read, may still do.
-    if (s.retired.empty() && s.due.empty() && s.compacting == kNoSpan)
+    if (s.retired.empty() && !s.is_compacting())
       throw StorageFull(s.file->path(), (needed - available) * kExtentBytes, s.file->free_bytes());
     s.changed.wait(lock);
   }
@@ -647,7 +651,7 @@ std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> 
 void Store::drain() {
   State& s = state();
   std::unique_lock lock(s.mutex);
-  s.changed.wait(lock, [&s] { return s.has_failed() || (s.full.empty() && s.due.empty() && s.compacting == kNoSpan); });
+  s.changed.wait(lock, [&s] { return s.has_failed() || (s.full.empty() && !s.is_compacting()); });
   s.throw_failure();
 }
 

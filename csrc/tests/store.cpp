@@ -407,6 +407,27 @@ TEST_CASE("a full disk changes nothing, and compaction goes on in what there is"
   CHECK(dict.check_all().empty());
 }
 
+TEST_CASE("extents with records that are lost fill a disk up, and hold back nothing else") {
+  auto owned = std::make_unique<FaultyFile>(folder());
+  FaultyFile& file = *owned;
+  file.most_bytes = 24 * kExtentBytes;
+  file.rate[FaultyFile::kFlippedWrite] = 1000;
+  Store store(config_of(EngineKind::kThreads, std::move(owned)));
+  Dict dict(store, 1000, 8, 10 * 256);
+  Draw draw(8);
+  const auto rewrite_for_ever = [&] {
+    for (;;) dict.rewrite(static_cast<uint32_t>(draw.below(dict.num_slots())));
+  };
+  CHECK_THROWS_AS(rewrite_for_ever(), StorageFull);
+  CHECK(store.stats().num_damaged > 0);
+  const std::map<uint32_t, Place> refused = dict.check_all();
+  for (const auto& [slot, place] : refused) CHECK(dict.is_touched(file, place));
+  for (const auto& [slot, place] : refused) dict.free(slot);
+  CHECK(refused.size() <= 24);  // one an extent
+  CHECK(store.stats().num_damaged == 0);
+  CHECK(dict.check_all().empty());
+}
+
 TEST_CASE("puts without room reserved, records freed twice and places of nowhere are errors of the caller") {
   Store store(config_of(EngineKind::kThreads));
   Dict dict(store, 8, 0, 10);
