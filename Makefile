@@ -65,6 +65,7 @@ durations: setup     ## run the suite on an idle machine and record what each fi
 soak: setup          ## the tests that take minutes
 	HOTBED_TEST_WHEEL=1 $(BIN)/pytest -m soak --timeout 3600 -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 	$(SUITE) tests/property --hypothesis-profile soak
+	@scripts/native_tests.sh $(BIN) soak
 
 bench: setup         ## ours and the peers in turn; prints the table of the README
 	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/bench -G Ninja -DHOTBED_PYTHON=OFF -DHOTBED_BENCH=ON >/dev/null
