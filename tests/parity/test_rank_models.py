@@ -45,6 +45,7 @@ from hotbed.models.layers import BatchNorm
 from hotbed.parallel import DenseExchange, Placement, TableExchange
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.digest import table_digest
+from hotbed.training.auto import plain_state_dict
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 Found = dict[str, Any]
@@ -951,6 +952,18 @@ def by_auto(network: nn.Module) -> None:
     hb.RecModel(network, "bce", optimizer, grains=4).step(next(iter(dataset(ONE_LABEL))))
 
 
+def plain_weights() -> None:
+    network, optimizer = moved()
+    hb.RecModel(network, "bce", optimizer, grains=4)
+    plain_state_dict(network)
+
+
+def with_sparse_gradients() -> None:
+    network = small()
+    network.others = nn.Embedding(4, 2, sparse=True)
+    hb.RecModel(network, "bce", "adam", grains=4)
+
+
 def clipped_by_torch() -> None:
     """The norm of torch is that of the rows of this rank."""
     loop = PlainLoop()
@@ -1004,6 +1017,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "ids of auto that a model learns": (
         lambda: by_auto(Guessed()),
         "got a lookup 'user' whose ids depend on more than the batch",
+    ),
+    "plain weights": (plain_weights, "plain_state_dict: several ranks hold the rows of 'user'"),
+    "sparse gradients": (with_sparse_gradients, "got 'others', an embedding with sparse=True"),
+    "no table": (
+        lambda: hb.RecModel(nn.Linear(1, 1), "bce", "adam", grains=4),
+        "ranks: several ranks share the rows of tables, got a network without a table",
     ),
     "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
     "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),

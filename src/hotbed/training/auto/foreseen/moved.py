@@ -49,6 +49,8 @@ class MovedLookups:
     def of(self, batch: Batch) -> Batch:
         """Return the ids of each lookup, as the model computes them for each grain of a batch."""
         state = self._state
+        if not state.lookups:
+            return batch
         args, kwargs = state.bind(batch)
         state.learn_signature(args, kwargs)
         if not self._paths:
