@@ -790,7 +790,7 @@ def program(mode: str) -> Case:
 
 
 PROGRAMS = {mode: program(mode) for mode in ("rows", "addresses", "static", "automatic")}
-QUICK_PROGRAMS = ("rows", "automatic")
+QUICK_PROGRAMS = ("rows",)
 
 
 class Rows(nn.Module):

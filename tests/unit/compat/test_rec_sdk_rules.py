@@ -200,7 +200,7 @@ def test_arguments_of_a_table_without_effect_are_logged(caplog: pytest.LogCaptur
         "optimizer.use_locking",
     ]
     table(is_dp=True, enable_merge="True", shard_num=2, name="other")
-    assert "create_table.is_dp has no effect, because one process" in caplog.text
+    assert "create_table.is_dp has no effect, because each rank" in caplog.text
     assert "create_table.enable_merge" in caplog.text
     assert "create_table.shard_num" in caplog.text
 

@@ -81,12 +81,14 @@ class ProgramRanks:
         elif reduction == "prod":
             out = every.prod(0)
         else:
-            out = _sum(every.unbind())
+            out = self._sum(every)
         return out.view(tensor.shape).to(tensor.device)
 
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum by halves, as gradients of rows are added."""
-    total = joined(parts)
-    assert total is not None, "each rank has a part"
-    return total
+    def _sum(self, every: Tensor) -> Tensor:
+        """Return the sum over ranks, [n], in the tree in which gradients of rows are added."""
+        grains: list[Tensor | None] = [None] * self._placement.grains
+        for rank, of_rank in enumerate(every):
+            grains[self._placement.grains_of(rank).start] = of_rank
+        total = joined(grains)
+        assert total is not None, "each rank has a part"
+        return total
