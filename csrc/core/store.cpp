@@ -145,6 +145,12 @@ struct Store::State {
         exceeds(owner.num_sealed, owner.live_sealed, owner.layout.per_extent, kWaitAbove, kSlack * owner.num_spans);
     return full.size() >= kMostWaiting || (owner.num_due > 0 && is_wide && is_compacting());
   }
+  // Wakes compaction first: a put that needs less room than was set aside for it tells nobody.
+  template <class F>
+  void wait(std::unique_lock<std::mutex>& lock, F&& is_over) {
+    changed.notify_all();
+    changed.wait(lock, std::forward<F>(is_over));
+  }
   // Adds room for at least this many extents. 0, or the error number.
   int grow(uint64_t least);
 
@@ -244,7 +250,7 @@ int Store::State::grow(uint64_t least) {
     error = -file->allocate(size * kExtentBytes, more * kExtentBytes);
     if (error != 0) continue;
     extents.grow(static_cast<uint32_t>(size + more));
-    for (uint64_t i = size + more; i-- > size; num_unused++) extents.link(unused, static_cast<uint32_t>(i));
+    for (uint64_t i = size; i < size + more; i++, num_unused++) extents.link(unused, static_cast<uint32_t>(i));
     return 0;
   }
   return error;
@@ -578,7 +584,7 @@ void Store::reserve(uint32_t number, uint64_t count) {
   State& s = state();
   std::unique_lock lock(s.mutex);
   State::Owner& owner = *s.owners.at(number);
-  s.changed.wait(lock, [&] { return s.has_failed() || !s.must_wait(owner); });
+  s.wait(lock, [&] { return s.has_failed() || !s.must_wait(owner); });
   for (;;) {
     s.throw_failure();
     const uint64_t needed = s.num_set_aside() - s.num_set_aside(owner, owner.num_reserved) +
@@ -593,6 +599,7 @@ void Store::reserve(uint32_t number, uint64_t count) {
     // Extents that compaction empties, or that only wait for a read, may still do.
     if (s.retired.empty() && !s.is_compacting())
       throw StorageFull(s.file->path(), (needed - available) * kExtentBytes, s.file->free_bytes());
+    s.changed.notify_all();
     s.changed.wait(lock);
   }
   owner.num_reserved += count;
@@ -651,7 +658,7 @@ std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> 
 void Store::drain() {
   State& s = state();
   std::unique_lock lock(s.mutex);
-  s.changed.wait(lock, [&s] { return s.has_failed() || (s.full.empty() && !s.is_compacting()); });
+  s.wait(lock, [&s] { return s.has_failed() || (s.full.empty() && !s.is_compacting()); });
   s.throw_failure();
 }
 

@@ -118,7 +118,7 @@ class Store {
   uint32_t add_owner(RecordOwner& owner, uint64_t key, uint32_t first_bytes, uint32_t second_bytes);
   // Forgets the owner and all its records. Without its mutex; no read of them is under way.
   void remove_owner(uint32_t owner);
-  uint32_t add_span(uint32_t owner);
+  uint32_t add_span(uint32_t owner);  // while nothing is reserved for the owner
 
   // Makes room for `count` more puts of the owner, whatever their spans: those puts do not fail. Waits where writes or
   // compaction are behind. Throws StorageFull or StorageFailed; then nothing has changed.
