@@ -85,6 +85,21 @@ struct Drive {
     record(out), record(merged_sums[0]);
   }
 
+  // Two batches share an update; the first may have refused an id that the second admits.
+  void learn_together(int64_t now) {
+    Step first({table}, kFeatures), second({table}, kFeatures);
+    std::vector<std::vector<float>> sums, merged_sums;
+    for (Step* step : {&first, &second}) {
+      step->map(next_batch(now), times.data(), true);
+      step->pool(outputs());
+      sums.push_back(sums_of(*step));
+    }
+    const auto merged =
+        Step::merge({&first, &second}, {{sums[0].data()}, {sums[1].data()}}, Order::kFlat, &merged_sums);
+    merged->apply({merged_sums[0].data()}, {0.1});
+    record(merged_sums[0]);
+  }
+
   // A batch is mapped before the one before it learns, and rows go and change before it is pooled.
   void learn_late(int64_t now) {
     Step step({table}, kFeatures);
@@ -147,7 +162,8 @@ struct Drive {
         table->catch_up(0, kPartitions);
         table->begin_snapshot(now == 8 && table->scope() == Scope::kTouched);
       }
-      learn(now), learn_by_grains(now), learn_late(now), map_and_take_back(now), update_slots(now), evaluate(now);
+      learn(now), learn_by_grains(now), learn_together(now), learn_late(now);
+      map_and_take_back(now), update_slots(now), evaluate(now);
       table->begin_evict(now);
       table->sweep(0, kPartitions / 2);
       if (now == 5 || now == 10) read_snapshot();

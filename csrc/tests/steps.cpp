@@ -463,6 +463,25 @@ TEST_CASE("a mapped step pools its rows as they are when it pools") {
   }
 }
 
+TEST_CASE("a mapped step pools rows that have taken the steps of others since, whoever replays them") {
+  std::vector<std::vector<float>> pooled;
+  for (Scope scope : {Scope::kAll, Scope::kCatchUp, Scope::kTouched}) {
+    TableConfig c = config("late", 2);
+    c.rule = Rule("Momentum").with("momentum", 0.9);
+    c.rule.scope = scope;
+    Group group({c});
+    group.train({{1, 2}}, nullptr, 0.5);
+    const std::vector<int64_t> ids = {1, 2};
+    auto step = group.make_step();
+    step->map({{ids.data(), 2, nullptr, nullptr, 2}}, nullptr, true);
+    group.train({{2}}, nullptr, 0.5);
+    pooled.emplace_back(4, NAN);
+    step->pool({{pooled.back().data(), 2}});
+  }
+  CHECK(pooled[0] == pooled[1]);
+  CHECK(pooled[0] != pooled[2]);
+}
+
 TEST_CASE("only a mapped step can be pooled") {
   Group group({config("t", 2)});
   auto step = group.make_step();
