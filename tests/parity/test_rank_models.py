@@ -668,6 +668,8 @@ class Program(nn.Module):
         factory = mx_rec.optimizers.lazy_adam.create_hash_optimizer
         if mode == "addresses":
             factory = mx_rec.optimizers.lazy_adam_by_addr.create_hash_optimizer_by_address
+        elif mode == "static":  # a gradient of zero moves a row
+            factory = mx_rec.optimizers.ftrl.create_hash_optimizer
         self.sparse = factory(0.05)
         self.thresholds = {"access_threshold": 2, "eviction_threshold": 30}
         self.specs = [
