@@ -27,7 +27,7 @@ import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.job import run
 from hotbed.job.job import Job
-from hotbed.training.stages import rank_learner
+from hotbed.parallel import software
 
 NETWORK = """
 import hotbed as hb
@@ -89,7 +89,7 @@ def errors(folder: str) -> dict[str, str]:
     cases: dict[str, tuple[Any, Callable[[], None]]] = {
         "version": (patch.object(hb, "__version__", "9.9"), lambda: fit(model_of())),
         "code": (
-            patch.object(rank_learner, "_digest_of_hotbed", lambda: "other"),
+            patch.object(software, "_digest_of_hotbed", lambda: "other"),
             lambda: fit(model_of()),
         ),
         "instructions": (torch_capability, lambda: fit(model_of())),

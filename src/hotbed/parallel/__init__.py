@@ -16,6 +16,7 @@ probe.py        measure how fast the ranks of a job reach each other
 ranks.py        Ranks: the processes of a job, and what they send each other
 sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks
 shards.py       Shard: the rows that a process holds, for those who write and read states
+software.py     the software of a process, which all ranks must have alike
 traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
@@ -24,11 +25,12 @@ from .dense import DenseExchange
 from .exchange import TableExchange
 from .halves import joined
 from .ids import AskedIds, has_fault
-from .own_batches import OwnBatchLookup
+from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
 from .ranks import Ranks, digest_of
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
+from .software import digest_of_files
 from .traffic import RankWork, Traffic
 
 __all__ = [
@@ -46,7 +48,9 @@ __all__ = [
     "TableExchange",
     "Traffic",
     "digest_of",
+    "digest_of_files",
     "has_fault",
     "joined",
+    "reduced",
     "sum_counters",
 ]

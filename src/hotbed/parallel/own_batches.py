@@ -29,6 +29,7 @@ from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
 from .exchange import TableExchange
+from .halves import joined
 from .ids import AskedIds
 from .placement import Placement
 from .ranks import Ranks
@@ -257,6 +258,33 @@ class OwnBatchLookup(Lookup):
                 groups.append(Group(group.dim, (number,), repr(name), Buckets(())))
                 grads.append(of_table)
         return replace(sums, groups=groups, grads=grads)
+
+
+def reduced(ranks: Ranks, placement: Placement, tensor: Tensor, reduction: str) -> Tensor:
+    """Return a tensor of all ranks, reduced lane by lane: "sum", "prod", "max" or "min".
+
+    A sum is added in the tree in which gradients of rows are.
+    """
+    every = ranks.gather(tensor.detach().cpu().reshape(-1))
+    if reduction == "max":
+        out = every.amax(0)
+    elif reduction == "min":
+        out = every.amin(0)
+    elif reduction == "prod":
+        out = every.prod(0)
+    else:
+        out = _sum(every, placement)
+    return out.view(tensor.shape).to(tensor.device)
+
+
+def _sum(every: Tensor, placement: Placement) -> Tensor:
+    """Return the sum of the parts of all ranks, [n]."""
+    grains: list[Tensor | None] = [None] * placement.grains
+    for rank, of_rank in enumerate(every):
+        grains[placement.grains_of(rank).start] = of_rank
+    total = joined(grains)
+    assert total is not None, "each rank has a part"
+    return total
 
 
 def _fetched(mapped: MappedIds) -> FetchedIds:

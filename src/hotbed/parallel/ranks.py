@@ -20,6 +20,7 @@ from hotbed.errors import ConfigError, HotbedError, RankLost
 
 from .connections import call_timeout, connect, connect_again
 from .log_lines import name_rank_in_logs
+from .software import software
 from .traffic import Traffic
 
 SAVE_TIMEOUT = timedelta(minutes=30)
@@ -193,8 +194,8 @@ class Ranks:
         return value
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
-        """Raise ConfigError, on every rank, if a setting is not the same on all of them."""
-        every = self.gather_objects(dict(settings))
+        """Raise ConfigError, on every rank, if their software or a setting differs."""
+        every = self.gather_objects({**software(), **settings})
         names = dict.fromkeys(name for of_rank in every for name in of_rank)
         for name in names:
             values = [of_rank.get(name) for of_rank in every]

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
-import hotbed
 from hotbed.compat.mx_rec.description import TableDescription
 from hotbed.compat.mx_rec.options import Options
 from hotbed.embedding.table import Table
@@ -20,7 +18,7 @@ from hotbed.parallel import (
     Ranks,
     RankShard,
     digest_of,
-    joined,
+    reduced,
     sum_counters,
 )
 
@@ -57,7 +55,6 @@ class ProgramRanks:
         """Raise ConfigError, on every rank, unless all of them run the same program."""
         weights = [parameter for model in models for parameter in dense_parameters(model)]
         settings = {
-            "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
             "the keywords of init": str(options),
             "the tables": list(tables),
             "dense weights with the digest": digest_of(weights),
@@ -72,23 +69,4 @@ class ProgramRanks:
 
     def reduced(self, tensor: Tensor, reduction: str) -> Tensor:
         """Return a tensor of all ranks, reduced lane by lane: "sum", "prod", "max" or "min"."""
-        flat = tensor.detach().cpu().reshape(-1)
-        every = self.ranks.gather(flat)
-        if reduction == "max":
-            out = every.amax(0)
-        elif reduction == "min":
-            out = every.amin(0)
-        elif reduction == "prod":
-            out = every.prod(0)
-        else:
-            out = self._sum(every)
-        return out.view(tensor.shape).to(tensor.device)
-
-    def _sum(self, every: Tensor) -> Tensor:
-        """Return the sum over ranks, [n], in the tree in which gradients of rows are added."""
-        grains: list[Tensor | None] = [None] * self._placement.grains
-        for rank, of_rank in enumerate(every):
-            grains[self._placement.grains_of(rank).start] = of_rank
-        total = joined(grains)
-        assert total is not None, "each rank has a part"
-        return total
+        return reduced(self.ranks, self._placement, tensor, reduction)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import hotbed
 from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plan
 from hotbed.embedding.modules import TableModule, table_modules
@@ -35,6 +33,7 @@ from hotbed.parallel import (
     TableExchange,
     Traffic,
     digest_of,
+    digest_of_files,
     has_fault,
     sum_counters,
 )
@@ -106,12 +105,7 @@ class RankLearner(GrainLearner):
         ]
         tables = self._tables
         settings = {
-            "the versions of hotbed and torch": (hotbed.__version__, str(torch.__version__)),
-            "code of hotbed with the digest": _digest_of_hotbed(),
-            "code of the network with the digest": _digest_of_files(_files_of(self.network)),
-            "the instruction set, which ATEN_CPU_CAPABILITY can lower,": (
-                torch.backends.cpu.get_cpu_capability()
-            ),
+            "code of the network with the digest": digest_of_files(_files_of(self.network)),
             "the threads of torch": torch.get_num_threads(),
             "grains": self.grains,
             "whole_tables": sorted(self._placement.whole_tables),
@@ -388,23 +382,9 @@ def _digest_of_step(batch: Batch, weights: Sequence[Tensor]) -> int:
     return digest
 
 
-@cache
-def _digest_of_hotbed() -> str:
-    """Return a digest of the Python files of Hotbed."""
-    return _digest_of_files(sorted(Path(hotbed.__file__).parent.rglob("*.py")))
-
-
 def _files_of(network: nn.Module) -> list[Path]:
     """Return the files that define the modules of a network, but for those of torch and Hotbed."""
     names = sorted({type(module).__module__ for module in network.modules()})
     defining = [name for name in names if name.partition(".")[0] not in ("torch", "hotbed")]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in defining]
     return [Path(file) for file in files if file is not None]
-
-
-def _digest_of_files(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        if file.is_file():
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:12]
