@@ -116,7 +116,8 @@ class Store {
 
   // An owner's number. Its records have a payload of two pieces of these sizes; `key` tells owners apart in checksums.
   uint32_t add_owner(RecordOwner& owner, uint64_t key, uint32_t first_bytes, uint32_t second_bytes);
-  // Forgets the owner and all its records. Without its mutex; no read of them is under way.
+  // Forgets the owner and all its records, before it ends: until then compaction asks it. Without its mutex; no read of
+  // them is under way.
   void remove_owner(uint32_t owner);
   uint32_t add_span(uint32_t owner);  // while nothing is reserved for the owner
 
