@@ -96,6 +96,10 @@ class Source(ABC):
         Failures elsewhere, such as in a broker, never raise.
         """
 
+    def lanes(self, position: Position) -> list[str]:
+        """Return the partitions that an endless source reads at a position; none: it has none."""
+        return []
+
     def num_rows(self) -> int | None:
         """Return the number of rows if it is known without reading them, else None."""
         return None
@@ -136,13 +140,13 @@ class Source(ABC):
 
     def join(
         self, table: Source, on: str | Sequence[str], table_on: str | Sequence[str] | None = None
-    ) -> Join:
+    ) -> TableJoin:
         """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
 
         Rows without a match get nulls. `table_on`: the names of the keys in `table`, where they
         differ.
         """
-        return Join(self, table, on, table_on)
+        return TableJoin(self, table, on, table_on)
 
     def parts(self, count: int) -> list[Source]:
         """Return `count` sources that together have the rows of this one, each row once.
@@ -350,7 +354,7 @@ class Sort(Source):
 
 
 @dataclass(frozen=True)
-class Join(Source):
+class TableJoin(Source):
     """Every row of `source` with the columns of the row of `table` that has the same key(s) `on`.
 
     Rows without a match get nulls (left join). Order and positions are those of `source`.
@@ -391,6 +395,9 @@ class Join(Source):
 
     def commit(self, position: Position) -> None:
         self.source.commit(position)
+
+    def lanes(self, position: Position) -> list[str]:
+        return self.source.lanes(position)
 
     def schema(self) -> pa.Schema:
         left = self.source.schema()
