@@ -145,7 +145,7 @@ class Join(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        if position:
+        if position is not None and position.state:
             position.require("Join", self)
         reading = JoinReading(self, plan, position)
         try:
