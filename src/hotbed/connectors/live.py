@@ -22,6 +22,11 @@ class SavedRows(Protocol):
         """The number of rows that each log ever had."""
         ...
 
+    @property
+    def oldest(self) -> int:
+        """The earliest time of an event that is still needed, in microseconds."""
+        ...
+
     def batches(self, log: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a log that are still needed."""
         ...

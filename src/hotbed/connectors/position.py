@@ -118,6 +118,15 @@ class Position:
             )
 
 
+def join_position(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the position of the join inside the position of a dataset or a source; None = none."""
+    while isinstance(state, Mapping):
+        if "inputs" in state:
+            return state
+        state = state.get("source")
+    return None
+
+
 def decisions_of(state: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of the block that a source's position lies in, by topic of the journal.
 

@@ -104,10 +104,8 @@ class Intake:
     def saved_impressions(self, rows: pa.Table) -> Segment:
         """Return impressions of a saved state."""
         names = names_of(self.join.on)
-        micros = self._micros(rows, self.join.time, self.join.unit)
-        times = micros.to_numpy(zero_copy_only=False)
-        numbers = rows[NUMBER].to_numpy()
-        rows = rows.drop_columns([NUMBER])
+        numbers, times = (rows[name].to_numpy() for name in (NUMBER, TIME))
+        rows = rows.drop_columns([NUMBER, TIME])
         return Segment(rows, self.keys(rows, names, names), times, numbers)
 
     def saved_outcomes(self, rows: pa.Table) -> Segment:

@@ -238,7 +238,8 @@ class OpenRows:
         begin = self.cutoff(before)
         for segment in self.outcomes:
             if segment.fresh is not None:
-                self.matches.add(segment.numbers[segment.fresh > 0])
+                is_met = segment.fresh > 0
+                self.matches.add(segment.numbers[is_met], segment.times[is_met])
             if segment.earliest < self.oldest and segment.latest >= begin:
                 is_over = (segment.times >= begin) & (segment.times < self.oldest)
                 self.counts["unmatched"] += int((is_over & (segment.marks == 0)).sum())
@@ -249,10 +250,7 @@ class OpenRows:
             oldest = min(oldest, self.cutoff(self._released))
         self.impressions.drop(oldest)
         self.outcomes.drop(oldest)
-        first = self.outcomes.count
-        for segment in self.outcomes:
-            first = min(first, int(segment.numbers[0]))
-        self.matches.drop(first)
+        self.matches.drop(oldest)
 
     # --- memory
 
@@ -335,7 +333,7 @@ class OpenRows:
             for outcomes in self.outcomes:
                 self._match(impressions, outcomes)
         for segment in self.outcomes:
-            segment.marks[:] = np.isin(segment.numbers, self.matches.numbers())
+            segment.marks[:] = np.isin(segment.numbers, self.matches.all()[0])
         self.impressions.count = state["opened"]["impressions"]
         self.outcomes.count = state["opened"]["outcomes"]
         self.impressions.settle()
@@ -344,7 +342,7 @@ class OpenRows:
 
 
 class Matches:
-    """The numbers of outcomes that met an impression, in the order in which they did.
+    """The outcomes that met an impression, in the order in which they did: numbers and times.
 
     Attributes:
         count: of all so far.
@@ -355,32 +353,32 @@ class Matches:
         self._first = 0
         self._chunks: list[np.ndarray] = []
 
-    def add(self, numbers: np.ndarray) -> None:
-        """Add the numbers of a turn."""
+    def add(self, numbers: np.ndarray, times: np.ndarray) -> None:
+        """Add the outcomes of a turn."""
         if len(numbers):
-            self._chunks = [*self._chunks, numbers]
+            self._chunks = [*self._chunks, np.stack([numbers, times])]
             self.count += len(numbers)
 
-    def put(self, numbers: np.ndarray, count: int) -> None:
-        """Take over the numbers of a state, the last ones of `count`."""
-        self._chunks = [numbers]
+    def put(self, numbers: np.ndarray, times: np.ndarray, count: int) -> None:
+        """Take over the outcomes of a state, the last ones of `count`."""
+        self._chunks = [np.stack([numbers, times])]
         self.count = count
         self._first = count - len(numbers)
 
     def drop(self, before: int) -> None:
-        """Drop the first chunks that have no number from `before` on."""
-        while self._chunks and self._chunks[0].max(initial=-1) < before:
-            self._first += len(self._chunks[0])
+        """Drop the first chunks whose outcomes all happened before a time."""
+        while self._chunks and self._chunks[0][1].max(initial=EARLIEST) < before:
+            self._first += self._chunks[0].shape[1]
             self._chunks = self._chunks[1:]
 
-    def numbers(self) -> np.ndarray:
-        """Return the numbers that are left."""
-        return np.concatenate([np.zeros(0, np.int64), *self._chunks])
+    def all(self) -> np.ndarray:
+        """Return the outcomes that are left, [2, outcomes]."""
+        return np.concatenate([np.zeros((2, 0), np.int64), *self._chunks], axis=1)
 
     def between(self, begin: int, end: int) -> np.ndarray:
-        """Return numbers `begin` to `end` of all so far, as far as they are left."""
+        """Return outcomes `begin` to `end` of all so far, as far as they are left."""
         first = max(0, begin - self._first)
-        return self.numbers()[first : max(0, end - self._first)]
+        return self.all()[:, first : max(0, end - self._first)]
 
 
 @dataclass(frozen=True)
@@ -390,7 +388,7 @@ class OpenLogs:
     Attributes:
         impressions: the segments of that moment.
         outcomes: the same of outcomes.
-        matches: the numbers of outcomes that met an impression.
+        matches: numbers and times of the outcomes that met an impression.
         oldest: the earliest time of an event that matters.
         opened: of the position.
         since: of the other one.
@@ -406,8 +404,10 @@ class OpenLogs:
     def batches(self, log: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a log that are still needed; of one without rows nothing."""
         if log == "matches":
-            if len(self.matches):
-                yield pa.RecordBatch.from_arrays([pa.array(self.matches)], names=[NUMBER])
+            numbers, times = self.matches[:, self.matches[1] >= self.oldest]
+            if len(numbers):
+                columns = [pa.array(numbers), pa.array(times)]
+                yield pa.RecordBatch.from_arrays(columns, names=[NUMBER, TIME])
             return
         segments = self.impressions
         if log == "outcomes":
@@ -426,8 +426,8 @@ class OpenLogs:
         for segment, rows in chosen:
             table = written(rows_of(segment.table(), rows)).cast(schema)
             table = table.append_column(NUMBER, pa.array(segment.numbers[rows]))
+            table = table.append_column(TIME, pa.array(segment.times[rows]))
             if segment.kinds is not None:
-                table = table.append_column(TIME, pa.array(segment.times[rows]))
                 table = table.append_column(KIND, pa.array(segment.kinds[rows]))
             yield from table.combine_chunks().to_batches()
 

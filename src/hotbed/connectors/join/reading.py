@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed.connectors.join.inputs import Input, live_of
 from hotbed.connectors.join.intake import Intake, highs_of
 from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
-from hotbed.connectors.join.open_rows import NUMBER, OpenRows, Windows
+from hotbed.connectors.join.open_rows import NUMBER, TIME, OpenRows, Windows
 from hotbed.connectors.join.places import loaded, placed
 from hotbed.connectors.join.segment import SEGMENT_ROWS
 from hotbed.connectors.join.settings import JoinSettings
@@ -301,10 +301,11 @@ class JoinReading:
             self.open.impressions.put(self._intake.saved_impressions(table))
         for table in _whole_tables(saved.batches("outcomes")):
             self.open.outcomes.put(self._intake.saved_outcomes(table))
-        numbers = [batch.column(NUMBER).to_numpy() for batch in saved.batches("matches")]
-        self.open.matches.put(
-            np.concatenate(numbers or [np.zeros(0, np.int64)]), state["opened"]["matches"]
-        )
+        matches = pa.table({NUMBER: pa.array([], pa.int64()), TIME: pa.array([], pa.int64())})
+        batches = [*matches.to_batches(), *saved.batches("matches")]
+        matches = pa.Table.from_batches(batches, matches.schema)
+        numbers, times = (matches[name].to_numpy() for name in (NUMBER, TIME))
+        self.open.matches.put(numbers, times, state["opened"]["matches"])
         self.open.load(state)
         self.live.saved_open_rows = None
 
