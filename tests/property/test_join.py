@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from join_oracle import Oracle
 
 from hotbed.connectors import (
     AsTheyCome,
@@ -33,97 +34,6 @@ from hotbed.connectors.position import decisions_of
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
-
-
-@dataclass
-class Oracle:
-    """What a join of some turns yields, by dicts and loops.
-
-    `windows`, `lateness`: in seconds. `turns`: (input, rows) of each turn.
-    """
-
-    windows: Mapping[str, float]
-    lateness: float
-    as_they_come: bool
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.impressions: dict[tuple[Any, float], dict[str, Any]] = {}
-        self.outcomes: dict[tuple[Any, float, str], bool] = {}
-        self.watermark = float("-inf")
-
-    def count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
-
-    def is_over(self, time: float) -> bool:
-        return time + max(self.windows.values()) + self.lateness < self.watermark
-
-    def take(self, impressions: list[Any], outcomes: list[Any], watermark: float) -> list[Any]:
-        """Return the samples of a turn: (n, labels)."""
-        for key, time, n in impressions:
-            if self.is_over(time):
-                self.count("late")
-            elif (key, time) in self.impressions:
-                self.count("repeated")
-            else:
-                self.count("impressions")
-                self.impressions[key, time] = {"n": n, "decided": {}, "new": True}
-        for key, time, label in outcomes:
-            if self.is_over(time):
-                self.count("unmatched")
-            elif (key, time, label) in self.outcomes:
-                self.count("outcomes_repeated")
-            else:
-                self.count("outcomes")
-                self.outcomes[key, time, label] = False
-        positive = self._positive()
-        self.watermark = max(self.watermark, watermark)
-        samples = self._samples(positive)
-        for outcome, matched in list(self.outcomes.items()):
-            if self.is_over(outcome[1]):
-                del self.outcomes[outcome]
-                if not matched:
-                    self.count("unmatched")
-        return samples
-
-    def _positive(self) -> dict[tuple[Any, float], set[str]]:
-        """Return the labels of each impression that have an outcome while they are undecided."""
-        positive: dict[tuple[Any, float], set[str]] = {}
-        for (key, time), impression in self.impressions.items():
-            positive[key, time] = set(impression.get("positive", ()))
-            for other, when, label in self.outcomes:
-                window = self.windows[label]
-                if other == key and time <= when <= time + window:
-                    last = window if self.as_they_come else max(self.windows.values())
-                    is_open = time + last + self.lateness >= self.watermark
-                    if is_open or impression["new"]:
-                        self.outcomes[other, when, label] = True
-                        positive[key, time].add(label)
-        return positive
-
-    def _samples(self, positive: Mapping[Any, set[str]]) -> list[Any]:
-        samples = []
-        for place, impression in list(self.impressions.items()):
-            impression["new"] = False
-            impression["positive"] = positive[place]
-            time = place[1]
-            if not self.as_they_come:
-                if self.is_over(time):
-                    labels = [float(label in positive[place]) for label in self.windows]
-                    samples.append((impression["n"], labels))
-                    del self.impressions[place]
-                continue
-            told = {}
-            for label, window in self.windows.items():
-                is_over = time + window + self.lateness < self.watermark
-                if label not in impression["decided"] and (is_over or label in positive[place]):
-                    told[label] = float(label in positive[place])
-            impression["decided"] |= told
-            if told:
-                samples.append((impression["n"], [told.get(name, -1.0) for name in self.windows]))
-            if self.is_over(time):
-                del self.impressions[place]
-        return samples
 
 
 def log(draw: random.Random, kinds: list[str]) -> dict[str, list[Any]]:

@@ -10,11 +10,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from hotbed.connectors.types import is_text
+from hotbed.connectors.types import is_text, plain, recast
 from hotbed.errors import SchemaError
 
 Family = Literal["numbers", "text", "times"]
-_SEEDS = (0x9E3779B97F4A7C15, 0xC4CEB9FE1A85EC53)
+_SEEDS = (0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D)
+_FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
 
 
 class Keys(NamedTuple):
@@ -34,12 +36,26 @@ class Keys(NamedTuple):
 
 def keys_of(columns: Sequence[pa.Array]) -> Keys:
     """Return the keys of events; what they are where a column is null does not matter."""
-    if len(columns) == 1 and pa.types.is_integer(columns[0].type):
-        first = _numbers(columns[0])
+    if len(columns) == 1 and family_of("", columns[0].type) == "numbers":
+        first = _plain(columns[0]).to_numpy()
         return Keys(first, np.zeros(len(first), np.uint64))
-    frame = pl.DataFrame({str(number): _plain(column) for number, column in enumerate(columns)})
-    first, second = (frame.hash_rows(seed, seed ^ 1, seed ^ 2, seed ^ 3) for seed in _SEEDS)
-    return Keys(first.to_numpy(), second.to_numpy())
+    first, second = (_hashed(columns, seed) for seed in _SEEDS)
+    return Keys(first, second)
+
+
+def _hashed(columns: Sequence[pa.Array], seed: int) -> np.ndarray:
+    """Return a hash of each row: Murmur3's 64-bit finalizer over the columns, one after another."""
+    hashes = np.full(len(columns[0]), seed, np.uint64)
+    for column in columns:
+        values = _plain(column)
+        if values.dtype == pl.Binary:
+            values = values.hash(seed)
+        hashes ^= values.to_numpy()
+        for factor in _FACTORS:
+            hashes ^= hashes >> _SHIFT
+            hashes *= np.uint64(factor)
+        hashes ^= hashes >> _SHIFT
+    return hashes
 
 
 def family_of(name: str, kind: pa.DataType) -> Family | None:
@@ -48,8 +64,7 @@ def family_of(name: str, kind: pa.DataType) -> Family | None:
     Raises:
         SchemaError: they cannot be keys.
     """
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = plain(kind)
     if pa.types.is_null(kind):
         return None
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -72,15 +87,14 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 def _plain(column: pa.Array) -> pl.Series:
-    """Return a column in the one type of its family."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    """Return a column as bytes or as unsigned numbers."""
+    column = recast(column, plain(column.type))
+    if is_text(column.type):
+        return pl.Series(column.cast(pa.large_binary()))
+    if pa.types.is_null(column.type):
+        return pl.Series(np.zeros(len(column), np.uint64))
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("us")).cast(pa.int64())
-    elif pa.types.is_boolean(column.type):
+        column = column.cast(pa.timestamp("us"))
+    if not pa.types.is_integer(column.type):
         column = column.cast(pa.int64())
-    elif pa.types.is_integer(column.type):
-        return pl.Series(_numbers(column))
-    elif not pa.types.is_null(column.type):
-        column = column.cast(pa.large_string())
-    return pl.Series(column)
+    return pl.Series(_numbers(column))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class SpilledTable:
         place = spill.directory or tempfile.gettempdir()
         try:
             self._file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115 - it stays open
+            weakref.finalize(self, self._file.close)
             with pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), table.schema) as sink:
                 sink.write_table(table, WRITTEN_ROWS)
             self.num_bytes = os.fstat(self._file.fileno()).st_size

@@ -134,6 +134,8 @@ class KafkaReader:
     def _lag(self) -> int | None:
         """Return the number of messages behind the current block; None while it is not known."""
         self.live.waiting = {}
+        if not self.topic.is_reached:
+            return None
         for partition in {**self.offsets, **self.take}:
             waiting = self.topic.num_waiting(partition)
             if waiting is None:
