@@ -276,21 +276,21 @@ class OpenRows:
         return self.memory_bytes - self.spill.memory_bytes
 
     def _spill(self) -> None:
-        """Move the columns of the newest whole segments to the disk, as long as memory is short."""
-        excess = self._excess()
-        if excess <= 0:
+        """Move whole segments to the disk, as long as memory is short: columns, then keys."""
+        if self._excess() <= 0:
             return
-        for segment in reversed([*self.impressions]):
-            limit = self.spill.disk_bytes
-            is_whole = len(segment) > SEGMENT_ROWS // 2
-            if limit is not None and self.disk_bytes >= limit:
-                return
-            if is_whole and segment.is_in_memory:
-                excess += segment.memory_bytes
+        whole = [segment for segment in self.impressions if len(segment) > SEGMENT_ROWS // 2]
+        for segment in reversed(whole):
+            if segment.is_in_memory and self._is_short():
                 segment.spill(self.spill)
-                excess -= segment.memory_bytes
-            if excess <= 0:
-                return
+        for segment in reversed(whole):
+            if segment.has_index_in_memory and self._is_short():
+                segment.spill_index(self.spill)
+
+    def _is_short(self) -> bool:
+        """Whether memory is short and the disk has room."""
+        limit = self.spill.disk_bytes
+        return self._excess() > 0 and (limit is None or self.disk_bytes < limit)
 
     # --- states
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.join.keys import Keys
-from hotbed.connectors.join.spill import Spill, SpilledTable
+from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable
 
 SEGMENT_ROWS = 1 << 18
 """Events of a whole segment: smaller ones are merged."""
@@ -41,9 +41,12 @@ class Segment:
         marks: np.ndarray | None = None,
     ) -> None:
         self._table: pa.Table | None = table
+        self._table_bytes: int = table.nbytes
         self.types: pa.Schema = table.schema
         self._spilled: SpilledTable | None = None
-        self._second = keys.second
+        self._second: np.ndarray | None = None  # all are 0
+        if keys.second.any():
+            self._second = keys.second
         self.times = times
         self._numbers = numbers
         self.kinds = kinds
@@ -55,6 +58,10 @@ class Segment:
         order = np.argsort(keys.first, kind="stable")
         self._order = order.astype(np.uint32)
         self._sorted = keys.first[order]
+        self._spilled_index: SpilledArrays | None = None
+        self._index_bytes = self.times.nbytes + self._order.nbytes + self._sorted.nbytes
+        if self._second is not None:
+            self._index_bytes += self._second.nbytes
 
     def __len__(self) -> int:
         return len(self.times)
@@ -64,7 +71,10 @@ class Segment:
         """The keys of the events."""
         first = np.empty_like(self._sorted)
         first[self._order] = self._sorted
-        return Keys(first, self._second)
+        second = self._second
+        if second is None:
+            second = np.zeros(len(self), np.uint64)
+        return Keys(first, second)
 
     @property
     def numbers(self) -> np.ndarray:
@@ -76,16 +86,22 @@ class Segment:
     @property
     def memory_bytes(self) -> int:
         """Bytes in memory, the index included."""
-        arrays = [self._second, self.times, self.marks, self._order, self._sorted]
-        num_bytes = sum(array.nbytes for array in arrays)
+        num_bytes = self.marks.nbytes
         if self._table is not None:
-            num_bytes += self._table.nbytes
+            num_bytes += self._table_bytes
+        if self._spilled_index is None:
+            num_bytes += self._index_bytes
         return num_bytes
 
     @property
     def disk_bytes(self) -> int:
         """Bytes on the disk."""
-        return 0 if self._spilled is None else self._spilled.num_bytes
+        num_bytes = 0
+        if self._spilled is not None:
+            num_bytes += self._spilled.num_bytes
+        if self._spilled_index is not None:
+            num_bytes += self._index_bytes
+        return num_bytes
 
     @property
     def is_in_memory(self) -> bool:
@@ -112,6 +128,21 @@ class Segment:
             self._spilled = SpilledTable(self._table, spill)
         self._table = None
 
+    @property
+    def has_index_in_memory(self) -> bool:
+        """Whether times and sorted keys are in memory."""
+        return self._spilled_index is None
+
+    def spill_index(self, spill: Spill) -> None:
+        """Move times and sorted keys to the disk, where they are read by pages."""
+        spilled = SpilledArrays(spill)
+        self.times = spilled.put(self.times)
+        self._sorted = spilled.put(self._sorted)
+        self._order = spilled.put(self._order)
+        if self._second is not None:
+            self._second = spilled.put(self._second)
+        self._spilled_index = spilled
+
     def overlaps(self, earliest: int, latest: int) -> bool:
         """Return whether events of the segment may lie in a span of times, both ends included."""
         return self.earliest <= latest and self.latest >= earliest
@@ -130,7 +161,8 @@ class Segment:
         queries = np.repeat(hits, counts)
         firsts = np.repeat(begins - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         rows = self._order[firsts + np.arange(len(queries))].astype(np.int64)
-        same = self._second[rows] == keys.second[queries]
+        second = keys.second[queries]
+        same = second == 0 if self._second is None else second == self._second[rows]
         return rows[same], queries[same]
 
     def mark(self, rows: np.ndarray, bits: np.ndarray) -> None:
