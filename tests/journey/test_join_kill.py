@@ -5,6 +5,7 @@ learned exactly as its rule says.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +33,41 @@ def broker() -> Iterator[Any]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("rule", "ahead"), [("wait", 0), ("as_they_come", 8)], ids=["wait", "as_they_come"]
-)
+def kills_of(seed: int) -> list[dict[str, Any]]:
+    """Two kills in the suite; in the soak other ones at random points."""
+    if seed == 0:
+        return [
+            {"kill": {"at": "mapping", "number": 6, "after": True}},
+            {"kill": {"at": "committed", "number": 2}},
+        ]
+    choose = random.Random(seed)
+    kills: list[dict[str, Any]] = []
+    for _ in range(3):
+        at = choose.choice([*POINTS])
+        number = choose.randint(1, POINTS[at])
+        kill = {"at": at, "number": number, "after": choose.random() < 0.5}
+        outside = {"kill_after": choose.uniform(0.3, 3.0)}
+        kills.append(outside if choose.random() < 0.4 else {"kill": kill})
+    return kills
+
+
+POINTS = {
+    "reading": 10, "mapping": 12, "update": 12, "journal": 30, "capture": 3, "table": 9,
+    "rename": 3, "replace": 4, "committed": 3, "forget": 2,
+}  # fmt: skip
+SOAK = [
+    pytest.param(*case, seed, marks=pytest.mark.soak)
+    for seed in range(1, 10)
+    for case in (("wait", 0), ("as_they_come", 8))
+]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("rule", "ahead", "seed"), [("wait", 8, 0), *SOAK])
 def test_two_topics_that_are_joined_go_on_where_they_were(
-    rule: str, ahead: int, broker: Any, lives: Any, tmp_path: Path
+    rule: str, ahead: int, seed: int, broker: Any, lives: Any, tmp_path: Path
 ) -> None:
+    """The log before the newest state is gone in each life. In the soak the broker dies, too."""
     for topic, partitions in (("shown", 3), ("clicks", 2)):
         if topic in broker._topics:
             broker.delete(topic)
@@ -46,21 +76,28 @@ def test_two_topics_that_are_joined_go_on_where_they_were(
         "join": {"servers": broker.servers, "rule": rule, **JOIN},
         "rows": LEARNED,
         "checkpoint": {"every_steps": 3},
+        "cut_log": True,
         **driver.CLOCK,
     }
     if ahead:
         config["ahead"] = ahead
-    arriving = threading.Thread(target=driver.produce_two, args=(broker, 7, ROWS))
+    arriving = threading.Thread(target=driver.produce_two, args=(broker, seed, ROWS))
     arriving.start()
     root = tmp_path / "killed"
-    for kill in ({"at": "mapping", "number": 6, "after": True}, {"at": "committed", "number": 2}):
-        assert lives(root, kill=kill, **config)["killed"] == 9
+    for number, kill in enumerate(kills_of(seed)):
+        answer = lives(root, **kill, **config)
+        print(f"seed {seed}: {kill}: killed {answer['killed']}")
+        if number == 0:
+            arriving.join()
+        if seed % 3 == 1:
+            broker.restart()
+    if seed % 3 == 2:
+        threading.Timer(1.5, broker.restart).start()
     answer = lives(root, **config)
-    arriving.join()
     topics = Topics.of(broker, root / "state" / "journal")
     oracle = Oracle({"y": 1800}, 600, rule == "as_they_come")
     assert len(answer["learned"]) >= LEARNED
     assert topics.explain(answer["learned"], oracle)
-    whole = driver.decided_alike(lives, root, tmp_path / "whole", config)
+    whole = driver.decided_alike(lives, root, tmp_path / "whole", {**config, "cut_log": False})
     assert whole["digest"] == answer["digest"]
     assert whole["learned"] == answer["learned"]

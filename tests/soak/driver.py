@@ -11,6 +11,7 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
   DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords
 * `join`: two topics are joined instead, with its keywords; the answer then has `learned`, the number
   and the label of each sample, and `counts` of the join
+* `cut_log`: messages before the newest state are not there any more
 * `rows`: an endless stream ends after so many; `max_steps`, `threads`
 * `dataset`, `checkpoint`, `evict`: keywords
 * `remember`: the journal forgets nothing, so that an unbroken run can be made to decide the same
@@ -194,6 +195,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
     ]
     torch.manual_seed(5)
     data = hb.Ahead(data, depth=config["ahead"]) if config.get("ahead") else data
+    if config.get("cut_log"):
+        _cut_log(root / "state")
     model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}
@@ -392,6 +395,36 @@ def _join(servers: str, rule: str, **keywords: Any) -> Any:
     return hb.sources.Join(
         *topics, on="n", label="y", time="t", unit="s", rule=rules[rule], **keywords
     )
+
+
+def _cut_log(states: Path) -> None:
+    """Let the client fetch no message before the newest state, but the last one of each partition
+    that was read, by which a topic is recognized.
+    """
+    from hotbed.connectors.kafka.client import KafkaClient
+    from hotbed.persist.format import open_checkpoint
+
+    if not (states / "CURRENT").exists():
+        return
+    place = open_checkpoint(states).manifest.positions["stream"]["source"]
+    bounds = [
+        (place or {}).get("inputs", [{}] * 2)[number].get("source") or {} for number in (0, 1)
+    ]
+    by_topic = {name: bounds[k].get("offsets", {}) for k, name in enumerate(("shown", "clicks"))}
+    assign, consume = KafkaClient.request, KafkaClient.consume
+
+    def request(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name == "assign":
+            self.topic_of_the_test = arguments[0]
+        return assign(self, name, *arguments, **keywords)
+
+    def consumed(self: Any, count: int, seconds: float) -> Any:
+        first = by_topic[self.topic_of_the_test]
+        for entry in consume(self, count, seconds):
+            if entry.error is not None or entry.offset >= first.get(str(entry.partition), 0) - 1:
+                yield entry
+
+    KafkaClient.request, KafkaClient.consume = request, consumed
 
 
 def _source(config: dict[str, Any], root: Path) -> Any:

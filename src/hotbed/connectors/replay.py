@@ -57,9 +57,9 @@ class Replay(Source):
         for source in self.sources:
             if source.endless:
                 raise ConfigError(
-                    f"replay.sources: a replay needs sources that end, got {type(source).__name__}. "
-                    "Read it alone, or join impressions and outcomes that never end with "
-                    "hb.sources.Join (docs/join.md)."
+                    "replay.sources: a replay needs sources that end, got "
+                    f"{type(source).__name__}. Read it alone, or join impressions and outcomes "
+                    "that never end with hb.sources.Join (docs/join.md)."
                 )
 
     @property

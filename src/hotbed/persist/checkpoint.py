@@ -40,7 +40,6 @@ from hotbed.persist.manifest import (
     Arrays,
     DenseEntry,
     Manifest,
-    OpenRowsEntry,
     PartEntry,
     ProgressEntry,
     TableEntry,
@@ -56,6 +55,7 @@ from hotbed.persist.network import (
     set_rate,
     unflatten,
 )
+from hotbed.persist.open_rows import write_open_rows
 from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.retention import retain
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
@@ -286,7 +286,7 @@ def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) ->
         if shard.is_first and captured.arrays:
             writer.write(PROGRESS_FILE, packed(captured.arrays))
         if shard.is_first and captured.open_rows is not None:
-            manifest = replace(manifest, open_rows=_write_open_rows(writer, captured.open_rows))
+            manifest = replace(manifest, open_rows=write_open_rows(writer, captured.open_rows))
         parts = [
             write_rows(writer, number, table, shard) for number, table in enumerate(captured.tables)
         ]
@@ -314,15 +314,6 @@ def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) ->
             writer.add(files)
     shard.enter("commit")
     return shard.from_first(lambda: writer.commit(replace(manifest, tables=tuple(tables))))
-
-
-def _write_open_rows(writer: CheckpointWriter, rows: SavedRows) -> OpenRowsEntry:
-    files: dict[str, str] = {}
-    for log in rows.opened:
-        file = f"open_rows/{log}.arrow"
-        if writer.write_batches(file, rows.batches(log)):
-            files[log] = file
-    return OpenRowsEntry(opened=dict(rows.opened), oldest=rows.oldest, files=files)
 
 
 def _in_order(parts: Iterable[Sequence[PartEntry]]) -> tuple[PartEntry, ...]:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from hotbed.embedding.table import Table
 from hotbed.persist.format import Reader, sorted_rows
 from hotbed.persist.manifest import Arrays
+from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
@@ -43,8 +44,9 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
         "positions": comparable_position(state.manifest.positions),
         "counters": state.manifest.counters,
     }
-    if state.open_rows is not None:
-        logs = {log: list(state.open_rows.batches(log)) for log in state.open_rows.opened}
+    rows = read_open_rows(state)
+    if rows is not None:
+        logs = {log: list(rows.batches(log)) for log in rows.opened}
         parts["open_rows"] = {log: _of_open(batches) for log, batches in logs.items() if batches}
     return _hex(_canonical(parts))
 

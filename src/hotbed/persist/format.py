@@ -25,8 +25,6 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from hotbed.connectors.join.open_rows import TIME
-from hotbed.connectors.live import SavedRows
 from hotbed.data.schema import Schema
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.errors import FormatError, PersistError
@@ -513,14 +511,6 @@ class Reader:
         """Return the counts of the ids that wait for admission to a table."""
         return self.newest_link.waiting(table)
 
-    @property
-    def open_rows(self) -> SavedRows | None:
-        """What a join of streams held open; None without one."""
-        entry = self.manifest.open_rows
-        if entry is None:
-            return None
-        return _OpenRows(self.links, entry.opened, entry.oldest)
-
     def dense(self) -> memoryview:
         """Return the bytes of the safetensors file; empty without a dense part."""
         return self.newest_link.dense()
@@ -542,28 +532,6 @@ class Reader:
     def random(self) -> Any:
         """What `State.random` was, as NumPy arrays; {} if nothing was kept."""
         return self.newest_link.tree("random")
-
-
-@dataclass(frozen=True)
-class _OpenRows:
-    """What a join of streams held open in a state."""
-
-    links: tuple[Link, ...]
-    opened: Mapping[str, int]
-    oldest: int
-
-    def batches(self, log: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a log that are still needed, in the order of their arrival."""
-        for link in self.links:
-            entry = link.manifest.open_rows
-            if entry is None or log not in entry.files:
-                continue
-            for batch in link.batches(entry.files[log]):
-                if TIME in batch.schema.names:
-                    times = batch.column(TIME).to_numpy()
-                    batch = batch.filter(pa.array(times >= self.oldest))
-                if batch.num_rows:
-                    yield batch
 
 
 def open_checkpoint(path: Where, version: int | None = None) -> Reader:

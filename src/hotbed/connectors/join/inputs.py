@@ -61,6 +61,7 @@ class _Part:
 
     rows: pa.RecordBatch
     before: Position | None
+    after: Position
     used: int = 0
 
     @cached_property
@@ -89,10 +90,11 @@ class Input:
         self.live = plan.live or Live()
         self.ended = False
         self.row: int = state.get("row", 0)
-        self._skip: int = state.get("skip", 0)
+        self._skip: int = state.get("skip", 0)  # rows to pass over
         self._before: Position | None = None  # reading from here yields the next rows first
         if state.get("source") is not None:
             self._before = Position.from_json(state["source"])
+        self._taken = (self._before, self._skip)
         self._parts = deque[_Part]()
         self._items = source.read(self._before, READ_ROWS, plan)
 
@@ -101,25 +103,31 @@ class Input:
         if hasattr(self._items, "close"):
             self._items.close()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, *, decided: bool = False) -> dict[str, Any]:
         """Return the place after the rows that turns took.
 
         "source": a position; "skip": rows to pass over after it; "row": rows before the place.
+
+        Args:
+            decided: the place holds the decision about the rows at hand. Without it, it does not
+                depend on what was read ahead.
         """
-        before = self._before
-        skip = self._skip
-        if self._parts:
-            before = self._parts[0].before
-            skip = self._parts[0].used
+        before, skip = self._place(decided=decided)
         source = None
         if before is not None:
             source = before.to_json()
         return {"source": source, "skip": skip, "row": self.row}
 
+    def _place(self, *, decided: bool = False) -> tuple[Position | None, int]:
+        if self._parts and (decided or self._parts[0].used):
+            return self._parts[0].before, self._parts[0].used
+        return self._taken
+
     @property
     def lanes(self) -> list[str]:
-        """The partitions of the source, as far as they are known."""
-        return [] if self._before is None else self.source.lanes(self._before)
+        """The partitions of the source that were known when the last turn of it was decided."""
+        before, _ = self._place()
+        return [] if before is None else self.source.lanes(before)
 
     @property
     def num_rows(self) -> int:
@@ -127,10 +135,12 @@ class Input:
         return sum(part.rows.num_rows - part.used for part in self._parts)
 
     def is_quiet(self, lane: str) -> bool:
-        """Return whether a partition, or the source, is known to have no more rows for now."""
+        """Return whether a partition is known to have no more rows for now; "" = the source."""
         waiting = self.live.waiting
         if waiting is None:
             return not self._parts and self.live.lag == 0
+        if not lane:
+            return bool(waiting) and not self._parts and not any(waiting.values())
         return waiting.get(lane) == 0 and not any(lane in part.lanes for part in self._parts)
 
     @property
@@ -138,7 +148,8 @@ class Input:
         """Rows of the next turn: those that one reading gave, at most 65,536."""
         if not self._parts:
             return 0
-        return min(self._parts[0].rows.num_rows - self._parts[0].used, READ_ROWS)
+        count: int = self._parts[0].rows.num_rows - self._parts[0].used
+        return min(count, READ_ROWS)
 
     def poll(self) -> None:
         """Read once: rows, or nothing for now."""
@@ -151,7 +162,7 @@ class Input:
             used = min(self._skip, rows.num_rows)
             self._skip -= used
             if used < rows.num_rows:
-                self._parts.append(_Part(rows, self._before, used))
+                self._parts.append(_Part(rows, self._before, position, used))
         self._before = position
 
     def take(self, count: int) -> pa.Table:
@@ -165,5 +176,6 @@ class Input:
             count -= batch.num_rows
             batches.append(batch)
             if part.used == part.rows.num_rows:
+                self._taken = (part.after, 0)
                 self._parts.popleft()
         return pa.Table.from_batches(batches)

@@ -115,16 +115,34 @@ class Intake:
         rows = rows.select(names)
         return Segment(rows, self.keys(rows, names, names), times, numbers, kinds)
 
-    def times(self, rows: pa.Table, number: int) -> np.ndarray:
-        """Return the times of all rows that have one, by which the watermark of an input rises."""
-        column, unit = self.join.time, self.join.unit
+    def highs(self, rows: pa.Table, number: int) -> dict[str, int]:
+        """Return the newest time of each partition that rows of an input come from.
+
+        The partition is "" where a source has none.
+        """
+        column = self.join.time
+        unit = self.join.unit
         if number:
             outcomes = self.join.kinds.values()
             source = self.join.inputs[number]
             outcome = next(outcome for outcome in outcomes if outcome.source == source)
             column = outcome.time or column
             unit = outcome.unit or unit
-        return self._micros(rows, column, unit).to_numpy(zero_copy_only=False)
+        micros = self._micros(rows, column, unit)
+        is_known = micros.is_valid().to_numpy(zero_copy_only=False)
+        times = micros.to_numpy(zero_copy_only=False)[is_known].astype(np.int64)
+        if not len(times):
+            return {}
+        kind = pa.struct([])
+        if PLACE in rows.schema.names:
+            kind = rows.schema.field(PLACE).type
+        if kind.get_field_index("partition") < 0:
+            return {"": int(times.max())}
+        partitions = _whole(rows[PLACE]).field("partition").to_numpy()[is_known]
+        highs: dict[str, int] = {}
+        for partition in np.unique(partitions).tolist():
+            highs[str(partition)] = int(times[partitions == partition].max())
+        return highs
 
     def keys(self, rows: pa.Table, on: Sequence[str], names: Sequence[str]) -> Keys:
         """Return the keys of rows.
@@ -209,23 +227,6 @@ class Intake:
                 f"{where}: columns {missing} are absent, got {present}. Correct `on`, `time` and "
                 "`where`."
             )
-
-
-def highs_of(rows: pa.Table, times: np.ndarray) -> dict[str, int]:
-    """Return the newest time of each partition that rows come from; "" where there are none."""
-    is_known = ~np.isnan(times) if times.dtype.kind == "f" else np.ones(len(times), bool)
-    times = times[is_known].astype(np.int64)
-    if not len(times):
-        return {}
-    if PLACE in rows.schema.names:
-        kind = rows.schema.field(PLACE).type
-        if kind.get_field_index("partition") >= 0:
-            partitions = _whole(rows[PLACE]).field("partition").to_numpy()[is_known]
-            highs: dict[str, int] = {}
-            for partition in np.unique(partitions).tolist():
-                highs[str(partition)] = int(times[partitions == partition].max())
-            return highs
-    return {"": int(times.max())}
 
 
 def _where(rows: pa.Table, where: Mapping[str, Any]) -> pa.Table:

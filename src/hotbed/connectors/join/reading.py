@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.join.inputs import Input, live_of
-from hotbed.connectors.join.intake import Intake, highs_of
+from hotbed.connectors.join.intake import Intake
 from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
 from hotbed.connectors.join.open_rows import NUMBER, TIME, OpenRows, Windows
 from hotbed.connectors.join.places import loaded, placed
@@ -95,7 +95,7 @@ class JoinReading:
             if turn is None:
                 yield TICK, self.position()
                 continue
-            before = {**self.position().state, "turn": dict(turn)}
+            before = {**self.position(turn["input"]).state, "turn": dict(turn)}
             if self.join.endless:
                 yield OPENED, Position({**before, "row": self._skip})
             samples = self._take(turn)
@@ -110,12 +110,15 @@ class JoinReading:
                 yield TICK, self.position()
             self._skip = 0
 
-    def position(self) -> Position:
-        """Return the position before the next turn."""
+    def position(self, number: int | None = None) -> Position:
+        """Return the position before the next turn; `number`: the input of this turn, if known."""
+        inputs: list[dict[str, Any]] = []
+        for place, source in enumerate(self._inputs):
+            inputs.append(source.state(decided=place == number))
         return Position(
             {
                 "block": self.number,
-                "inputs": [source.state() for source in self._inputs],
+                "inputs": inputs,
                 "row": 0,
                 "now": self.now,
                 "watermark": self.open.watermark,
@@ -161,7 +164,7 @@ class JoinReading:
         if self.join.endless:
             rows = placed(rows, first)
         self._lanes.add(number, source.lanes)
-        highs = highs_of(rows, self._intake.times(rows, number))
+        highs = self._intake.highs(rows, number)
         self._lanes.rise(number, highs)
         self._clock.touch((number, name) for name in highs)
         if number == 0:
@@ -236,7 +239,6 @@ class JoinReading:
             source = self._inputs[number]
             if not source.num_rows and not source.ended:
                 source.poll()
-            self._lanes.add(number, source.lanes)
             if source.num_rows:
                 return self._decision(number, source.next_rows, self._idle_lanes())
         idle = self._idle_lanes()

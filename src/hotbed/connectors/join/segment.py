@@ -179,9 +179,8 @@ def merged(first: Segment, second: Segment) -> Segment:
     kinds = None
     if first.kinds is not None and second.kinds is not None:
         kinds = np.concatenate([first.kinds, second.kinds])
-    numbers: int | np.ndarray = np.concatenate([first.numbers, second.numbers])
-    if numbers[-1] - numbers[0] + 1 == len(numbers):
-        numbers = int(numbers[0])
+    numbers = np.concatenate([first.numbers, second.numbers])
+    is_dense = numbers[-1] - numbers[0] + 1 == len(numbers)
     tables = [first.table(), second.table()]
     table = pa.concat_tables(tables, promote_options="default")
     if len(first) + len(second) > SEGMENT_ROWS // 4:
@@ -190,7 +189,7 @@ def merged(first: Segment, second: Segment) -> Segment:
         table,
         Keys(*(np.concatenate(parts) for parts in zip(first.keys, second.keys, strict=True))),
         np.concatenate([first.times, second.times]),
-        numbers,
+        int(numbers[0]) if is_dense else numbers,
         kinds,
         np.concatenate([first.marks, second.marks]),
     )

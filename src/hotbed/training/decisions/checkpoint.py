@@ -25,6 +25,7 @@ from hotbed.parallel import WHOLE
 from hotbed.persist.checkpoint import Saver, State, capture, track_changes
 from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.network import random_state, set_random_state
+from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
@@ -609,7 +610,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         run.metrics.update(rows_of(progress["metrics"])[0])
     live = getattr(run.dataset, "live", None)
     if live is not None:
-        live.saved_open_rows = reader.open_rows
+        live.saved_open_rows = read_open_rows(reader)
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         _resumable(run).resume(run.position)
     set_random_state(reader.random)
