@@ -70,12 +70,6 @@ class Concat(Source):
         if position["source"] is not None:
             self.sources[part].commit(Position.from_json(position["source"]))
 
-    def lanes(self, position: Position) -> list[str]:
-        part = int(position["part"])
-        if part + 1 < len(self.sources) or position["source"] is None:
-            return []
-        return self.sources[part].lanes(Position.from_json(position["source"]))
-
     @property
     def divisible(self) -> bool:
         return not self.endless and all(source.divisible for source in self.sources)

@@ -127,6 +127,15 @@ def join_position(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return None
 
 
+def partitions_of(state: Mapping[str, Any] | None) -> list[str]:
+    """Return the partitions of a topic that a source reads at a position; [] = no topic."""
+    while isinstance(state, Mapping):
+        if "offsets" in state:
+            return sorted({**state["offsets"], **state["take"]})
+        state = state.get("source")
+    return []
+
+
 def decisions_of(state: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of the block that a source's position lies in, by topic of the journal.
 

@@ -96,10 +96,6 @@ class Source(ABC):
         Failures elsewhere, such as in a broker, never raise.
         """
 
-    def lanes(self, position: Position) -> list[str]:
-        """Return the partitions that an endless source reads at a position; none: it has none."""
-        return []
-
     def num_rows(self) -> int | None:
         """Return the number of rows if it is known without reading them, else None."""
         return None
@@ -395,9 +391,6 @@ class TableJoin(Source):
 
     def commit(self, position: Position) -> None:
         self.source.commit(position)
-
-    def lanes(self, position: Position) -> list[str]:
-        return self.source.lanes(position)
 
     def schema(self) -> pa.Schema:
         left = self.source.schema()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Position
+from hotbed.connectors.position import PLACE, Position, partitions_of
 from hotbed.connectors.source import Source
 
 INPUT_TICK_SECONDS = 0.01
@@ -127,7 +127,7 @@ class Input:
     def lanes(self) -> list[str]:
         """The partitions of the source that were known when the last turn of it was decided."""
         before, _ = self._place()
-        return [] if before is None else self.source.lanes(before)
+        return [] if before is None else partitions_of(before.state)
 
     @property
     def num_rows(self) -> int:

@@ -128,9 +128,6 @@ class Kafka(Source):
     def divisible(self) -> bool:
         return True
 
-    def lanes(self, position: Position) -> list[str]:
-        return sorted({**position["offsets"], **position["take"]})
-
     def parts(self, count: int) -> list[Source]:
         """Return `count` sources that divide the partitions of the topic.
 
