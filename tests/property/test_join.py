@@ -29,7 +29,6 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
-from hotbed.connectors.join import segment
 from hotbed.connectors.position import decisions_of
 from hotbed.testing import FakeStream
 
@@ -125,7 +124,7 @@ class Case:
 
 @pytest.fixture(params=range(4))
 def small_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(segment, "SEGMENT_ROWS", 4)
+    monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 4)
     return int(request.param)
 
 

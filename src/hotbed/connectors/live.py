@@ -32,7 +32,7 @@ class SavedRows(Protocol):
         ...
 
 
-class OpenRows(Protocol):
+class HeldRows(Protocol):
     """What a join holds open while it is read."""
 
     def saved_at(self, state: Mapping[str, Any], since: Mapping[str, int] | None) -> SavedRows:
@@ -74,7 +74,7 @@ class Live:
     clock: Callable[[], float] = time.time
     waiting: Mapping[str, int] | None = None
     saves_open_rows: bool = False
-    open_rows: OpenRows | None = None
+    open_rows: HeldRows | None = None
     saved_open_rows: SavedRows | None = None
 
     def now(self) -> int:

@@ -26,7 +26,6 @@ from hotbed.connectors import (
     Skips,
     Spill,
 )
-from hotbed.connectors.join import segment
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -208,8 +207,7 @@ def test_lanes_and_the_clock_of_idle_ones() -> None:
 def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(segment, "SEGMENT_ROWS", 64)
-    monkeypatch.setattr("hotbed.connectors.join.open_rows.SEGMENT_ROWS", 64)
+    monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 64)
     count = 1000
     words = pa.array([f"word {number}" for number in range(count)]).dictionary_encode()
     bags = [[number] * (number % 3) for number in range(count)]
@@ -217,7 +215,8 @@ def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
     picks = np.random.default_rng(1).integers(0, count, 300)
     clicks = {"id": picks, "time": picks + 5}
     found = []
-    for spill in (Spill(), Spill(tmp_path, memory_bytes=20_000)):
+    for memory_bytes in (1 << 20, 20_000, 0):
+        spill = Spill(tmp_path, memory_bytes)
         sources = (FakeStream(shown, then=30, ends=True), FakeStream(clicks, then=9, ends=True))
         join = Join(*sources, on="id", within=500, unit="s", spill=spill)
         live = Live()
@@ -227,8 +226,8 @@ def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
             disk = max(disk, live.open_rows.disk_bytes)  # type: ignore[union-attr]
             samples += batch.to_pylist()
         found.append(samples)
-        assert (disk > 0) == (spill.memory_bytes == 20_000)
-    assert found[0] == found[1]
+        assert (disk > 0) == (memory_bytes < 1 << 20)
+    assert found[0] == found[1] == found[2]
     assert len(found[0]) > 400
     assert list(tmp_path.iterdir()) == []
 
@@ -236,7 +235,7 @@ def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
 def test_a_full_disk_pauses_reading_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("hotbed.connectors.join.open_rows.SEGMENT_ROWS", 2)
+    monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 16)
     shown = {"id": range(1000), "time": range(1000)}
     spill = Spill(memory_bytes=1000, disk_bytes=1500)
     sources = (FakeStream(shown, then=10), FakeStream(CLICKS, then=1))

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.join.inputs import Input
-from hotbed.connectors.join.keys import Family, Keys, family_of, keys_of
-from hotbed.connectors.join.open_rows import KIND, NUMBER, TIME, Events
+from hotbed.connectors.join.keys import EventKeys, Family, family_of, keys_of
+from hotbed.connectors.join.open_rows import KIND, NUMBER, TIME, TurnEvents
 from hotbed.connectors.join.segment import Segment
 from hotbed.connectors.join.settings import JoinSettings, Outcome, names_of
 from hotbed.connectors.plan import ReadPlan
@@ -48,10 +48,12 @@ class Intake:
         for outcome in self.join.kinds.values():
             if outcome.source == self.join.inputs[number]:
                 needed += [*self._on(outcome), outcome.time or self.join.time, *outcome.where]
-        own = set(needed).difference(self.columns or ()) | set(self.join.own_columns)
-        types = {name: kind for name, kind in self.plan.types.items() if name not in own}
-        if number:
-            types = {}
+        types: dict[str, pa.DataType] = {}
+        if number == 0:
+            types = {**self.plan.types}
+            for name in needed:
+                if name not in (self.columns or ()) or name in self.join.own_columns:
+                    types.pop(name, None)
         return ReadPlan(tuple(dict.fromkeys(needed)), types, self.plan.skips)
 
     def _on(self, outcome: Outcome) -> list[str]:
@@ -59,7 +61,7 @@ class Intake:
 
     # --- events
 
-    def impressions(self, rows: pa.Table, source: Input) -> Events:
+    def impressions(self, rows: pa.Table, source: Input) -> TurnEvents:
         """Return the impressions among some rows, with the columns that they keep."""
         join = self.join
         self._require(rows, join.own_columns, "join.impressions")
@@ -67,16 +69,16 @@ class Intake:
         names = names_of(join.on)
         rows, times = self._sound(rows, names, (join.time, join.unit), source)
         keys = self.keys(rows, names, names)
-        kept = [name for name in rows.schema.names if name not in join.kinds]
+        columns = [name for name in rows.schema.names if name not in join.kinds]
         if self.columns is not None:
             needed = {*self.columns, *names, join.time, PLACE}
-            kept = [name for name in kept if name in needed]
-        return Events(rows.select(kept), keys, times)
+            columns = [name for name in columns if name in needed]
+        return TurnEvents(rows.select(columns), keys, times)
 
-    def outcomes(self, rows: pa.Table, number: int, source: Input) -> Events | None:
+    def outcomes(self, rows: pa.Table, number: int, source: Input) -> TurnEvents | None:
         """Return the outcomes among some rows of an input, of all kinds; None if it has none."""
         join = self.join
-        parts: list[Events] = []
+        parts: list[TurnEvents] = []
         for label, (name, outcome) in enumerate(join.kinds.items()):
             if outcome.source != join.inputs[number]:
                 continue
@@ -88,15 +90,15 @@ class Intake:
             names = names_of(join.on)
             keys = self.keys(chosen, on, names)
             table = chosen.select(on).rename_columns(names)
-            parts.append(Events(table, keys, times, np.full(len(times), label, np.uint8)))
+            parts.append(TurnEvents(table, keys, times, np.full(len(times), label, np.uint8)))
         if len(parts) < 2:
             return parts[0] if parts else None
         tables = [part.table for part in parts]
         firsts = np.concatenate([part.keys.first for part in parts])
         seconds = np.concatenate([part.keys.second for part in parts])
-        return Events(
+        return TurnEvents(
             pa.concat_tables(tables, promote_options="default"),
-            Keys(firsts, seconds),
+            EventKeys(firsts, seconds),
             np.concatenate([part.times for part in parts]),
             np.concatenate([part.kinds for part in parts if part.kinds is not None]),
         )
@@ -144,7 +146,7 @@ class Intake:
             highs[str(partition)] = int(times[partitions == partition].max())
         return highs
 
-    def keys(self, rows: pa.Table, on: Sequence[str], names: Sequence[str]) -> Keys:
+    def keys(self, rows: pa.Table, on: Sequence[str], names: Sequence[str]) -> EventKeys:
         """Return the keys of rows.
 
         Args:
@@ -190,8 +192,8 @@ class Intake:
                 is_sound &= is_valid
         if is_sound.all():
             return rows, micros.to_numpy(zero_copy_only=False)
-        kept = pa.array(is_sound)
-        return rows.filter(kept), micros.filter(kept).to_numpy(zero_copy_only=False)
+        mask = pa.array(is_sound)
+        return rows.filter(mask), micros.filter(mask).to_numpy(zero_copy_only=False)
 
     def _report(self, bad: pa.Table, name: str, source: Input) -> None:
         """Count bad rows, or raise DecodeError if the plan has no `skips`."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.join.reading import JoinReading
-from hotbed.connectors.join.rules import AsTheyCome, Rule, Wait
+from hotbed.connectors.join.rules import AsTheyCome, JoinRule, Wait
 from hotbed.connectors.join.settings import Outcome, names_of
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
@@ -66,7 +66,7 @@ class Join(Source):
     within: float | None = None
     time: str = "time"
     unit: str = "us"
-    rule: Rule = field(default_factory=Wait)
+    rule: JoinRule = field(default_factory=Wait)
     label: str = "label"
     where: Mapping[str, str] = field(default_factory=dict)
     lateness_seconds: float = 0.0

@@ -19,7 +19,7 @@ _FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 _SHIFT = np.uint64(33)
 
 
-class Keys(NamedTuple):
+class EventKeys(NamedTuple):
     """Keys of events; two of them are equal where both numbers are.
 
     A key of one column of whole numbers is its value and 0. Other keys are two hashes of 64 bits,
@@ -29,18 +29,18 @@ class Keys(NamedTuple):
     first: np.ndarray
     second: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Keys:
+    def take(self, rows: np.ndarray) -> EventKeys:
         """Return the keys of some events."""
-        return Keys(self.first[rows], self.second[rows])
+        return EventKeys(self.first[rows], self.second[rows])
 
 
-def keys_of(columns: Sequence[pa.Array]) -> Keys:
+def keys_of(columns: Sequence[pa.Array]) -> EventKeys:
     """Return the keys of events; what they are where a column is null does not matter."""
     if len(columns) == 1 and family_of("", columns[0].type) == "numbers":
         first = _plain(columns[0]).to_numpy()
-        return Keys(first, np.zeros(len(first), np.uint64))
+        return EventKeys(first, np.zeros(len(first), np.uint64))
     first, second = (_hashed(columns, seed) for seed in _SEEDS)
-    return Keys(first, second)
+    return EventKeys(first, second)
 
 
 def _hashed(columns: Sequence[pa.Array], seed: int) -> np.ndarray:

@@ -37,9 +37,9 @@ class Lanes:
 
     def rise(self, number: int, highs: Mapping[str, int]) -> None:
         """Note the newest times of events of an input, by partition."""
-        known = self._highs[number]
+        by_name = self._highs[number]
         for name, high in highs.items():
-            known[name] = max(known.get(name, EARLIEST), high)
+            by_name[name] = max(by_name.get(name, EARLIEST), high)
 
     def end(self, number: int) -> None:
         """Note that an input has no more events."""

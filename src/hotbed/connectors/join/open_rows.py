@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.join.keys import Keys
+from hotbed.connectors.join.keys import EventKeys
 from hotbed.connectors.join.places import written, written_types
-from hotbed.connectors.join.rules import Impressions, Rule
-from hotbed.connectors.join.segment import SEGMENT_ROWS, Segment, Segments
+from hotbed.connectors.join.rules import Impressions, JoinRule
+from hotbed.connectors.join.segment import Segment, Segments
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.times import EARLIEST
 
@@ -27,7 +27,7 @@ that were accepted, that came again, that met no impression."""
 
 
 @dataclass(frozen=True)
-class Windows:
+class JoinWindows:
     """The windows of a join, in microseconds.
 
     Attributes:
@@ -45,21 +45,21 @@ class Windows:
 
 
 @dataclass
-class Events:
-    """Events of one input in a turn: their columns, keys and times, and the labels of outcomes."""
+class TurnEvents:
+    """Events of one input in a turn: columns, keys, times, and the labels of outcomes."""
 
     table: pa.Table
-    keys: Keys
+    keys: EventKeys
     times: np.ndarray
     kinds: np.ndarray | None = None
 
-    def take(self, rows: np.ndarray) -> Events:
+    def take(self, rows: np.ndarray) -> TurnEvents:
         """Return some of the events."""
         kinds = None
         if self.kinds is not None:
             kinds = self.kinds[rows]
         table = rows_of(self.table, rows)
-        return Events(table, self.keys.take(rows), self.times[rows], kinds)
+        return TurnEvents(table, self.keys.take(rows), self.times[rows], kinds)
 
 
 @dataclass
@@ -78,8 +78,8 @@ class OpenRows:
         keeps: rows are kept, also if they closed, until `release` was called.
     """
 
-    windows: Windows
-    rule: Rule
+    windows: JoinWindows
+    rule: JoinRule
     spill: Spill
     watermark: int = EARLIEST
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
@@ -103,12 +103,11 @@ class OpenRows:
 
     # --- a turn
 
-    def add_impressions(self, events: Events) -> np.ndarray:
+    def add_impressions(self, events: TurnEvents) -> np.ndarray:
         """Add impressions; return the rows of those that came too late."""
         is_late = events.times < self.oldest
         rows = np.flatnonzero(~is_late)
-        taken = self._new(self.impressions, events.take(rows))
-        rows = rows[taken]
+        rows = rows[self._new(self.impressions, events.take(rows))]
         self.counts["late"] += int(is_late.sum())
         self.counts["repeated"] += len(is_late) - int(is_late.sum()) - len(rows)
         self.counts["impressions"] += len(rows)
@@ -120,16 +119,16 @@ class OpenRows:
                 self._match(segment, outcomes)
         return np.flatnonzero(is_late)
 
-    def add_outcomes(self, events: Events) -> None:
+    def add_outcomes(self, events: TurnEvents) -> None:
         """Add outcomes."""
         is_late = events.times < self.oldest
         rows = np.flatnonzero(~is_late)
-        taken = self._new(self.outcomes, events.take(rows))
+        new_rows = rows[self._new(self.outcomes, events.take(rows))]
         self.counts["unmatched"] += int(is_late.sum())
-        self.counts["outcomes_repeated"] += len(rows) - len(taken)
-        self.counts["outcomes"] += len(taken)
-        if len(taken):
-            new = events.take(rows[taken])
+        self.counts["outcomes_repeated"] += len(rows) - len(new_rows)
+        self.counts["outcomes"] += len(new_rows)
+        if len(new_rows):
+            new = events.take(new_rows)
             self.outcomes.add(new.table, new.keys, new.times, new.kinds)
             *_, segment = self.outcomes
             for impressions in self.impressions:
@@ -158,7 +157,7 @@ class OpenRows:
         self._spill()
         return tables, np.concatenate(labels, axis=1)
 
-    def _new(self, segments: Segments, events: Events) -> np.ndarray:
+    def _new(self, segments: Segments, events: TurnEvents) -> np.ndarray:
         """Return the rows of events that neither are in `segments` nor come twice here."""
         count = len(events.times)
         if not count:
@@ -279,7 +278,7 @@ class OpenRows:
         """Move whole segments to the disk, as long as memory is short: columns, then keys."""
         if self._excess() <= 0:
             return
-        whole = [segment for segment in self.impressions if len(segment) > SEGMENT_ROWS // 2]
+        whole = [segment for segment in self.impressions if segment.is_whole]
         for segment in reversed(whole):
             if segment.is_in_memory and self._is_short():
                 segment.spill(self.spill)
@@ -432,7 +431,7 @@ class OpenLogs:
             yield from table.combine_chunks().to_batches()
 
 
-def _repeated(events: Events, order: np.ndarray) -> np.ndarray:
+def _repeated(events: TurnEvents, order: np.ndarray) -> np.ndarray:
     """Return which events are equal to one before them; `order` sorts their first keys."""
     is_repeated = np.zeros(len(order), bool)
     ordered = events.keys.first[order]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed.connectors.join.inputs import Input, live_of
 from hotbed.connectors.join.intake import Intake
 from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
-from hotbed.connectors.join.open_rows import NUMBER, TIME, OpenRows, Windows
+from hotbed.connectors.join.open_rows import NUMBER, TIME, JoinWindows, OpenRows
 from hotbed.connectors.join.places import loaded, placed
 from hotbed.connectors.join.segment import SEGMENT_ROWS
 from hotbed.connectors.join.settings import JoinSettings
@@ -59,7 +59,7 @@ class JoinReading:
         self._clock = IdleClock(join.idle_seconds, self.live.clock)
         windows = [int(outcome.within * 1e6) for outcome in join.kinds.values()]
         lateness = int(join.lateness_seconds * 1e6)
-        self.open = OpenRows(Windows(windows, lateness), join.rule, join.spill)
+        self.open = OpenRows(JoinWindows(windows, lateness), join.rule, join.spill)
         self.open.keeps = join.endless and self.live.saves_open_rows
         self._is_paused = False
         if state:

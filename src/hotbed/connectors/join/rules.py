@@ -28,7 +28,7 @@ class Impressions:
     closes: np.ndarray
 
 
-class Rule(ABC):
+class JoinRule(ABC):
     """Decides which labels of which impressions become samples in a turn; use a subclass."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class Wait(Rule):
+class Wait(JoinRule):
     """An impression becomes a sample when the windows of all of its labels have closed.
 
     Example: `hb.sources.Join(views, clicks, on="id", within=1800, rule=hb.sources.Wait())`
@@ -60,7 +60,7 @@ class Wait(Rule):
 
 
 @dataclass(frozen=True)
-class AsTheyCome(Rule):
+class AsTheyCome(JoinRule):
     """A positive label becomes a sample at once, a negative one when its window has closed.
 
     With several labels an impression becomes up to as many samples. Each tells the labels that are
@@ -74,7 +74,7 @@ class AsTheyCome(Rule):
 
     def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
         negative = impressions.closes & ~impressions.positive
-        told = impressions.fresh | negative
-        rows = np.flatnonzero(told.any(axis=0))
-        labels = np.where(told[:, rows], impressions.fresh[:, rows], UNKNOWN)
+        is_decided = impressions.fresh | negative
+        rows = np.flatnonzero(is_decided.any(axis=0))
+        labels = np.where(is_decided[:, rows], impressions.fresh[:, rows], UNKNOWN)
         return rows, labels.astype(np.float64)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.join.keys import Keys
+from hotbed.connectors.join.keys import EventKeys
 from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable
 
 SEGMENT_ROWS = 1 << 18
@@ -34,7 +34,7 @@ class Segment:
     def __init__(
         self,
         table: pa.Table,
-        keys: Keys,
+        keys: EventKeys,
         times: np.ndarray,
         numbers: int | np.ndarray,
         kinds: np.ndarray | None = None,
@@ -67,14 +67,14 @@ class Segment:
         return len(self.times)
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> EventKeys:
         """The keys of the events."""
         first = np.empty_like(self._sorted)
         first[self._order] = self._sorted
         second = self._second
         if second is None:
             second = np.zeros(len(self), np.uint64)
-        return Keys(first, second)
+        return EventKeys(first, second)
 
     @property
     def numbers(self) -> np.ndarray:
@@ -102,6 +102,11 @@ class Segment:
         if self._spilled_index is not None:
             num_bytes += self._index_bytes
         return num_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is large enough to lie on the disk."""
+        return len(self) > SEGMENT_ROWS // 2
 
     @property
     def is_in_memory(self) -> bool:
@@ -147,7 +152,7 @@ class Segment:
         """Return whether events of the segment may lie in a span of times, both ends included."""
         return self.earliest <= latest and self.latest >= earliest
 
-    def pairs(self, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+    def pairs(self, keys: EventKeys) -> tuple[np.ndarray, np.ndarray]:
         """Return all pairs of an event here and one of `keys` that are equal, as numbers of rows.
 
         Args:
@@ -187,7 +192,7 @@ def merged(first: Segment, second: Segment) -> Segment:
         table = table.combine_chunks()
     segment = Segment(
         table,
-        Keys(*(np.concatenate(parts) for parts in zip(first.keys, second.keys, strict=True))),
+        EventKeys(*(np.concatenate(parts) for parts in zip(first.keys, second.keys, strict=True))),
         np.concatenate([first.times, second.times]),
         int(numbers[0]) if is_dense else numbers,
         kinds,
@@ -219,7 +224,7 @@ class Segments:
         return list(self._all)
 
     def add(
-        self, table: pa.Table, keys: Keys, times: np.ndarray, kinds: np.ndarray | None = None
+        self, table: pa.Table, keys: EventKeys, times: np.ndarray, kinds: np.ndarray | None = None
     ) -> None:
         """Add events; they get the next numbers."""
         self.put(Segment(table, keys, times, self.count, kinds))
@@ -231,19 +236,18 @@ class Segments:
 
     def settle(self) -> None:
         """End a turn: nothing is fresh or new any more; merge small segments."""
-        kept = self._all
-        for segment in kept:
+        segments = list(self._all)
+        for segment in segments:
             segment.fresh = None
             segment.is_new = False
-        kept = list(kept)
-        while len(kept) > 1:
-            total = len(kept[-1]) + len(kept[-2])
-            are_alike = 2 * len(kept[-1]) > len(kept[-2])
-            in_memory = kept[-1].is_in_memory and kept[-2].is_in_memory
+        while len(segments) > 1:
+            total = len(segments[-1]) + len(segments[-2])
+            are_alike = 2 * len(segments[-1]) > len(segments[-2])
+            in_memory = segments[-1].is_in_memory and segments[-2].is_in_memory
             if total > SEGMENT_ROWS or not are_alike or not in_memory:
                 break
-            kept[-2:] = [merged(kept[-2], kept[-1])]
-        self._all = kept
+            segments[-2:] = [merged(segments[-2], segments[-1])]
+        self._all = segments
 
     def drop(self, before: int) -> None:
         """Drop the segments whose events all happened before a time."""

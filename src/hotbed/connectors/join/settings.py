@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hotbed import checks
-from hotbed.connectors.join.rules import Rule
+from hotbed.connectors.join.rules import JoinRule
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import check_unit
@@ -72,7 +72,7 @@ class JoinSettings(Protocol):
     def unit(self) -> str: ...
 
     @property
-    def rule(self) -> Rule: ...
+    def rule(self) -> JoinRule: ...
 
     @property
     def where(self) -> Mapping[str, str]: ...
