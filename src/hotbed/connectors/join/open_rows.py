@@ -331,8 +331,9 @@ class OpenRows:
         for impressions in self.impressions:
             for outcomes in self.outcomes:
                 self._match(impressions, outcomes)
+        numbers, _ = self.matches.between(0, self.matches.count)
         for segment in self.outcomes:
-            segment.marks[:] = np.isin(segment.numbers, self.matches.all()[0])
+            segment.marks[:] = np.isin(segment.numbers, numbers)
         self.impressions.count = state["opened"]["impressions"]
         self.outcomes.count = state["opened"]["outcomes"]
         self.impressions.settle()
@@ -349,35 +350,34 @@ class Matches:
 
     def __init__(self) -> None:
         self.count = 0
-        self._first = 0
-        self._chunks: list[np.ndarray] = []
+        # the number of outcomes before the chunks, and the chunks; another thread reads both
+        self._rest: tuple[int, list[np.ndarray]] = (0, [])
 
     def add(self, numbers: np.ndarray, times: np.ndarray) -> None:
         """Add the outcomes of a turn."""
         if len(numbers):
-            self._chunks = [*self._chunks, np.stack([numbers, times])]
+            first, chunks = self._rest
+            self._rest = (first, [*chunks, np.stack([numbers, times])])
             self.count += len(numbers)
 
     def put(self, numbers: np.ndarray, times: np.ndarray, count: int) -> None:
         """Take over the outcomes of a state, the last ones of `count`."""
-        self._chunks = [np.stack([numbers, times])]
+        self._rest = (count - len(numbers), [np.stack([numbers, times])])
         self.count = count
-        self._first = count - len(numbers)
 
     def drop(self, before: int) -> None:
         """Drop the first chunks whose outcomes all happened before a time."""
-        while self._chunks and self._chunks[0][1].max(initial=EARLIEST) < before:
-            self._first += self._chunks[0].shape[1]
-            self._chunks = self._chunks[1:]
-
-    def all(self) -> np.ndarray:
-        """Return the outcomes that are left, [2, outcomes]."""
-        return np.concatenate([np.zeros((2, 0), np.int64), *self._chunks], axis=1)
+        first, chunks = self._rest
+        while chunks and chunks[0][1].max(initial=EARLIEST) < before:
+            first += chunks[0].shape[1]
+            chunks = chunks[1:]
+        self._rest = (first, chunks)
 
     def between(self, begin: int, end: int) -> np.ndarray:
-        """Return outcomes `begin` to `end` of all so far, as far as they are left."""
-        first = max(0, begin - self._first)
-        return self.all()[:, first : max(0, end - self._first)]
+        """Return outcomes `begin` to `end` of all so far that are left, [2, outcomes]."""
+        first, chunks = self._rest
+        rest = np.concatenate([np.zeros((2, 0), np.int64), *chunks], axis=1)
+        return rest[:, max(0, begin - first) : max(0, end - first)]
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,7 @@ class JoinReading:
 
     def _proposed(self) -> dict[str, Any] | None:
         """Return the decision about a new turn; None if none is due."""
+        self.live.lag = self._lag()
         if self._must_pause():
             return None
         for number in sorted(range(len(self._inputs)), key=self._behind):
@@ -243,7 +244,6 @@ class JoinReading:
                 return self._decision(number, source.next_rows, self._idle_lanes())
         idle = self._idle_lanes()
         if set(idle) == set(self._idle):
-            self.live.lag = self._lag()
             return None
         return self._decision(None, 0, idle)
 

@@ -434,10 +434,16 @@ def _open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
     `since`: what it had opened at the state before, if only later rows are wanted.
     """
     live = getattr(run.dataset, "live", None)
-    if run.position is None or live is None or live.open_rows is None:
+    if run.position is None or live is None:
         return None
     place = join_position(run.position.state)
-    return None if place is None else live.open_rows.saved_at(place, since)
+    if place is None:
+        return None
+    if live.open_rows is None:  # nothing was read since the resumption
+        rows: SavedRows | None = live.saved_open_rows
+        return rows
+    saved: SavedRows = live.open_rows.saved_at(place, since)
+    return saved
 
 
 def _release(run: Run) -> None:
@@ -611,6 +617,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     live = getattr(run.dataset, "live", None)
     if live is not None:
         live.saved_open_rows = read_open_rows(reader)
+        live.open_rows = None
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         _resumable(run).resume(run.position)
     set_random_state(reader.random)
