@@ -62,8 +62,15 @@ SOAK = [
 ]
 
 
+RANKS = 100
+"""The seed of a run of two ranks: the first one reads for both."""
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("rule", "ahead", "seed"), [("wait", 8, 0), *SOAK])
+@pytest.mark.parametrize(
+    ("rule", "ahead", "seed"),
+    [("wait", 8, 0), *SOAK, pytest.param("wait", 0, RANKS, marks=pytest.mark.soak)],
+)
 def test_two_topics_that_are_joined_go_on_where_they_were(
     rule: str, ahead: int, seed: int, broker: Any, lives: Any, tmp_path: Path
 ) -> None:
@@ -81,6 +88,8 @@ def test_two_topics_that_are_joined_go_on_where_they_were(
     }
     if ahead:
         config["ahead"] = ahead
+    if seed == RANKS:
+        config |= {"ranks": 2, "grains": 2}
     arriving = threading.Thread(target=driver.produce_two, args=(broker, seed, ROWS))
     arriving.start()
     root = tmp_path / "killed"
