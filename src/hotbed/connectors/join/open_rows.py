@@ -16,6 +16,7 @@ from hotbed.connectors.join.rules import Impressions, JoinRule
 from hotbed.connectors.join.segment import Segment, Segments
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.times import EARLIEST
+from hotbed.memory import return_free_memory
 
 NUMBER = "\0number"
 TIME = "\0time"
@@ -279,12 +280,15 @@ class OpenRows:
         if self._excess() <= 0:
             return
         whole = [segment for segment in self.impressions if segment.is_whole]
+        disk_bytes = self.disk_bytes
         for segment in reversed(whole):
             if segment.is_in_memory and self._is_short():
                 segment.spill(self.spill)
         for segment in reversed(whole):
             if segment.has_index_in_memory and self._is_short():
                 segment.spill_index(self.spill)
+        if self.disk_bytes > disk_bytes:
+            return_free_memory()
 
     def _is_short(self) -> bool:
         """Whether memory is short and the disk has room."""
