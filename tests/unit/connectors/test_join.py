@@ -204,6 +204,36 @@ def test_lanes_and_the_clock_of_idle_ones() -> None:
     assert clock.idle([(0, "0"), (0, "1")]) == [(0, "0")]
 
 
+class _Unforeseen(FakeStream):
+    """A stream that does not know what will arrive."""
+
+    def read(self, position: Any = None, batch_rows: int = 9, plan: Any = None) -> Any:
+        for item in super().read(position, batch_rows, plan):
+            plan.live.lag = 0
+            yield item
+
+
+def test_an_input_is_not_idle_because_nobody_asked_it() -> None:
+    """The reader stands still for an hour: the outcomes that came meanwhile are not late."""
+    seconds = [0.0]
+    shown = {"id": [1, 2, 3], "time": [0, 50, 5000]}
+    clicks = {"id": [7, 1, 2, 9], "time": [1, 30, 60, 5001]}
+    sources = (
+        _Unforeseen(shown, [1, 0, 0, 0, 0, 2], then=0),
+        _Unforeseen(clicks, [1, 0, 0, 0, 0, 0, 0, 3], then=0),
+    )
+    join = Join(*sources, on="id", within=100, unit="s", idle_seconds=60)
+    live = Live(clock=lambda: seconds[0], tick_seconds=0.001)
+    items = join.read(plan=ReadPlan(live=live))
+    samples: list[dict[str, Any]] = []
+    for batch, _ in islice(items, 7):
+        samples += batch.to_pylist()
+    seconds[0] = 3600
+    for batch, _ in islice(items, 20):
+        samples += batch.to_pylist()
+    assert [(row["id"], row["label"]) for row in samples] == [(1, 1.0), (2, 1.0)]
+
+
 def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Position, partitions_of
+from hotbed.connectors.position import OPENED, PLACE, Position, partitions_of
 from hotbed.connectors.source import Source
 
 INPUT_TICK_SECONDS = 0.01
@@ -154,6 +154,9 @@ class Input:
     def poll(self) -> None:
         """Read once: rows, or nothing for now."""
         item = next(self._items, None)
+        while item is not None and item[0] is OPENED:  # its rows follow
+            self._before = item[1]
+            item = next(self._items, None)
         if item is None:
             self.ended = True
             return

@@ -62,6 +62,7 @@ class JoinReading:
         self.open = OpenRows(JoinWindows(windows, lateness), join.rule, join.spill)
         self.open.keeps = join.endless and self.live.saves_open_rows
         self._is_paused = False
+        self._polled: dict[int, float] = {}  # when each input was read last
         if state:
             self._load(state)
         self.live.open_rows = self.open
@@ -236,16 +237,26 @@ class JoinReading:
         self.live.lag = self._lag()
         if self._must_pause():
             return None
+        polled: set[int] = set()
         for number in sorted(range(len(self._inputs)), key=self._behind):
             source = self._inputs[number]
             if not source.num_rows and not source.ended:
-                source.poll()
+                self._poll(number)
+                polled.add(number)
             if source.num_rows:
-                return self._decision(number, source.next_rows, self._idle_lanes())
-        idle = self._idle_lanes()
+                return self._decision(number, source.next_rows, self._idle_lanes(polled))
+        idle = self._idle_lanes(polled)
         if set(idle) == set(self._idle):
             return None
         return self._decision(None, 0, idle)
+
+    def _poll(self, number: int) -> None:
+        """Read an input once; what happened while it was not asked for long is not known."""
+        now = self.live.clock()
+        if now - self._polled.get(number, now) > self.join.idle_seconds / 2:
+            self._clock.touch((number, name) for name in self._lanes.names(number))
+        self._inputs[number].poll()
+        self._polled[number] = now
 
     def _decision(self, number: int | None, rows: int, idle: list[Lane]) -> dict[str, Any]:
         lanes = [list(lane) for lane in idle]
@@ -271,17 +282,23 @@ class JoinReading:
             return None
         return sum(lag or 0 for lag in lags) + sum(source.num_rows for source in self._inputs)
 
-    def _idle_lanes(self) -> list[Lane]:
-        """Return the partitions that have had nothing to read for long enough."""
+    def _idle_lanes(self, polled: set[int]) -> list[Lane]:
+        """Return the partitions that have had nothing to read for long enough.
+
+        `polled`: the inputs that were just read; partitions of the others stay as they are.
+        """
+        idle: list[Lane] = []
         quiet: list[Lane] = []
         for number, source in enumerate(self._inputs):
             for name in self._lanes.names(number):
                 lane = (number, name)
-                if source.is_quiet(name):
-                    quiet.append(lane)
-                else:
+                if not source.is_quiet(name):
                     self._clock.touch([lane])
-        return self._clock.idle(quiet)
+                elif number in polled:
+                    quiet.append(lane)
+                elif lane in self._idle:
+                    idle.append(lane)
+        return [*idle, *self._clock.idle(quiet)]
 
     # --- states
 
