@@ -14,16 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hotbed import config
 from hotbed.connectors import (
+    AsTheyCome,
     DeadLetters,
+    Follow,
     Join,
     Journal,
+    Kafka,
     Live,
     Memory,
     Outcome,
     Position,
     ReadPlan,
     Skips,
+    Source,
     Spill,
 )
 from hotbed.connectors.join.keys import keys_of
@@ -103,6 +108,31 @@ def test_keys_that_cannot_meet_are_refused(change: dict[str, Any], message: str)
 def test_arguments_are_checked(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_a_job_describes_a_join_as_its_constructor_does() -> None:
+    kafka = {"kind": "kafka", "servers": "b:9092", "topic": "actions"}
+    clicked = {"source": kafka, "within": 60, "where": {"kind": "click"}}
+    spec = {
+        "kind": "join",
+        "impressions": {**kafka, "topic": "shown"},
+        "outcomes": {"clicked": clicked, "bought": {"source": kafka, "within": 9.5}},
+        "on": ["user", "item"],
+        "rule": "as_they_come",
+        "spill": {"disk_bytes": 1000},
+    }
+    join = config.build(spec, Source, "job.stream")
+    topic = Kafka("b:9092", "actions")
+    assert join == Join(
+        Kafka("b:9092", "shown"),
+        {"clicked": Outcome(topic, 60, {"kind": "click"}), "bought": Outcome(topic, 9.5)},
+        on=("user", "item"),
+        rule=AsTheyCome(),
+        spill=Spill(disk_bytes=1000),
+    )
+    assert config.build(config.describe(join), Source, "job.stream") == join
+    assert join.endless
+    assert len(join.inputs) == 2
 
 
 def test_one_topic_may_hold_impressions_and_several_kinds_of_outcomes() -> None:
@@ -202,6 +232,39 @@ def test_lanes_and_the_clock_of_idle_ones() -> None:
     clock.touch([(0, "1")])
     seconds[0] = 106
     assert clock.idle([(0, "0"), (0, "1")]) == [(0, "0")]
+
+
+def test_followed_folders_are_joined_and_resume_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A column of nulls gets its type later, and places of many files lie on the disk."""
+    monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 64)
+    for number in range(12):
+        rows_of_file = range(number * 20, number * 20 + 20)
+        shown = [{"id": f"x{n}", "at": n, "word": "a" if n > 50 else None} for n in rows_of_file]
+        clicks = [{"id": f"x{n}", "at": n + 4} for n in rows_of_file if n % 3 == 0]
+        for folder, events in (("shown", shown), ("clicks", clicks)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            text = "".join(json.dumps(event) + "\n" for event in events)
+            (tmp_path / folder / f"{number:03}.jsonl").write_text(text)
+    folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
+    spill = Spill(memory_bytes=0)
+    join = Join(*folders, on="id", within=30, time="at", unit="s", spill=spill)
+    live = Live(Journal(), tick_seconds=0.001)
+    live.saves_open_rows = True
+    samples: list[Any] = []
+    states = []
+    for batch, position in islice(join.read(plan=ReadPlan(live=live)), 60):
+        samples += batch.to_pylist()
+        assert live.open_rows is not None
+        saved = live.open_rows.saved_at(position.state, None)
+        states.append((len(samples), position, saved))
+    assert len(samples) == 209
+    assert all(row["label"] == (row["at"] % 3 == 0) for row in samples)
+    for count, position, saved in states[3::11]:
+        again = Live(live.journal, tick_seconds=0.001, saved_open_rows=saved)
+        rest = islice(join.read(position, plan=ReadPlan(live=again)), 60)
+        assert [row for batch, _ in rest for row in batch.to_pylist()] == samples[count:]
 
 
 class _Unforeseen(FakeStream):
