@@ -183,12 +183,13 @@ def measure_memory(window: int, memory_bytes: int, directory: str) -> dict[str, 
         if before is None and position["watermark"] > window * 1.05:
             before = position
         if before is not None and position["watermark"] > window * 1.05 + 500_000:
+            resident = {"rss_mb": _memory("VmRSS"), "rss_anon_mb": _memory("RssAnon")}
             saved = rows.saved_at(position.state, before["opened"])
             with CheckpointWriter(directory) as writer:
                 write_open_rows(writer, saved)
                 num_bytes = sum(entry.bytes for entry in writer.entries().values())
             new = position["opened"]["impressions"] - before["opened"]["impressions"]
-            delta = {"delta_rows": new, "delta_mb": num_bytes >> 20}
+            delta = {**resident, "delta_rows": new, "delta_mb": num_bytes >> 20}
             break
     table = next(iter(rows.impressions)).table()
     arrow = len(rows.impressions) * table.nbytes // table.num_rows
@@ -200,10 +201,8 @@ def measure_memory(window: int, memory_bytes: int, directory: str) -> dict[str, 
         "disk_mb": rows.disk_bytes >> 20,
         "disk_to_arrow": round(rows.disk_bytes / arrow, 3),
         "rss_start_mb": start_mb,
-        "rss_mb": _memory("VmRSS"),
-        "rss_anon_mb": _memory("RssAnon"),
-        "rss_peak_mb": _memory("VmHWM"),
         **delta,
+        "rss_peak_mb": _memory("VmHWM"),
     }
 
 
