@@ -216,6 +216,7 @@ MAKERS: list[Callable[[Path], Source]] = [
 
 # Kinds of endless sources -> the tests of their promises, which need a clock or a broker.
 ENDLESS = {
+    "join": "tests/property/test_join.py",
     "follow": "tests/unit/connectors/test_follow.py",
     "kafka": "tests/unit/connectors/test_kafka.py",
 }

@@ -117,6 +117,16 @@ def test_admission_and_eviction_are_at_work(folder: Path) -> None:
 
 
 @pytest.mark.soak
+def test_two_topics_are_joined_by_both_rules_and_go_on_where_they_were(folder: Path) -> None:
+    output = run(folder, str(EXAMPLES / "join_topics.py"))
+    scores = re.findall(r"^(\w+): auc (0\.\d+)  calibration (\d\.\d+)$", output, re.M)
+    assert [rule for rule, _, _ in scores] == ["Wait", "AsTheyCome"]
+    for _, auc, calibration in scores:
+        assert float(auc) > 0.65
+        assert 0.9 < float(calibration) < 1.1
+
+
+@pytest.mark.soak
 def test_a_stream_through_a_broker_is_learned_on_and_goes_on_where_it_was(folder: Path) -> None:
     output = run(folder, str(EXAMPLES / "stream_kafka.py"))
     assert "movielens: life 1 ends after 472 steps" in output

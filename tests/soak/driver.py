@@ -9,6 +9,9 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
 
 * `source`: "files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" =
   DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords
+* `join`: two topics are joined instead, with its keywords; the answer then has `learned`, the number
+  and the label of each sample, and `counts` of the join
+* `cut_log`: messages before the newest state are not there any more
 * `rows`: an endless stream ends after so many; `max_steps`, `threads`
 * `dataset`, `checkpoint`, `evict`: keywords
 * `remember`: the journal forgets nothing, so that an unbroken run can be made to decide the same
@@ -151,6 +154,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         ]
     if config.get("once"):
         ids = [hb.Id("row"), hb.Id("again", column="row")]
+    if "join" in config:
+        ids.append(hb.Id("n"))
     schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), *ids, hb.Dense("x")])
     torch.manual_seed(3)
     memory = config.get("admission_bytes", 1 << 26)
@@ -189,10 +194,13 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         hb.callbacks.Windows(samples=500),
         hb.callbacks.Checkpoint(root / "state", **keywords),
         (bounds := _Bounds(config.get("rows"))),
+        (learned := _Learned()),
         *scored,
     ]
     torch.manual_seed(5)
     data = hb.Ahead(data, depth=config["ahead"]) if config.get("ahead") else data
+    if config.get("cut_log"):
+        _cut_log(root / "state")
     model.online_train(data, callbacks, progress=False, max_steps=config.get("max_steps"))
     reader = open_checkpoint(root / "state")
     counters = {name: model.counters[name] for name in ("steps", "samples")}
@@ -202,6 +210,8 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         "resumed": bounds.first,
         "evicted": evicted,
         "rows": {entry.name: entry.rows for entry in reader.manifest.tables},
+        "learned": learned.rows,
+        "counts": reader.manifest.positions["stream"]["source"].get("counts"),
         **counters,
     }
 
@@ -359,9 +369,73 @@ class _Bounds:
             run.stop("all rows")
 
 
+class _Learned:
+    """Keeps the number and the label of each sample of a join, in the states of the run."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[float]] = []
+
+    def on_step_end(self, run: Any) -> None:
+        batch = run.example.batch
+        if "n" in batch.ids:
+            numbers = batch.ids["n"].values.tolist()
+            self.rows += [
+                list(row) for row in zip(numbers, batch.labels["y"].tolist(), strict=True)
+            ]
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": self.rows.copy()} if self.rows else {}
+
+    def load_state(self, state: Any) -> None:
+        self.rows = list(state.get("rows", []))
+
+
+def _join(servers: str, rule: str, **keywords: Any) -> Any:
+    """A join of the topics that `produce_two` fills."""
+    import hotbed as hb
+
+    topics = [hb.sources.Kafka(servers, name, block_rows=100) for name in ("shown", "clicks")]
+    rules = {"wait": hb.sources.Wait(), "as_they_come": hb.sources.AsTheyCome()}
+    return hb.sources.Join(
+        *topics, on="n", label="y", time="t", unit="s", rule=rules[rule], **keywords
+    )
+
+
+def _cut_log(states: Path) -> None:
+    """Let the client fetch no message before the newest state, but the last one of each partition
+    that was read, by which a topic is recognized.
+    """
+    from hotbed.connectors.kafka.client import KafkaClient
+    from hotbed.persist.format import open_checkpoint
+
+    if not (states / "CURRENT").exists():
+        return
+    place = open_checkpoint(states).manifest.positions["stream"]["source"]
+    bounds = [
+        (place or {}).get("inputs", [{}] * 2)[number].get("source") or {} for number in (0, 1)
+    ]
+    by_topic = {name: bounds[k].get("offsets", {}) for k, name in enumerate(("shown", "clicks"))}
+    assign, consume = KafkaClient.request, KafkaClient.consume
+
+    def request(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name == "assign":
+            self.topic_of_the_test = arguments[0]
+        return assign(self, name, *arguments, **keywords)
+
+    def consumed(self: Any, count: int, seconds: float) -> Any:
+        first = by_topic[self.topic_of_the_test]
+        for entry in consume(self, count, seconds):
+            if entry.error is not None or entry.offset >= first.get(str(entry.partition), 0) - 1:
+                yield entry
+
+    KafkaClient.request, KafkaClient.consume = request, consumed
+
+
 def _source(config: dict[str, Any], root: Path) -> Any:
     import hotbed as hb
 
+    if "join" in config:
+        return _join(**config["join"])
     source = config.get("source", "files")
     if isinstance(source, dict):
         return hb.sources.Kafka(**source)
@@ -575,8 +649,8 @@ def decided_alike(lives: Lives, root: Path, whole: Path, config: dict[str, Any])
     shutil.copy(root / "state" / "journal", whole / "state" / "journal")
     decided = (root / "state" / "journal").read_text()
     topics = {"block", "cut", "evict"}
-    if "grains" in config:
-        topics.remove("cut")  # batches end with their block
+    if "grains" in config or "join" in config:
+        topics.remove("cut")  # batches end with their block; samples of a join may never wait
     assert all(f'"{topic}"' in decided for topic in topics), "the clock had nothing to decide"
     repeated = {"evict": {**config["evict"], "seconds_interval": 1e9}}
     answer = lives(whole, **config | repeated)
@@ -596,6 +670,34 @@ def produce(broker: Any, topic: str, rows: list[dict[str, Any]], seed: int) -> N
         for partition, messages in enumerate(parts):
             broker.produce(topic, messages, partition)
         time.sleep(choose.uniform(0.0, 0.5))
+
+
+def produce_two(broker: Any, seed: int, rows: int) -> None:
+    """Impressions to three partitions of "shown" and outcomes to two of "clicks", in bursts.
+
+    Some are out of order, come twice, or are missing on one side; outcomes come up to an hour late.
+    """
+    choose = random.Random(seed)
+    whole = events(seed, rows).append_column("n", pa.array(range(rows))).drop_columns(["y"])
+    sent: list[tuple[float, str, int, dict[str, Any]]] = []
+    for row in whole.to_pylist():
+        partition = choose.choices(range(3), (6, 2, 1))[0]
+        for _ in range(choose.choices((0, 1, 2), (1, 20, 2))[0]):
+            at = row["t"] + choose.choice((0, 0, 0, 30, 300, 900))
+            sent.append((at, "shown", partition, row))
+        if choose.random() < 0.4:
+            outcome = {"n": row["n"], "t": row["t"] + choose.randint(0, 3000)}
+            for _ in range(choose.choice((1, 1, 1, 2))):
+                at = outcome["t"] + choose.choice((0, 0, 0, -1000, 600, 3600))
+                sent.append((at, "clicks", choose.randrange(2), outcome))
+    sent.sort(key=lambda event: event[0])
+    while sent:
+        size = choose.randint(100, 500)
+        burst, sent = sent[:size], sent[size:]
+        for place in sorted({(topic, partition) for _, topic, partition, _ in burst}):
+            values = [json.dumps(row).encode() for _, *to, row in burst if tuple(to) == place]
+            broker.produce(place[0], values, place[1])
+        time.sleep(choose.uniform(0.0, 0.3))
 
 
 def serve() -> None:

@@ -26,6 +26,7 @@ source.py         the base of every source of events, and the sources that its m
 times.py          times as int64 microseconds UTC
 types.py          how two Arrow types of one column meet: the rules that every source uses
 hugectr/          the file formats of HugeCTR
+join/             impressions that wait for their outcomes
 kafka/            a topic of Kafka as an endless source
 text/             files of text
 """
@@ -37,6 +38,7 @@ from hotbed.connectors.generated import Distribution, Generated, Keys, PowerLaw,
 from hotbed.connectors.hugectr.file_list import read_file_list, write_file_list
 from hotbed.connectors.hugectr.norm import Norm
 from hotbed.connectors.hugectr.raw import Raw
+from hotbed.connectors.join.join import AsTheyCome, Join, Outcome, Spill, Wait
 from hotbed.connectors.journal import Journal
 from hotbed.connectors.kafka.kafka import Kafka
 from hotbed.connectors.late_labels import LateLabels
@@ -48,13 +50,14 @@ from hotbed.connectors.plan import ReadPlan, Skips
 from hotbed.connectors.position import Position
 from hotbed.connectors.prepared import Prepared
 from hotbed.connectors.replay import Replay
-from hotbed.connectors.source import Join, Slice, Sort, Source
+from hotbed.connectors.source import Slice, Sort, Source, TableJoin
 from hotbed.connectors.text.delimited import Csv
 from hotbed.connectors.text.jsonl import Jsonl
 from hotbed.connectors.text.libsvm import Libsvm
 
 __all__ = [
     "Arrow",
+    "AsTheyCome",
     "Concat",
     "Csv",
     "DeadLetters",
@@ -73,6 +76,7 @@ __all__ = [
     "Live",
     "Memory",
     "Norm",
+    "Outcome",
     "Parquet",
     "Position",
     "PowerLaw",
@@ -84,7 +88,10 @@ __all__ = [
     "Slice",
     "Sort",
     "Source",
+    "Spill",
+    "TableJoin",
     "UniformKeys",
+    "Wait",
     "read_file_list",
     "write_file_list",
 ]

@@ -32,7 +32,8 @@ class Journal:
 
     Each decision is on disk before it takes effect, so that a run after a crash decides the same.
     Entries are numbered within a topic, rising, not always by one. The topics are "block": the rows
-    that a source read at once, and the types that they decided; "cut": a batch that ended early;
+    that a source read at once, and the types that they decided, and "block.0", "block.1" and so on
+    for the inputs of a join; "cut": a batch that ended early;
     "evict": a step with an eviction; "threads": a step after which training uses another number of
     threads. A line is the CRC-32 of its JSON, a space and the JSON `[topic, number, value]`. A last
     line that a crash tore is cut off. Safe for several threads.

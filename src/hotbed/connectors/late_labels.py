@@ -25,7 +25,7 @@ class LateLabels:
 
     A sample is yielded as soon as its label is known: with the purchase, or when the events have
     passed the end of its window. Samples whose window reaches beyond the last event are left out,
-    because their labels are unknown.
+    because their labels are unknown. This is for recorded events; `Join` joins topics and folders.
 
     Args:
         on: key columns, which are equal in a sample and its positive event.

@@ -4,11 +4,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
 
 from hotbed.connectors.dead_letters import DeadLetters
 from hotbed.connectors.journal import Journal
+
+
+class SavedRows(Protocol):
+    """What a join holds open at a position, as it is saved."""
+
+    @property
+    def opened(self) -> Mapping[str, int]:
+        """The number of rows that each log ever had."""
+        ...
+
+    @property
+    def oldest(self) -> int:
+        """The earliest time of an event that is still needed, in microseconds."""
+        ...
+
+    def batches(self, log: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a log that are still needed."""
+        ...
+
+
+class HeldRows(Protocol):
+    """What a join holds open while it is read."""
+
+    def saved_at(self, state: Mapping[str, Any], since: Mapping[str, int] | None) -> SavedRows:
+        """Return what was open at a position.
+
+        Args:
+            state: the position.
+            since: `opened` of an earlier position, whose rows are left out; None = all rows.
+        """
+        ...
+
+    def release(self, state: Mapping[str, Any]) -> None:
+        """Note that nobody will ask for a position before this one."""
+        ...
 
 
 @dataclass
@@ -21,6 +59,10 @@ class Live:
         tick_seconds: the source yields at least this often, so that its reader can stop.
         lag: rows that wait at the source; None = unknown.
         clock: returns seconds since 1970; tests replace it.
+        waiting: the same as `lag` by partition; None = the source does not know its partitions.
+        saves_open_rows: whether a join keeps what was open at the positions that may be saved.
+        open_rows: of the join that is read.
+        saved_open_rows: what was open where reading resumes.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """
@@ -30,6 +72,10 @@ class Live:
     tick_seconds: float = 0.2
     lag: int | None = None
     clock: Callable[[], float] = time.time
+    waiting: Mapping[str, int] | None = None
+    saves_open_rows: bool = False
+    open_rows: HeldRows | None = None
+    saved_open_rows: SavedRows | None = None
 
     def now(self) -> int:
         """Return the clock in microseconds since 1970."""

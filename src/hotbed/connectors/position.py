@@ -30,6 +30,7 @@ Its position holds the decision about the block, so that reading resumes without
 
 
 _KEYS = {
+    "Join": {"inputs"},
     "Kafka": {"offsets"},
     "Follow": {"seen"},
     "FakeStream": {"start", "take"},
@@ -115,6 +116,37 @@ class Position:
                 f"position: it lies after row {row}, got a source of rows {first} to {last}. Give "
                 "the source that the position was written for, or begin without it."
             )
+
+
+def join_position(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the position of the join inside the position of a dataset or a source; None = none."""
+    while isinstance(state, Mapping):
+        if "inputs" in state:
+            return state
+        state = state.get("source")
+    return None
+
+
+def partitions_of(state: Mapping[str, Any] | None) -> list[str]:
+    """Return the partitions of a topic that a source reads at a position; [] = no topic."""
+    while isinstance(state, Mapping):
+        if "offsets" in state:
+            return sorted({**state["offsets"], **state["take"]})
+        state = state.get("source")
+    return []
+
+
+def decisions_of(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of the block that a source's position lies in, by topic of the journal.
+
+    The inputs of a join have topics of their own.
+    """
+    blocks = {"block": int(state["block"])}
+    for number, place in enumerate(state.get("inputs", ())):
+        inner = place["source"] or {}
+        if "block" in inner:
+            blocks[f"block.{number}"] = int(inner["block"])
+    return blocks
 
 
 Batches = Iterator[tuple[pa.RecordBatch, Position]]

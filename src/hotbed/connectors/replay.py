@@ -18,7 +18,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.merge import Events, Merge
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
-from hotbed.connectors.source import Source, not_endless
+from hotbed.connectors.source import Source
 from hotbed.connectors.types import is_number
 from hotbed.errors import ConfigError, DataError, SchemaError
 
@@ -55,7 +55,12 @@ class Replay(Source):
             raise ConfigError("replay.sources: must not be empty, got []. Give one or more.")
         checks.above("replay.speed", self.speed, 0)
         for source in self.sources:
-            not_endless(source, "a replay")
+            if source.endless:
+                raise ConfigError(
+                    "replay.sources: a replay needs sources that end, got "
+                    f"{type(source).__name__}. Read it alone, or join impressions and outcomes "
+                    "that never end with hb.sources.Join (docs/join.md)."
+                )
 
     @property
     def endless(self) -> bool:

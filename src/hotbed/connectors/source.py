@@ -136,13 +136,13 @@ class Source(ABC):
 
     def join(
         self, table: Source, on: str | Sequence[str], table_on: str | Sequence[str] | None = None
-    ) -> Join:
+    ) -> TableJoin:
         """Return the rows with the columns of a small side `table`, matched by the key(s) `on`.
 
         Rows without a match get nulls. `table_on`: the names of the keys in `table`, where they
         differ.
         """
-        return Join(self, table, on, table_on)
+        return TableJoin(self, table, on, table_on)
 
     def parts(self, count: int) -> list[Source]:
         """Return `count` sources that together have the rows of this one, each row once.
@@ -350,7 +350,7 @@ class Sort(Source):
 
 
 @dataclass(frozen=True)
-class Join(Source):
+class TableJoin(Source):
     """Every row of `source` with the columns of the row of `table` that has the same key(s) `on`.
 
     Rows without a match get nulls (left join). Order and positions are those of `source`.

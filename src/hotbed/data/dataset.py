@@ -18,7 +18,7 @@ from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
-from hotbed.connectors.position import OPENED, PLACE, Position
+from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
@@ -209,7 +209,7 @@ class Dataset:
         if self.endless:
             source = position["source"]
         if source is not None:
-            used = {"block": source["block"], "cut": position["rows"]}
+            used = {**decisions_of(source), "cut": position["rows"]}
             self.live.journal.forget(used)
             self.source.commit(Position.from_json(source))
 

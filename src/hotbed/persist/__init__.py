@@ -15,6 +15,7 @@ disk. Names load on first use: those that need torch raise MissingExtra without 
     inspect.py     questions about checkpoints
     manifest.py    MANIFEST.json as a typed value
     network.py     the dense part of a state
+    open_rows.py   what a join of streams holds open, in a checkpoint
     resume.py      resuming from a state
     retention.py   which saved states are kept
     row_files.py   files of rows: how they are written and read

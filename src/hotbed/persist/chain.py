@@ -12,6 +12,7 @@ from hotbed.errors import DeltaGap, ForkedLineage, PersistError
 from hotbed.files import Where
 from hotbed.persist.format import CheckpointWriter, Link, Reader, Saved, open_checkpoint
 from hotbed.persist.manifest import Manifest
+from hotbed.persist.open_rows import read_open_rows, write_open_rows
 from hotbed.persist.tables import check_rows, load_changes, write_merged
 
 _REMEMBERED = 4096
@@ -158,7 +159,11 @@ def compact(where: Where) -> Saved | None:
     manifest = newest.manifest
     with CheckpointWriter(reader.store) as writer:
         row_files = {part.file for entry in manifest.tables for part in entry.all_parts}
-        for name in manifest.files:
+        rows = read_open_rows(reader)
+        if rows is not None and manifest.open_rows is not None:
+            row_files.update(manifest.open_rows.files.values())
+            manifest = replace(manifest, open_rows=write_open_rows(writer, rows))
+        for name in newest.manifest.files:
             if name not in row_files:
                 writer.write(name, newest.read(name))
         tables = []
@@ -167,7 +172,7 @@ def compact(where: Where) -> Saved | None:
         full = replace(
             manifest,
             kind="full",
-            parent=manifest.digest,
+            parent=newest.manifest.digest,
             chain=(),
             compacted=True,
             tables=tuple(tables),

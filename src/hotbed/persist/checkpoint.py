@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.config import build, describe
+from hotbed.connectors.live import SavedRows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
@@ -54,6 +55,7 @@ from hotbed.persist.network import (
     set_rate,
     unflatten,
 )
+from hotbed.persist.open_rows import write_open_rows
 from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.retention import retain
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
@@ -87,6 +89,8 @@ class State:
         progress: nested dicts and lists with numbers, text and NumPy arrays (callbacks, metrics,
             the run).
         random: states of torch's generators by name.
+        open_rows: what a join of streams holds open at its position, all of it, or what came since
+            the state before, as `capture(changes=)` says.
         version: number of the state in its lineage.
         parent: digest of the state before.
         shard: the part of the rows that the tables hold. The processes that hold the other parts
@@ -103,6 +107,7 @@ class State:
     counters: Mapping[str, int] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     random: Mapping[str, Tensor] = field(default_factory=dict)
+    open_rows: SavedRows | None = None
     version: int = 0
     parent: str | None = None
     shard: Shard = WHOLE
@@ -122,6 +127,7 @@ class Capture:
         tensors: of the dense part.
         arrays: of the progress.
         tables: snapshots of the tables.
+        open_rows: of a join of streams.
         changes: whether the tables hold only what changed.
         shard: the part of the rows that the tables hold.
     """
@@ -132,6 +138,7 @@ class Capture:
     tables: tuple[CapturedTable, ...]
     changes: bool
     shard: Shard = WHOLE
+    open_rows: SavedRows | None = None
 
     def close(self, saved: bool) -> None:
         """End the snapshots. If it was not saved, the next capture holds these changes too."""
@@ -203,7 +210,7 @@ def _capture(state: State, tables: tuple[CapturedTable, ...], *, changes: bool) 
         progress=progress,
         tables=(),
     )
-    return Capture(manifest, tensors, arrays, tables, changes, state.shard)
+    return Capture(manifest, tensors, arrays, tables, changes, state.shard, state.open_rows)
 
 
 def track_changes(tables: Iterable[Table]) -> bool:
@@ -278,6 +285,8 @@ def _write(writer: CheckpointWriter, captured: Capture, parent: Saved | None) ->
             writer.write(DENSE_FILE, safetensors.torch.save(dict(captured.tensors)))
         if shard.is_first and captured.arrays:
             writer.write(PROGRESS_FILE, packed(captured.arrays))
+        if shard.is_first and captured.open_rows is not None:
+            manifest = replace(manifest, open_rows=write_open_rows(writer, captured.open_rows))
         parts = [
             write_rows(writer, number, table, shard) for number, table in enumerate(captured.tables)
         ]

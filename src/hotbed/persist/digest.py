@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hotbed.embedding.table import Table
 from hotbed.persist.format import Reader, sorted_rows
 from hotbed.persist.manifest import Arrays
+from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")
@@ -42,6 +44,10 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
         "positions": comparable_position(state.manifest.positions),
         "counters": state.manifest.counters,
     }
+    rows = read_open_rows(state)
+    if rows is not None:
+        logs = {log: list(rows.batches(log)) for log in rows.opened}
+        parts["open_rows"] = {log: _of_open(batches) for log, batches in logs.items() if batches}
     return _hex(_canonical(parts))
 
 
@@ -99,6 +105,36 @@ def _of_columns(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> 
                 values = np.ascontiguousarray(flat(batch.column(name)))
                 hashes.setdefault(name, hashlib.sha256()).update(values)
     return {name: sha.hexdigest() for name, sha in hashes.items()}
+
+
+def _of_open(batches: list[pa.RecordBatch]) -> dict[str, str]:
+    """Return the digests of the columns of open rows, whose batches may differ in their types."""
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    table = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    digests: dict[str, str] = {}
+    for name in table.schema.names:
+        sha = hashlib.sha256()
+        for chunk in table[name].chunks:
+            _update(sha, chunk)
+        digests[name] = sha.hexdigest()
+    return digests
+
+
+def _update(sha: Any, values: pa.Array) -> None:
+    """Hash the values of a column, whatever lies in the places of nulls."""
+    kind = values.type
+    sha.update(np.asarray(values.is_valid()))
+    if pa.types.is_struct(kind):
+        for field in kind:
+            _update(sha, values.field(field.name))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = pc.list_value_length(values).fill_null(0)
+        sha.update(np.ascontiguousarray(lengths))
+        _update(sha, values.flatten())
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        sha.update(np.ascontiguousarray(values.fill_null(0)))
+    else:
+        sha.update(_canonical([str(value) for value in values.to_pylist()]))
 
 
 def _of_dense(reader: Reader) -> str:

@@ -220,6 +220,19 @@ class ProgressEntry(Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OpenRowsEntry(Entry):
+    """What a join of streams held open. A delta has the rows that came since its parent.
+
+    `opened`: how many rows each log ever had; `oldest`: the earliest time of rows that count, in
+    microseconds; `files`: of the logs that have rows.
+    """
+
+    opened: dict[str, Count]
+    oldest: Micros
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraphEntry(Entry):
     """Inputs and outputs of an ONNX graph; see `hotbed.persist.publish.version.OnnxGraph`."""
 
@@ -273,6 +286,7 @@ class Manifest(Entry):
     counters: dict[str, Count]
     dense: DenseEntry | None
     progress: ProgressEntry | None = None
+    open_rows: OpenRowsEntry | None = None
     tables: tuple[TableEntry, ...]
     compacted: Any = None
     files: dict[str, FileEntry] = field(default_factory=dict)
@@ -308,6 +322,7 @@ _ORDER_OF_STATES = (
     "chain",
     "dense",
     "progress",
+    "open_rows",
     "tables",
     "compacted",
 )
@@ -329,10 +344,11 @@ _ORDER_OF_VALUES = (
     "positions",
     "dense",
     "progress",
+    "open_rows",
     "tables",
     "compacted",
 )
-_WRITTEN_IF_KNOWN = {"graph", "source", "published", "learned", "caught", "compacted"}
+_WRITTEN_IF_KNOWN = {"graph", "source", "published", "learned", "caught", "open_rows", "compacted"}
 
 
 def _is_written(name: str, value: Any) -> bool:

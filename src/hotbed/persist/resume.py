@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hotbed.connectors import Journal
+from hotbed.connectors.position import decisions_of
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Where, append_bytes, sync_folder, truncate_file, writing
 from hotbed.persist.format import Reader, open_folder
@@ -381,7 +382,7 @@ def _decided(reader: Reader) -> dict[str, int]:
         last["cut"] = int(position["rows"])
     source = position.get("source") or {}
     if "block" in source:
-        last["block"] = int(source["block"]) - 1
+        last |= {topic: number - 1 for topic, number in decisions_of(source).items()}
     elif "rows" in position:
         last["block"] = -1  # nothing was read yet
     return last

@@ -20,7 +20,7 @@ from hotbed.connectors.files import FileSource, Section
 from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import Position, RowPlace
-from hotbed.connectors.source import Join, Source, not_endless
+from hotbed.connectors.source import Source, TableJoin, not_endless
 from hotbed.embedding.hashing import Uint64Array
 from hotbed.errors import DecodeError
 from hotbed.prepare.places import Purpose, hash_places
@@ -162,7 +162,7 @@ class Partition:
 
 def _nested(source: Source, position: Position) -> Position:
     """Return the position of a file as that of the source around the file."""
-    if isinstance(source, Join):
+    if isinstance(source, TableJoin):
         return _nested(source.source, position)
     if isinstance(source, Concat):
         inner = _nested(source.sources[0], position)
@@ -172,7 +172,7 @@ def _nested(source: Source, position: Position) -> Position:
 
 def _innermost(source: Source) -> Source:
     """Return the files below joins and concatenations of one source."""
-    if isinstance(source, Join):
+    if isinstance(source, TableJoin):
         return _innermost(source.source)
     if isinstance(source, Concat) and len(source.sources) == 1:
         return _innermost(source.sources[0])
@@ -234,7 +234,7 @@ def _files(source: Source) -> Iterator[tuple[str, Source]]:
         types = source.schema()
         for file in source.files():
             yield file, source.like_first(file, types)
-    elif isinstance(source, Join):
+    elif isinstance(source, TableJoin):
         side = source._side
         for file, alone in _files(source.source):
             joined = replace(source, source=alone)

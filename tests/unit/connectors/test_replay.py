@@ -296,7 +296,7 @@ def test_wrong_arguments_are_named() -> None:
         read(Replay([source, Memory({"at": [1], "n": ["x"]})], time="at"))
     with pytest.raises(ConfigError, match=r"replay\.(sources|speed): must"):
         Replay([source], time="at", speed=0)
-    with pytest.raises(ConfigError, match="needs a source that ends"):
+    with pytest.raises(ConfigError, match=r"needs sources that end, .*hb\.sources\.Join"):
         Replay([FakeStream({"at": [1]})], time="at")
     with pytest.raises(ConfigError, match="late labels: needs key columns and seconds > 0"):
         LateLabels(("user",), "kind", "view", "buy", within_seconds=0)

@@ -152,3 +152,23 @@ def test_evaluating_no_rows_is_an_error() -> None:
     with pytest.raises(DataError, match="evaluate: no batch"):
         model(data, "bce").evaluate(hb.Dataset(data.source.slice(0, 0), data.schema))
     assert len(model(data, "bce").predict(hb.Dataset(data.source.slice(0, 0), data.schema))) == 0
+
+
+def test_missing_labels_are_left_out_of_metrics_and_are_no_bad_rows() -> None:
+    columns = {"label": [1, -1, 0, 1, -1, 0], "user": [1, 1, 2, 1, 2, 1]}
+    known = {name: [values[k] for k in (0, 2, 3, 5)] for name, values in columns.items()}
+    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
+    results = []
+    for rows in (columns, known):
+        torch.manual_seed(0)
+        network = hb.models.LR(schema, hb.make_tables(schema, 1))
+        metrics = {"auc", "accuracy", "calibration"}
+        model = hb.RecModel(network, hb.losses.BCE(missing_below=0), "adam", metrics)
+        data = hb.Dataset(hb.sources.Memory(rows), schema, 3)
+        results.append({name: model.evaluate(data)[name] for name in sorted(metrics)})
+        model.fit(data, progress=False)
+    assert results[0] == results[1]
+    with pytest.raises(DecodeError, match="label 'label'"):
+        hb.RecModel(network, "bce", "adam").fit(
+            hb.Dataset(hb.sources.Memory(columns), schema, 3), progress=False
+        )

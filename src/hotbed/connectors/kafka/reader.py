@@ -133,13 +133,15 @@ class KafkaReader:
 
     def _lag(self) -> int | None:
         """Return the number of messages behind the current block; None while it is not known."""
-        lag = 0
+        self.live.waiting = {}
+        if not self.topic.is_reached:
+            return None
         for partition in {**self.offsets, **self.take}:
             waiting = self.topic.num_waiting(partition)
             if waiting is None:
                 return None
-            lag += waiting
-        return lag
+            self.live.waiting = {**self.live.waiting, str(partition): waiting}
+        return sum(self.live.waiting.values())
 
     def _fetched(self, decision: Mapping[str, Any]) -> MessagesByPartition | None:
         """Return the messages of a block that is decided; None until all are fetched."""

@@ -137,6 +137,11 @@ class KafkaTopic:
         """Whether the topic is known to be the one that the position was written for."""
         return not self._unproven
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the last check of the topic succeeded, and nothing has failed since."""
+        return self._failing_since is None and not self._shaken
+
     def end(self, partition: int) -> int:
         """Return the offset after the last message, as of the last fetch; -1 = not known yet."""
         return max(-1, self.client.ends.get(partition, -1))

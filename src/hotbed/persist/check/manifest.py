@@ -240,6 +240,8 @@ def _check_files(manifest: Manifest, place: str) -> None:
     for member in (manifest.dense, manifest.progress):
         if member is not None and member.file is not None:
             names.append(member.file)
+    if manifest.open_rows is not None:
+        names += manifest.open_rows.files.values()
     if manifest.graph is not None:
         names += manifest.graph.files
     for name in names:

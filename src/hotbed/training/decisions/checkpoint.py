@@ -16,6 +16,8 @@ import torch
 from hotbed import checks
 from hotbed.config import described
 from hotbed.connectors import DeadLetters, Journal, Live, Position
+from hotbed.connectors.live import SavedRows
+from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
@@ -23,6 +25,7 @@ from hotbed.parallel import WHOLE
 from hotbed.persist.checkpoint import Saver, State, capture, track_changes
 from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.network import random_state, set_random_state
+from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
@@ -134,6 +137,7 @@ class Checkpoint:
         self._published_step = -1
         self._has_graph = False  # whether the network was exported, or cannot be
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
+        self._opened_rows: Mapping[str, int] | None = None  # of a join, in the state before
         self._saver: Saver | None = None
         self._shard = WHOLE  # for the thread that saves
         self._ready = False
@@ -204,6 +208,7 @@ class Checkpoint:
         return self._is_due(self._clock()) or passed(step, self._looked, self._every)
 
     def on_step_end(self, run: Run) -> None:
+        _release(run)
         self._due = self._due or passed(run.step, self._looked, self._every)
         if not self._due:
             self._looked = run.step
@@ -318,13 +323,15 @@ class Checkpoint:
         # another reader of the changes took some that a delta would need
         is_record_whole = self._taken == _num_taken(run)
         changes = self._deltas and not full_due and is_record_whole
-        state = replace(state_of(run), shard=self._shard)
+        open_rows = _open_rows(run, self._opened_rows if changes else None)
+        state = replace(state_of(run), shard=self._shard, open_rows=open_rows)
         with ExitStack() as undo:
             with run.learner.shard.together():
                 captured = capture(state, changes=changes, takes=self._deltas)
                 undo.callback(captured.close, saved=False)
             undo.pop_all()
         self._saver.submit(captured)
+        self._opened_rows = None if open_rows is None else open_rows.opened
         self._taken = _num_taken(run)
         if changes:
             self._since_full += 1
@@ -396,6 +403,8 @@ class Checkpoint:
         store = open_store(self.path)
         folder = store.root if isinstance(store, LocalStore) else None
         live = getattr(run.dataset, "live", None)
+        if live is not None:
+            live.saves_open_rows = True
         if live is not None and live.journal.path is not None:
             run.clock.journal = live.journal
             if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):
@@ -417,6 +426,33 @@ class Checkpoint:
         run.clock.journal = journal
         if live is not None:
             self._opened.enter_context(_recording(live, journal, letters))
+
+
+def _open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
+    """Return what a join of streams holds open at the position of a run; None without one.
+
+    `since`: what it had opened at the state before, if only later rows are wanted.
+    """
+    live = getattr(run.dataset, "live", None)
+    if run.position is None or live is None:
+        return None
+    place = join_position(run.position.state)
+    if place is None:
+        return None
+    if live.open_rows is None:  # nothing was read since the resumption
+        rows: SavedRows | None = live.saved_open_rows
+        return rows
+    saved: SavedRows = live.open_rows.saved_at(place, since)
+    return saved
+
+
+def _release(run: Run) -> None:
+    """Let a join of streams forget what lies before the last step."""
+    live = getattr(run.dataset, "live", None)
+    if run.position is not None and live is not None and live.open_rows is not None:
+        place = join_position(run.position.state)
+        if place is not None:
+            live.open_rows.release(place)
 
 
 def _has_state(path: str | Path) -> bool:
@@ -578,6 +614,10 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
     if not run.online:
         run.counts.epoch = run.model.counters["epochs"]
         run.metrics.update(rows_of(progress["metrics"])[0])
+    live = getattr(run.dataset, "live", None)
+    if live is not None:
+        live.saved_open_rows = read_open_rows(reader)
+        live.open_rows = None
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         _resumable(run).resume(run.position)
     set_random_state(reader.random)

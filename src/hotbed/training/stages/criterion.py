@@ -157,11 +157,17 @@ class Criterion:
 
     def unit_labels(self, labels: Iterable[str]) -> list[str]:
         """Return those labels that must lie in [0, 1]: their loss is a cross-entropy of logits."""
-        if isinstance(self.loss_fn, (Mapping, MultiTask)):
-            return [label for label in labels if _takes_logits(self._of(label))]
-        if _takes_logits(self.loss_fn):
-            return list(labels)
-        return []
+        return [
+            label
+            for label in labels
+            if _takes_logits(self._of(label)) and self.missing_below(label) is None
+        ]
+
+    def missing_below(self, label: str | None) -> float | None:
+        """Return the number below which a label is missing; None: it never is."""
+        loss = self.loss_fn if label is None else self._of(label)
+        missing: float | None = getattr(loss, "missing_below", None)
+        return missing
 
     def _of(self, label: str) -> Any:
         """Return the loss of a label; None if it has none."""
@@ -224,6 +230,9 @@ def _check_range(place: str, loss: Any, labels: Tensor) -> None:
     if not _takes_logits(loss):
         return
     is_outside = (labels < 0) | (labels > 1)
+    missing_below = getattr(loss, "missing_below", None)
+    if missing_below is not None:
+        is_outside &= labels >= missing_below
     if bool(is_outside.any()):
         raise DataError(
             f"{place}: the loss is a cross-entropy and needs labels from 0 to 1, got "

@@ -174,7 +174,18 @@ class Scorer:
                 extras = _extras(metric, weight, example)
             if name is not None:
                 arguments = tuple(_of_label(value, name) for value in arguments)
-            _update(metric, arguments, extras, rows, num_rows)
+            _update(metric, arguments, extras, self._known(label, name, rows), num_rows)
+
+    def _known(self, labels: Any, name: str | None, rows: slice) -> slice | np.ndarray:
+        """Return those of some rows whose label is not missing."""
+        missing_below = None
+        if self.criterion is not None and not self.has_own_outputs:
+            missing_below = self.criterion.missing_below(name)
+        if missing_below is None:
+            return rows
+        values = labels if name is None else _of_label(labels, name)
+        numbers = np.arange(len(values))[rows]
+        return numbers[np.reshape(values, len(values))[rows] >= missing_below]
 
     def state(self) -> dict[str, Any]:
         """Return the sums and the metrics' states, as JSON values and NumPy arrays.
@@ -431,9 +442,15 @@ def host(value: Any) -> Any:
 
 
 def _update(
-    metric: Any, arguments: Scores, extras: Mapping[str, Any], rows: slice, num_rows: int
+    metric: Any,
+    arguments: Scores,
+    extras: Mapping[str, Any],
+    rows: slice | np.ndarray,
+    num_rows: int,
 ) -> None:
-    """Feed a metric with `rows` of its arguments."""
+    """Feed a metric with `rows` of its arguments, if there are any."""
+    if isinstance(rows, np.ndarray) and not len(rows):
+        return
     parts = [_part(value, rows, num_rows) for value in arguments]
     keywords = {name: _part(value, rows, num_rows) for name, value in extras.items()}
     metric.update(*parts, **keywords)
@@ -464,7 +481,7 @@ def _bounded(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return forms
 
 
-def _part(value: Any, rows: slice, num_rows: int) -> Any:
+def _part(value: Any, rows: slice | np.ndarray, num_rows: int) -> Any:
     """Return `rows` of an array that has one row a sample; other values as they are."""
     if rows is ALL or getattr(value, "shape", ())[:1] != (num_rows,):
         return value

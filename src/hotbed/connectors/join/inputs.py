@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One input of a join: pieces of rows, with the place after each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from hotbed.connectors.journal import Journal
+from hotbed.connectors.live import Live
+from hotbed.connectors.plan import READ_ROWS, ReadPlan
+from hotbed.connectors.position import OPENED, PLACE, Position, partitions_of
+from hotbed.connectors.source import Source
+
+INPUT_TICK_SECONDS = 0.01
+"""How long an input without rows is waited for, before the next one is asked."""
+
+
+class InputJournal(Journal):
+    """The decisions of one input, in the journal of the join: its topics end in its number."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        super().__init__()
+        self._whole = journal
+        self._suffix = f".{number}"
+
+    def get(self, topic: str, number: int) -> dict[str, Any] | None:
+        return self._whole.get(topic + self._suffix, number)
+
+    def last(self, topic: str) -> int:
+        return self._whole.last(topic + self._suffix)
+
+    def append(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
+        self._whole.append(topic + self._suffix, number, value)
+
+    def revise(self, topic: str, number: int, value: Mapping[str, Any]) -> None:
+        self._whole.revise(topic + self._suffix, number, value)
+
+    def after(self, topic: str, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        return self._whole.after(topic + self._suffix, number)
+
+
+def live_of(live: Live, number: int) -> Live:
+    """Return what an input shares with its reader, where the join shares `live` with its own."""
+    return Live(
+        InputJournal(live.journal, number),
+        live.dead_letters,
+        min(live.tick_seconds, INPUT_TICK_SECONDS),
+        clock=live.clock,
+    )
+
+
+@dataclass
+class _Part:
+    """Rows that were read; reading that resumes from `before` yields them first."""
+
+    rows: pa.RecordBatch
+    before: Position | None
+    after: Position
+    used: int = 0
+
+    @cached_property
+    def lanes(self) -> set[str]:
+        """The partitions that they come from."""
+        if PLACE not in self.rows.schema.names:
+            return {""}
+        places = self.rows.column(PLACE)
+        if places.type.get_field_index("partition") < 0:
+            return {""}
+        return set(map(str, places.field("partition").unique().to_pylist()))
+
+
+class Input:
+    """One input of a join, and its rows that were read and are not in a turn yet.
+
+    Attributes:
+        source: the input.
+        live: what the source shares with this reader.
+        ended: whether there are no more rows than those at hand.
+        row: rows in turns so far.
+    """
+
+    def __init__(self, source: Source, state: Mapping[str, Any], plan: ReadPlan) -> None:
+        self.source = source
+        self.live = plan.live or Live()
+        self.ended = False
+        self.row: int = state.get("row", 0)
+        self._skip: int = state.get("skip", 0)  # rows to pass over
+        self._before: Position | None = None  # reading from here yields the next rows first
+        if state.get("source") is not None:
+            self._before = Position.from_json(state["source"])
+        self._taken = (self._before, self._skip)
+        self._parts = deque[_Part]()
+        self._items = source.read(self._before, READ_ROWS, plan)
+
+    def close(self) -> None:
+        """End reading."""
+        if hasattr(self._items, "close"):
+            self._items.close()
+
+    def state(self, *, decided: bool = False) -> dict[str, Any]:
+        """Return the place after the rows that turns took.
+
+        "source": a position; "skip": rows to pass over after it; "row": rows before the place.
+
+        Args:
+            decided: the place holds the decision about the rows at hand. Without it, it does not
+                depend on what was read ahead.
+        """
+        before, skip = self._place(decided=decided)
+        source = None
+        if before is not None:
+            source = before.to_json()
+        return {"source": source, "skip": skip, "row": self.row}
+
+    def _place(self, *, decided: bool = False) -> tuple[Position | None, int]:
+        if self._parts and (decided or self._parts[0].used):
+            return self._parts[0].before, self._parts[0].used
+        return self._taken
+
+    @property
+    def lanes(self) -> list[str]:
+        """The partitions of the source that were known when the last turn of it was decided."""
+        before, _ = self._place()
+        return [] if before is None else partitions_of(before.state)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows at hand."""
+        return sum(part.rows.num_rows - part.used for part in self._parts)
+
+    def is_quiet(self, lane: str) -> bool:
+        """Return whether a partition is known to have no more rows for now; "" = the source."""
+        waiting = self.live.waiting
+        if waiting is None:
+            return not self._parts and self.live.lag == 0
+        if not lane:
+            return bool(waiting) and not self._parts and not any(waiting.values())
+        return waiting.get(lane) == 0 and not any(lane in part.lanes for part in self._parts)
+
+    @property
+    def next_rows(self) -> int:
+        """Rows of the next turn: those that one reading gave, at most 65,536."""
+        if not self._parts:
+            return 0
+        count: int = self._parts[0].rows.num_rows - self._parts[0].used
+        return min(count, READ_ROWS)
+
+    def poll(self) -> None:
+        """Read once: rows, or nothing for now."""
+        item = next(self._items, None)
+        while item is not None and item[0] is OPENED:  # its rows follow
+            self._before = item[1]
+            item = next(self._items, None)
+        if item is None:
+            self.ended = True
+            return
+        rows, position = item
+        if rows.num_rows:
+            used = min(self._skip, rows.num_rows)
+            self._skip -= used
+            if used < rows.num_rows:
+                self._parts.append(_Part(rows, self._before, position, used))
+        self._before = position
+
+    def take(self, count: int) -> pa.Table:
+        """Return the next rows, which are at hand."""
+        batches: list[pa.RecordBatch] = []
+        self.row += count
+        while count:
+            part = self._parts[0]
+            batch = part.rows.slice(part.used, count)
+            part.used += batch.num_rows
+            count -= batch.num_rows
+            batches.append(batch)
+            if part.used == part.rows.num_rows:
+                self._taken = (part.after, 0)
+                self._parts.popleft()
+        return pa.Table.from_batches(batches)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Join: impressions that become samples with the labels that their outcomes give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from hotbed import checks
+from hotbed.connectors.endings import check_source
+from hotbed.connectors.join.reading import JoinReading
+from hotbed.connectors.join.rules import AsTheyCome, JoinRule, Wait
+from hotbed.connectors.join.settings import Outcome, names_of
+from hotbed.connectors.join.spill import Spill
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.position import Batches, Position
+from hotbed.connectors.source import Source
+from hotbed.connectors.times import check_unit
+from hotbed.errors import ConfigError, SchemaError
+
+MOST_LABELS = 8
+
+
+@dataclass(frozen=True)
+class Join(Source):
+    """Impressions, each with the labels that its outcomes give it: two live topics as one source.
+
+    An outcome belongs to the impressions with the same keys that happened at most `within` seconds
+    before it. Both may arrive late, twice, and in any order. A window closes when the events of all
+    partitions have passed its end by `lateness_seconds`. The open impressions are a part of
+    checkpoints, so that a killed run goes on without reading anything again. docs/join.md says what
+    is counted.
+
+    Args:
+        impressions: a topic, a followed folder, or a source that ends. Its rows become samples.
+        outcomes: a source, whose rows make the label `label` positive within `within` seconds; or
+            an `Outcome` for each label, by its name.
+        on: the key columns, which are equal in an impression and its outcomes.
+        within: the window in seconds, if `outcomes` is a source.
+        time: the column of event times of impressions, and of outcomes that name no other.
+        unit: its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format).
+        rule: when an impression becomes a sample.
+        label: the name of the label, if `outcomes` is a source.
+        where: only rows with these texts in these columns are impressions.
+        lateness_seconds: how long after its end a window closes.
+        idle_seconds: a partition without new events for so long holds no window open.
+        spill: how much of the open impressions lies in memory, and where the rest.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        SchemaError: a key is absent, or holds numbers on one side and text on the other.
+        DataError: reading an endless join resumes without the checkpoint of its open impressions.
+
+    Example:
+        >>> shown = hb.sources.Kafka("broker:9092", "impressions")
+        >>> clicks = hb.sources.Kafka("broker:9092", "clicks")
+        >>> hb.sources.Join(shown, clicks, on="impression_id", within=1800, time="at", unit="s")
+    """
+
+    impressions: Source
+    outcomes: Source | Mapping[str, Outcome]
+    on: str | Sequence[str]
+    within: float | None = None
+    time: str = "time"
+    unit: str = "us"
+    rule: JoinRule = field(default_factory=Wait)
+    label: str = "label"
+    where: Mapping[str, str] = field(default_factory=dict)
+    lateness_seconds: float = 0.0
+    idle_seconds: float = 60.0
+    spill: Spill = field(default_factory=Spill)
+
+    def __post_init__(self) -> None:
+        check_source(self.impressions, "join.impressions")
+        if not names_of(self.on):
+            raise ConfigError(f"join.on: needs key columns, got {self.on!r}. Name one or more.")
+        check_unit("join.unit", self.unit)
+        checks.at_least("join.lateness_seconds", self.lateness_seconds, 0)
+        checks.above("join.idle_seconds", self.idle_seconds, 0)
+        is_mapping = isinstance(self.outcomes, Mapping)
+        if is_mapping == (self.within is not None):
+            raise ConfigError(
+                f"join.within: the window of one source of outcomes, got within={self.within!r} "
+                f"and {type(self.outcomes).__name__} as outcomes. Give a source and `within`, or "
+                "an Outcome with a window for each label."
+            )
+        if not 1 <= len(self.kinds) <= MOST_LABELS:
+            raise ConfigError(
+                f"join.outcomes: 1 to {MOST_LABELS} labels, got {len(self.kinds)}. Join the others "
+                "in a second model, or leave them out."
+            )
+        for name, outcome in self.kinds.items():
+            check_source(outcome.source, f"join.outcomes.{name}.source")
+
+    @property
+    def kinds(self) -> dict[str, Outcome]:
+        """The kind of outcome of each label."""
+        if isinstance(self.outcomes, Mapping):
+            return dict(self.outcomes)
+        return {self.label: Outcome(self.outcomes, self.within or 0.0)}
+
+    @property
+    def inputs(self) -> list[Source]:
+        """The sources that are read: the impressions, then those of outcomes, each one once."""
+        sources = [self.impressions]
+        for outcome in self.kinds.values():
+            if outcome.source not in sources:
+                sources.append(outcome.source)
+        return sources
+
+    @property
+    def endless(self) -> bool:
+        return any(source.endless for source in self.inputs)
+
+    def commit(self, position: Position) -> None:
+        for source, state in zip(self.inputs, position["inputs"], strict=True):
+            if state["source"] is not None:
+                source.commit(Position.from_json(state["source"]))
+
+    def words_for(self, place: Mapping[str, Any]) -> str:
+        return self.impressions.words_for(place)
+
+    def schema(self) -> pa.Schema:
+        whole = self.impressions.schema()
+        missing = [name for name in self.own_columns if name not in whole.names]
+        if missing:
+            raise SchemaError(
+                f"join.impressions: columns {missing} are absent, got {whole.names}. Correct `on`, "
+                "`time` and `where`."
+            )
+        columns = [column for column in whole if column.name not in self.kinds]
+        return pa.schema([*columns, *((name, pa.float64()) for name in self.kinds)])
+
+    @property
+    def own_columns(self) -> list[str]:
+        """The columns of impressions that the join itself needs."""
+        return list(dict.fromkeys([*names_of(self.on), self.time, *self.where]))
+
+    def read(
+        self,
+        position: Position | None = None,
+        batch_rows: int = READ_ROWS,
+        plan: ReadPlan = READ_ALL,
+    ) -> Batches:
+        if position is not None and position.state:
+            position.require("Join", self)
+        reading = JoinReading(self, plan, position)
+        try:
+            yield from reading.batches(batch_rows)
+        finally:
+            reading.close()
+
+
+__all__ = ["AsTheyCome", "Join", "Outcome", "Spill", "Wait"]

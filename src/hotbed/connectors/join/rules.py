@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When an impression becomes a sample."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+UNKNOWN = -1.0
+"""The value of a label that a sample does not tell."""
+
+
+@dataclass(frozen=True)
+class Impressions:
+    """Some open impressions in a turn.
+
+    Attributes:
+        positive: whether each label had its outcome, [labels, impressions].
+        fresh: whether it had the first one in this turn.
+        closes: whether the window of each label closed in this turn.
+    """
+
+    positive: np.ndarray
+    fresh: np.ndarray
+    closes: np.ndarray
+
+
+class JoinRule(ABC):
+    """Decides which labels of which impressions become samples in a turn; use a subclass."""
+
+    @abstractmethod
+    def last_windows(self, windows: Sequence[int]) -> list[int]:
+        """Return until when each label may have an outcome, in microseconds after the impression.
+
+        Args:
+            windows: of the labels, in microseconds.
+        """
+
+    @abstractmethod
+    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that become samples, and their labels, [labels, rows]."""
+
+
+@dataclass(frozen=True)
+class Wait(JoinRule):
+    """An impression becomes a sample when the windows of all of its labels have closed.
+
+    Example: `hb.sources.Join(views, clicks, on="id", within=1800, rule=hb.sources.Wait())`
+    """
+
+    def last_windows(self, windows: Sequence[int]) -> list[int]:
+        return [max(windows)] * len(windows)
+
+    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.flatnonzero(impressions.closes[0])
+        return rows, impressions.positive[:, rows].astype(np.float64)
+
+
+@dataclass(frozen=True)
+class AsTheyCome(JoinRule):
+    """A positive label becomes a sample at once, a negative one when its window has closed.
+
+    With several labels an impression becomes up to as many samples. Each tells the labels that are
+    decided at that moment; the others are -1, which `hb.losses.BCE(missing_below=0)` passes over.
+
+    Example: `hb.sources.Join(views, clicks, on="id", within=1800, rule=hb.sources.AsTheyCome())`
+    """
+
+    def last_windows(self, windows: Sequence[int]) -> list[int]:
+        return list(windows)
+
+    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
+        negative = impressions.closes & ~impressions.positive
+        is_decided = impressions.fresh | negative
+        rows = np.flatnonzero(is_decided.any(axis=0))
+        labels = np.where(is_decided[:, rows], impressions.fresh[:, rows], UNKNOWN)
+        return rows, labels.astype(np.float64)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the open impressions lies in memory, and where the rest."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hotbed import checks
+from hotbed.errors import PersistError
+
+WRITTEN_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Spill:
+    """Where open impressions lie that exceed their memory.
+
+    The files have no name, so that a process that is killed leaves none. They are scratch: what
+    a killed run resumes from is its checkpoint.
+
+    Args:
+        directory: on a local disk; None = the directory of temporary files.
+        memory_bytes: open impressions and held outcomes above this lie on the disk.
+        disk_bytes: so much of the disk at most; then reading waits. None = no limit.
+
+    Example: `hb.sources.Spill("/fast/disk", memory_bytes=4 << 30, disk_bytes=100 << 30)`
+    """
+
+    directory: str | Path | None = None
+    memory_bytes: int = 512 << 20
+    disk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.whole_number("spill.memory_bytes", self.memory_bytes, 0)
+        if self.disk_bytes is not None:
+            checks.whole_number("spill.disk_bytes", self.disk_bytes, 0)
+
+    @property
+    def place(self) -> str:
+        """The directory."""
+        return os.fspath(self.directory or tempfile.gettempdir())
+
+
+class SpilledTable:
+    """A table in a file without a name, which lives as long as this object."""
+
+    def __init__(self, table: pa.Table, spill: Spill) -> None:
+        with _writing(spill):
+            self._file = _nameless(self, spill)
+            with pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), table.schema) as sink:
+                sink.write_table(table, WRITTEN_ROWS)
+            self.num_bytes = os.fstat(self._file.fileno()).st_size
+
+    def read(self) -> pa.Table:
+        """Return the table."""
+        data = os.pread(self._file.fileno(), self.num_bytes, 0)
+        return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+
+
+class SpilledArrays:
+    """Arrays in a file without a name, which are read by pages."""
+
+    def __init__(self, spill: Spill) -> None:
+        self._spill = spill
+        with _writing(spill):
+            self._file = _nameless(self, spill)
+
+    def put(self, values: np.ndarray) -> np.ndarray:
+        """Write an array; return it as it lies in the file."""
+        with _writing(self._spill):
+            offset = os.fstat(self._file.fileno()).st_size
+            self._file.seek(offset)
+            self._file.write(np.ascontiguousarray(values).data)
+            return np.memmap(self._file, values.dtype, "r", offset, values.shape)
+
+
+def _nameless(owner: object, spill: Spill) -> Any:
+    """Return a file without a name, which is closed when its owner is gone."""
+    file = tempfile.TemporaryFile(dir=spill.place, buffering=0)  # noqa: SIM115 - it stays open
+    weakref.finalize(owner, file.close)
+    return file
+
+
+@contextmanager
+def _writing(spill: Spill) -> Iterator[None]:
+    """Name the place in errors of the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise PersistError(
+            f"join.spill: open impressions cannot be written to {spill.place!r}, got "
+            f"{error.strerror}. Name another directory, or more memory_bytes."
+        ) from error
