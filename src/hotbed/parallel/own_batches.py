@@ -226,7 +226,7 @@ class OwnBatchLookup(Lookup):
 
     def _check_tables(self, part: Sums, updated: Container[int]) -> None:
         tables = _fetched(part.mapped).layout.tables
-        here = torch.tensor([number in updated for number in range(len(tables))])
+        here = torch.tensor([number in updated for number in range(len(tables))], device="cpu")
         every = self._ranks.gather(here)
         if (every != every[0]).any():
             names = [

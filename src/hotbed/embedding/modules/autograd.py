@@ -108,7 +108,8 @@ class Weighted:
     def of(module: FlowModule, mapped: MappedIds, number: int, ids: Ids) -> Weighted:
         """Return these values for the ids of a feature of `module`, which are mapped."""
         feature = module.layout.features[number]
-        rows = torch.empty(len(ids.values), module.layout.dims[number], device="cpu")
+        size = (len(ids.values), module.layout.dims[number])
+        rows = torch.empty(size, dtype=torch.float32, device="cpu")
         mapped.read_positions(number, rows)
         results = torch.arange(len(rows), device="cpu")
         shares = torch.ones(len(rows), dtype=torch.float32, device="cpu")
