@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids
-from hotbed.embedding.lookups import Plan
+from hotbed.embedding.lookups import Plan, Sums
 from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
@@ -83,7 +83,6 @@ class RankLearner(GrainLearner):
             module.lookup = ShardedLookup(self._ranks, self._placement)
         keep_own_rows({table.name: table for table in self._tables}, self.shard)
         self._asked: AskedIds | None = None
-        self._exchange: TableExchange | None = None
         self._mapper = RankMapper(
             self._ranks,
             self._placement,
@@ -162,6 +161,12 @@ class RankLearner(GrainLearner):
             table.watch_capacity(counters.get(table.name, {}).get("rows", 0))
 
     @cached_property
+    def _exchange(self) -> TableExchange:
+        """Of the collections, which some networks have after the first batch alone."""
+        layouts = [module.layout for module in self._collections]
+        return TableExchange(self._ranks, self._placement, layouts)
+
+    @cached_property
     def _tables(self) -> list[Table]:
         """The tables of the network, each once."""
         tables = [table for module in table_modules(self.network) for table in module.tables]
@@ -187,9 +192,6 @@ class RankLearner(GrainLearner):
     def _shares(self, example: Example, grains: Sequence[Batch | None]) -> list[list[Plan | None]]:
         batch = example.looked_up
         question: Question | None = batch.plans
-        if self._exchange is None:
-            layouts = [module.layout for module in self._collections]
-            self._exchange = TableExchange(self._ranks, self._placement, layouts)
         if question is not None:
             self._asked = question.asked
         else:
@@ -237,9 +239,7 @@ class RankLearner(GrainLearner):
         """
         self.shard.enter("exchange")
         asked = self._asked
-        exchange = self._exchange
         assert asked is not None, "the ids of the step are mapped"
-        assert exchange is not None, "the ids of the step are mapped"
         self._asked = None
         rows = [
             [None if grain is None else grain.sums[number] for grain in grains]
@@ -247,31 +247,12 @@ class RankLearner(GrainLearner):
         ]
         buffers = [self._changed(grains, number) for number in range(len(self._buffers))]
         dense = [*self._losses_and_gradients(grains), *buffers]
-        every_value: list[list[Any]] = [*rows, *dense]
-        here = [sum(value is not None for value in of_grains) for of_grains in every_value]
-        counts = torch.tensor(here).view(torch.float32)  # the bits, on their way
-
-        num_sums = exchange.num_sums(asked)
-        num_values = self._dense.num_values()
-        sizes = [
-            size
-            for rank in range(self._ranks.size)
-            for size in (counts.numel(), num_sums[rank], num_values[rank])
-        ]
-        received = self._ranks.exchange(
-            [
-                [counts] * self._ranks.size,
-                *exchange.sums_to_owners(asked, rows),
-                *self._dense.to_owners(dense),
-            ],
-            [sum(sizes[first : first + 3]) for first in range(0, len(sizes), 3)],
-        ).split(sizes)
-        every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in received[0::3]])
-        num_rows, num_dense = every.sum(0).split([len(rows), len(dense)])
-        owned = exchange.sums_of_owner(asked, received[1::3])
+        counts, row_parts, dense_parts = self._to_owners(asked, rows, dense)
+        num_rows, num_dense = counts.split([len(rows), len(dense)])
+        owned = self._exchange.sums_of_owner(asked, row_parts)
         faults = torch.tensor([float(has_fault(sums)) for sums in owned])
 
-        shares = self._ranks.gather(torch.cat([faults, self._dense.share(received[2::3])]))
+        shares = self._ranks.gather(torch.cat([faults, self._dense.share(dense_parts)]))
         is_faulty = shares[:, : len(owned)].any(0).tolist()
         sums = [
             replace(of_module, finite=not faulty) if number else None
@@ -290,6 +271,44 @@ class RankLearner(GrainLearner):
         outputs = [grain.outputs for grain in grains if grain is not None]
         weights = self._weight_gradients(grains)
         return Joined(loss, outputs, joined[1:first], sums, means, weights)
+
+    def _to_owners(
+        self,
+        asked: AskedIds,
+        rows: Sequence[Sequence[Sums | None]],
+        dense: Sequence[Sequence[Tensor | None]],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Send gradients of rows to their owners, and each rank its share of the dense values.
+
+        Args:
+            asked: the ids of the step.
+            rows: sums of the rows of each module, [module][grain].
+            dense: losses, gradients and buffers, [value][grain].
+
+        Returns:
+            How many grains of all ranks have each value, [modules + values]; what each rank sent
+            for the rows that this one owns; and what each sent for its share.
+        """
+        every_value: list[Sequence[Any]] = [*rows, *dense]
+        here = [sum(value is not None for value in of_grains) for of_grains in every_value]
+        counts = torch.tensor(here).view(torch.float32)  # the bits, on their way
+        num_sums = self._exchange.num_sums(asked)
+        num_values = self._dense.num_values()
+        sizes = [
+            size
+            for rank in range(self._ranks.size)
+            for size in (counts.numel(), num_sums[rank], num_values[rank])
+        ]
+        received = self._ranks.exchange(
+            [
+                [counts] * self._ranks.size,
+                *self._exchange.sums_to_owners(asked, rows),
+                *self._dense.to_owners(dense),
+            ],
+            [sum(sizes[first : first + 3]) for first in range(0, len(sizes), 3)],
+        ).split(sizes)
+        every = torch.stack([of_rank.clone().view(torch.int64) for of_rank in received[0::3]])
+        return every.sum(0), list(received[1::3]), list(received[2::3])
 
     def _weight_gradients(self, grains: Sequence[GrainResult | None]) -> dict[str, Tensor]:
         here = super()._weight_gradients(grains)
