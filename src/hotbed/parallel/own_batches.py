@@ -19,7 +19,6 @@ from hotbed.embedding.lookups import (
     HostIds,
     LocalIds,
     LocalLookup,
-    Lookup,
     MappedIds,
     Plan,
     Pooled,
@@ -126,7 +125,7 @@ class OwnBatches:
         return owned
 
 
-class OwnBatchLookup(Lookup):
+class OwnBatchLookup(LocalLookup):
     """Performs the verbs over the rows of all ranks, for ranks that each have a batch of their own.
 
     The batches of all ranks are one batch, whose grains they are. Ids are mapped when they are
@@ -153,7 +152,6 @@ class OwnBatchLookup(Lookup):
         self._batches = OwnBatches(ranks, placement)
         self._averaged = averaged
         self._fixed = {} if fixed is None else fixed
-        self._local = LocalLookup()
 
     def map(
         self,
@@ -170,11 +168,6 @@ class OwnBatchLookup(Lookup):
             "up, got a batch to map ahead. Look it up as it is."
         )
 
-    def divide(
-        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
-    ) -> list[Plan | None]:
-        return self._local.divide(layout, plan, grains)
-
     def pool(
         self,
         layout: FeatureLayout,
@@ -184,23 +177,10 @@ class OwnBatchLookup(Lookup):
         *,
         training: bool,
         keeps: bool,
-    ) -> tuple[Pooled, MappedIds]:
+    ) -> tuple[Pooled, LocalIds]:
         self._ranks.place.phase = "lookup"
         plan = self._batches.fetch(layout, inputs, time, training=training)
-        return self._local.pool(layout, inputs, time, plan, training=training, keeps=keeps)
-
-    def sum_gradients(
-        self,
-        layout: FeatureLayout,
-        mapped: MappedIds,
-        flat: Tensor | None,
-        sequences: Sequence[Tensor | None],
-        groups: Sequence[Group],
-    ) -> Sums:
-        return self._local.sum_gradients(layout, mapped, flat, sequences, groups)
-
-    def join(self, parts: Sequence[Sums]) -> Sums:
-        return self._local.join(parts)
+        return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         """Apply the sums of all ranks, as `Lookup.update`.
@@ -222,7 +202,7 @@ class OwnBatchLookup(Lookup):
                 )
                 owned_rates.append([rate_of[group.tables[0]] for group in owned[-1].groups])
         if owned:
-            self._local.update(owned, owned_rates)
+            super().update(owned, owned_rates)
 
     def _check_tables(self, part: Sums, updated: Container[int]) -> None:
         tables = _fetched(part.mapped).layout.tables

@@ -7,20 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from hotbed.data.batch import Ids
-from hotbed.embedding.lookups import (
-    FeatureLayout,
-    Group,
-    LocalIds,
-    LocalLookup,
-    Lookup,
-    MappedIds,
-    Plan,
-    Pooled,
-    Sums,
-)
+from hotbed.embedding.lookups import FeatureLayout, LocalIds, LocalLookup, Plan, Pooled, Sums
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
@@ -30,7 +18,7 @@ from .placement import Placement
 from .ranks import Ranks
 
 
-class ShardedLookup(Lookup):
+class ShardedLookup(LocalLookup):
     """Performs the verbs over the rows of all ranks, for grains that a `TableExchange` mapped.
 
     A network in eval mode is called on every rank with the same batches.
@@ -45,7 +33,6 @@ class ShardedLookup(Lookup):
     def __init__(self, ranks: Ranks, placement: Placement) -> None:
         self._ranks = ranks
         self._batches = OwnBatches(ranks, placement)
-        self._local = LocalLookup()
 
     def map(
         self,
@@ -63,11 +50,6 @@ class ShardedLookup(Lookup):
             "backward() of hb.shard."
         )
 
-    def divide(
-        self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
-    ) -> list[Plan | None]:
-        return self._local.divide(layout, plan, grains)
-
     def pool(
         self,
         layout: FeatureLayout,
@@ -77,7 +59,7 @@ class ShardedLookup(Lookup):
         *,
         training: bool,
         keeps: bool,
-    ) -> tuple[Pooled, MappedIds]:
+    ) -> tuple[Pooled, LocalIds]:
         if plan is None:
             if training:
                 raise ConfigError(
@@ -87,20 +69,10 @@ class ShardedLookup(Lookup):
                     "loop.backward()."
                 )
             plan = self._batches.fetch(layout, inputs, None, training=False)
-        return self._local.pool(layout, inputs, time, plan, training=training, keeps=keeps)
-
-    def sum_gradients(
-        self,
-        layout: FeatureLayout,
-        mapped: MappedIds,
-        flat: Tensor | None,
-        sequences: Sequence[Tensor | None],
-        groups: Sequence[Group],
-    ) -> Sums:
-        return self._local.sum_gradients(layout, mapped, flat, sequences, groups)
+        return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
-        joined = self._local.join(parts)
+        joined = super().join(parts)
         assert isinstance(joined.mapped, LocalIds), "the local lookup joined them"
         if not all(isinstance(part.mapped, OwnedIds) for part in parts):
             return joined
@@ -114,4 +86,4 @@ class ShardedLookup(Lookup):
                 "hb.shard, got gradients of another backward pass. Call model.fit(), model.step(), "
                 "or the backward() of hb.shard."
             )
-        self._local.update(parts, rates)
+        super().update(parts, rates)
