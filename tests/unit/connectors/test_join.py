@@ -96,6 +96,16 @@ def test_keys_that_cannot_meet_are_refused(change: dict[str, Any], message: str)
 
 
 @pytest.mark.parametrize(
+    ("impressions", "outcomes", "event"),
+    [({"id": [1]}, CLICKS, "join.impressions"), (SHOWN, {"id": [1]}, "join.outcomes.label")],
+)
+def test_a_missing_time_is_refused_by_name(impressions: Any, outcomes: Any, event: str) -> None:
+    join = Join(Memory(impressions), Memory(outcomes), on="id", within=10, unit="s")
+    with pytest.raises(SchemaError, match=rf"{event}: columns \['time'\] are absent"):
+        rows(join)
+
+
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Join(Memory(SHOWN), Memory(CLICKS), on="id"), "got within=None and Memory"),
@@ -162,7 +172,9 @@ def test_outcomes_may_have_other_names_and_units() -> None:
 def test_rows_without_key_or_time_are_bad_rows() -> None:
     shown = {"id": [1, None, 3, 9], "time": [0, 5, None, 100]}
     join = Join(Memory(shown), Memory(CLICKS), on="id", within=10, unit="s")
-    with pytest.raises(DecodeError, match="column 'time' holds no key or time, got None"):
+    with pytest.raises(
+        DecodeError, match="join.impressions: column 'time' of a row holds no key or time, got None"
+    ):
         rows(join)
     skips = Skips()
     assert [row["id"] for row in rows(join, skips=skips)] == [1]

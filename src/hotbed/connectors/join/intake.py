@@ -59,15 +59,34 @@ class Intake:
     def _on(self, outcome: Outcome) -> list[str]:
         return names_of(self.join.on if outcome.on is None else outcome.on)
 
+    def require_columns(self, rows: pa.Table, number: int) -> None:
+        """Raise SchemaError if rows of an input lack a column that the join needs."""
+        join = self.join
+        needed: dict[str, list[str]] = {}
+        if number == 0:
+            needed["join.impressions"] = join.own_columns
+        for name, outcome in join.kinds.items():
+            if outcome.source == join.inputs[number]:
+                join_columns = [*self._on(outcome), outcome.time or join.time, *outcome.where]
+                needed[f"join.outcomes.{name}"] = join_columns
+        present = [name for name in rows.schema.names if name != PLACE]
+        for event, names in needed.items():
+            missing = [name for name in names if name not in present]
+            if missing:
+                raise SchemaError(
+                    f"{event}: columns {missing} are absent; of those that the join needs, its "
+                    f"rows have {present}. Correct `on`, `time` and `where`."
+                )
+
     # --- events
 
     def impressions(self, rows: pa.Table, source: Input) -> TurnEvents:
         """Return the impressions among some rows, with the columns that they keep."""
         join = self.join
-        self._require(rows, join.own_columns, "join.impressions")
         rows = _where(rows, join.where)
         names = names_of(join.on)
-        rows, times = self._sound(rows, names, (join.time, join.unit), source)
+        time = (join.time, join.unit)
+        rows, times = self._sound(rows, names, time, source, "join.impressions")
         keys = self.keys(rows, names, names)
         columns = [name for name in rows.schema.names if name not in join.kinds]
         if self.columns is not None:
@@ -84,9 +103,8 @@ class Intake:
                 continue
             on = self._on(outcome)
             time = (outcome.time or join.time, outcome.unit or join.unit)
-            self._require(rows, [*on, time[0], *outcome.where], f"join.outcomes.{name}")
             chosen = _where(rows, outcome.where)
-            chosen, times = self._sound(chosen, on, time, source)
+            chosen, times = self._sound(chosen, on, time, source, f"join.outcomes.{name}")
             names = names_of(join.on)
             keys = self.keys(chosen, on, names)
             table = chosen.select(on).rename_columns(names)
@@ -176,7 +194,7 @@ class Intake:
         return to_microseconds(_whole(rows[column]), unit, zones)
 
     def _sound(
-        self, rows: pa.Table, on: Sequence[str], time: tuple[str, str], source: Input
+        self, rows: pa.Table, on: Sequence[str], time: tuple[str, str], source: Input, event: str
     ) -> tuple[pa.Table, np.ndarray]:
         """Return the rows that have keys and a time, and their times; the others are bad rows."""
         column, unit = time
@@ -188,21 +206,21 @@ class Intake:
                 values = _whole(rows[name])
             if values.null_count:
                 is_valid = values.is_valid().to_numpy(zero_copy_only=False)
-                self._report(rows.filter(pa.array(~is_valid & is_sound)), name, source)
+                self._report(rows.filter(pa.array(~is_valid & is_sound)), name, source, event)
                 is_sound &= is_valid
         if is_sound.all():
             return rows, micros.to_numpy(zero_copy_only=False)
         mask = pa.array(is_sound)
         return rows.filter(mask), micros.filter(mask).to_numpy(zero_copy_only=False)
 
-    def _report(self, bad: pa.Table, name: str, source: Input) -> None:
+    def _report(self, bad: pa.Table, name: str, source: Input, event: str) -> None:
         """Count bad rows, or raise DecodeError if the plan has no `skips`."""
         if not bad.num_rows:
             return
-        where = "a row before"
+        where = ""
         if PLACE in bad.schema.names:
-            where = source.source.words_for(bad[PLACE][0].as_py())
-        message = f"join: {where}: column {name!r} holds no key or time"
+            where = f", {source.source.words_for(bad[PLACE][0].as_py())}"
+        message = f"{event}{where}: column {name!r} of a row holds no key or time"
         if self.plan.skips is None:
             raise DecodeError(
                 f"{message}, got {bad[name][0].as_py()!r}. Correct it or use on_error='skip'.",
@@ -220,15 +238,6 @@ class Intake:
             place = row.pop(PLACE)
             letters.append((place, reason, json.dumps(row, default=str, ensure_ascii=False)))
         self.plan.live.dead_letters.add_all(letters)
-
-    def _require(self, rows: pa.Table, needed: Sequence[str], where: str) -> None:
-        missing = [name for name in needed if name not in rows.schema.names]
-        if missing:
-            present = [name for name in rows.schema.names if name != PLACE]
-            raise SchemaError(
-                f"{where}: columns {missing} are absent, got {present}. Correct `on`, `time` and "
-                "`where`."
-            )
 
 
 def _where(rows: pa.Table, where: Mapping[str, Any]) -> pa.Table:

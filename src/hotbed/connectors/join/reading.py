@@ -162,6 +162,7 @@ class JoinReading:
         source = self._inputs[number]
         first = source.row
         rows = source.take(count)
+        self._intake.require_columns(rows, number)
         if self.join.endless:
             rows = placed(rows, first)
         self._lanes.add(number, source.lanes)
