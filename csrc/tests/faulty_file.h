@@ -40,7 +40,7 @@ class FaultyFile : public hotbed::File {
     const std::lock_guard lock(mutex_);
     misread_.clear();
   }
-  // Lets no read arrive between the two calls.
+  // Lets no read arrive between the two calls. Those by threads do not even begin; io_uring may have read the bytes.
   void hold_reads(bool holds) {
     const std::lock_guard lock(mutex_);
     holds_ = holds;
@@ -48,6 +48,10 @@ class FaultyFile : public hotbed::File {
   }
 
   int64_t read(uint8_t* to, size_t bytes, uint64_t offset) override {
+    {
+      std::unique_lock lock(mutex_);
+      released_.wait(lock, [this] { return !holds_; });
+    }
     return arrived(to, bytes, offset, File::read(to, bytes, offset));
   }
 
