@@ -38,6 +38,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         self._most_watches = most_watches
         self._watch_seconds = watch_seconds
         self._is_closed = False
+        self._was_ready = False  # when it was last asked
         self._watches: dict[_Watch, None] = {}  # the oldest first
         self._poller: asyncio.Task[None] | None = None
 
@@ -87,13 +88,22 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         return watch
 
     async def _poll(self) -> None:
-        """Wake the watches when the readiness changes, as long as there are any."""
-        was_ready = self._ready()
+        """Ask again and again whether the server is ready, as long as there are watches."""
         while self._watches:
             await asyncio.sleep(_POLL_SECONDS)
-            if self._ready() != was_ready:
-                was_ready = not was_ready
-                self._wake_all()
+            self._is_ready()
+
+    def _is_ready(self) -> bool:
+        """Return whether the server is ready; wake the watches when this has changed.
+
+        Whoever asks wakes them: a change that one watch alone has seen would be missed when it is
+        undone before the next poll.
+        """
+        ready = self._ready()
+        if ready != self._was_ready:
+            self._was_ready = ready
+            self._wake_all()
+        return ready
 
     def _wake_all(self) -> None:
         for watch in list(self._watches):
@@ -102,7 +112,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
     def _status(self, service: str) -> int:
         if service not in self._services:
             return int(_STATUS.SERVICE_UNKNOWN)
-        ready = self._ready() and not self._is_closed
+        ready = self._is_ready() and not self._is_closed
         return int(_STATUS.SERVING if ready else _STATUS.NOT_SERVING)
 
 

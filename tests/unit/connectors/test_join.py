@@ -173,7 +173,8 @@ def test_rows_without_key_or_time_are_bad_rows() -> None:
     shown = {"id": [1, None, 3, 9], "time": [0, 5, None, 100]}
     join = Join(Memory(shown), Memory(CLICKS), on="id", within=10, unit="s")
     with pytest.raises(
-        DecodeError, match="join.impressions: column 'time' of a row holds no key or time, got None"
+        DecodeError,
+        match=r"join.impressions: column 'time' of a row holds no key or time, got None",
     ):
         rows(join)
     skips = Skips()

@@ -399,3 +399,26 @@ def test_watches_are_bounded_and_end_with_age() -> None:
             await anext(aged)
 
     asyncio.run(check())
+
+
+def test_a_change_that_is_undone_at_once_reaches_a_watch() -> None:
+    """A watch may see the first change by itself, before anybody polls."""
+
+    async def check() -> None:
+        ready = True
+        health = Health([SERVICE], lambda: ready)
+        watch = health.Watch(health_pb2.HealthCheckRequest(), None)
+        answers = []
+        for is_ready in (True, False):
+            ready = is_ready
+            answers.append(await asyncio.wait_for(anext(watch), timeout=60))
+        waiting = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        ready = True
+        answers.append(await asyncio.wait_for(waiting, timeout=60))
+        states = health_pb2.HealthCheckResponse
+        expected = [states.SERVING, states.NOT_SERVING, states.SERVING]
+        assert [answer.status for answer in answers] == expected
+        await watch.aclose()
+
+    asyncio.run(check())
