@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/disk_io.h"
 #include "core/frozen.h"
 #include "core/row_cache.h"
 #include "core/table.h"
@@ -25,6 +26,9 @@ inline constexpr Named<hotbed::Pooling> kPoolings[] = {{"sum", hotbed::Pooling::
 inline constexpr Named<hotbed::Dtype> kDtypes[] = {
     {"float32", hotbed::Dtype::kFloat32}, {"bfloat16", hotbed::Dtype::kBfloat16}, {"float16", hotbed::Dtype::kFloat16}};
 inline constexpr Named<hotbed::Tier> kTiers[] = {{"Ram", hotbed::Tier::kRam}, {"_Scattered", hotbed::Tier::kScattered}};
+inline constexpr Named<hotbed::EngineKind> kEngines[] = {{"best", hotbed::EngineKind::kBest},
+                                                         {"io_uring", hotbed::EngineKind::kUring},
+                                                         {"threads", hotbed::EngineKind::kThreads}};
 inline constexpr Named<hotbed::FrozenDtype> kFrozenDtypes[] = {{"float32", hotbed::FrozenDtype::kFloat32},
                                                                {"float16", hotbed::FrozenDtype::kFloat16},
                                                                {"int8", hotbed::FrozenDtype::kInt8}};
