@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 import resource
 import signal
 import subprocess
@@ -734,12 +733,12 @@ def test_doctor_names_a_disk_that_it_cannot_measure(
     code, _, problem = call(capsys, monkeypatch, "doctor", "--disk", str(tmp_path / "none"))
     assert code == 2
     assert "--disk: does not exist" in problem
-    with pytest.raises(ConfigError, match="--disk: .* bytes free in"):
+    with pytest.raises(ConfigError, match=r"--disk: .* bytes free in"):
         disk.measure(str(tmp_path), print, file_bytes=2**60)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # as a quota
     try:
-        with pytest.raises(NotWritten, match="--disk: .*cannot be written: File too large"):
+        with pytest.raises(NotWritten, match=r"--disk: .*cannot be written: File too large"):
             disk.measure(str(tmp_path), print, file_bytes=32 << 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)

@@ -14,8 +14,8 @@ from .tier import Ssd, Tier
 INDEX_BYTES = 21.4
 """Of an id in the index, on average over its growth."""
 PLACE_BYTES = 8
-FRAME_BYTES = 24
-"""Of a row in memory, beside its values and state: slot, links, pins, marks."""
+FRAME_BYTES = 32
+"""Of a row in memory, beside its values and state: places, links, plans, marks."""
 HEAD_BYTES = 8
 """Of a row on the disk: checksum and slot."""
 SPACE = 1.5

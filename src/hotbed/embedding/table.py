@@ -301,10 +301,10 @@ class Table:
 
         `hits` and `misses`: rows that a batch of training found in memory, and that it did not;
         `fetched`: misses that were read ahead; `waited_seconds`: of batches for the disk; rows
-        `resident` in memory, of `ram_rows`. Of all tables of the folder together: `read_bytes`,
-        `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
+        `resident` in memory, of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
+        bookkeeping. Of all tables of the folder together: `num_reads` of the disk, `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
         `file_bytes` on the disk, `live_bytes` of rows there, `waiting_extents` of 256 KiB to be
-        written, `memory_bytes` of the bookkeeping, and the `engine`.
+        written, and the `engine`.
         """
         return self.native.tier_stats()
 
