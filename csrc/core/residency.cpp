@@ -11,7 +11,7 @@
 namespace hotbed {
 namespace {
 
-constexpr uint64_t kRowsOfSpan = uint64_t{1} << 20;
+constexpr uint64_t kRowsOfSpan = uint64_t{1} << 19;
 constexpr size_t kAhead = 12;
 
 // The store of a folder: one file for all tables of the process that lie there.
