@@ -534,6 +534,31 @@ TEST_CASE("a torn write does not show the records that lay there before") {
   }
 }
 
+TEST_CASE("what is refused says what has happened to it") {
+  const std::map<FaultyFile::Fault, std::string> reasons{{FaultyFile::kShortRead, ": short read of "},
+                                                         {FaultyFile::kReadError, std::strerror(EIO)},
+                                                         {FaultyFile::kFlippedRead, ": the checksum does not match"}};
+  for (const EngineKind engine : engines()) {
+    auto owned = std::make_unique<FaultyFile>(folder());
+    FaultyFile& file = *owned;
+    Store store(config_of(engine, std::move(owned)));
+    Dict dict(store, 1000, 8, 4 * 256);
+    fill(dict, store);
+    store.drain();
+    for (const auto& [fault, reason] : reasons) {
+      std::vector<uint8_t> bytes(dict.num_slots() * 1008);
+      std::vector<RecordRead> reads;
+      for (uint32_t slot = 0; slot < dict.num_slots(); slot++)
+        reads.push_back({dict.place_of(slot), slot, bytes.data() + slot * 1008, bytes.data() + slot * 1008 + 1000});
+      file.rate[fault] = 1000;
+      const auto batch = store.read(dict.number, reads);
+      CHECK_THROWS_AS(batch->wait(), RecordLost);
+      for (const RecordLost& lost : batch->lost()) CHECK(lost.message.find(reason) != std::string::npos);
+      file.heal();
+    }
+  }
+}
+
 TEST_CASE("owners that leave take their records with them, and the room is used again") {
   Store store(config_of(EngineKind::kBest));
   Dict stays(store, 500, 8, 3000, 1, 1);
