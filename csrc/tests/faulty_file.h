@@ -62,7 +62,10 @@ class FaultyFile : public hotbed::File {
     if (is_short || fails || flips) misread_.push_back({offset, offset + size});
     if (fails) return -EIO;
     if (flips) bytes[draw_.below(size)] ^= static_cast<uint8_t>(1u << draw_.below(8));
-    return is_short ? static_cast<int64_t>(draw_.below(size)) : result;
+    if (!is_short) return result;
+    const size_t come = draw_.below(size);
+    std::memset(bytes + come, 0xa5, size - come);
+    return static_cast<int64_t>(come);
   }
 
   int64_t write(const uint8_t* from, size_t bytes, uint64_t offset) override {

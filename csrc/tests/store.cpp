@@ -513,6 +513,52 @@ TEST_CASE("a read gets the record that lay there when it began, also if the exte
   }
 }
 
+TEST_CASE("a torn write does not show the records that lay there before") {
+  for (const EngineKind engine : engines()) {
+    auto owned = std::make_unique<FaultyFile>(folder());
+    FaultyFile& file = *owned;
+    Store store(config_of(engine, std::move(owned)));
+    Dict dict(store, 1000, 8, RecordLayout(7, 1000, 8).per_extent);
+    std::set<uint32_t> extents;
+    const auto rewrite_all = [&] {  // one extent, each slot at the same place of it
+      fill(dict, store);
+      store.drain();
+      return dict.place_of(0).extent();
+    };
+    for (int round = 0; round < 12; round++) extents.insert(rewrite_all());
+    file.rate[FaultyFile::kTornWrite] = 1000;
+    CHECK(extents.contains(rewrite_all()));
+    const std::map<uint32_t, Place> refused = dict.check_all();
+    CHECK_FALSE(refused.empty());
+    for (const auto& [slot, place] : refused) CHECK(dict.is_touched(file, place));
+  }
+}
+
+TEST_CASE("what is refused says what has happened to it") {
+  const std::map<FaultyFile::Fault, std::string> reasons{{FaultyFile::kShortRead, ": short read of "},
+                                                         {FaultyFile::kReadError, std::strerror(EIO)},
+                                                         {FaultyFile::kFlippedRead, ": the checksum does not match"}};
+  for (const EngineKind engine : engines()) {
+    auto owned = std::make_unique<FaultyFile>(folder());
+    FaultyFile& file = *owned;
+    Store store(config_of(engine, std::move(owned)));
+    Dict dict(store, 1000, 8, 4 * 256);
+    fill(dict, store);
+    store.drain();
+    for (const auto& [fault, reason] : reasons) {
+      std::vector<uint8_t> bytes(dict.num_slots() * 1008);
+      std::vector<RecordRead> reads;
+      for (uint32_t slot = 0; slot < dict.num_slots(); slot++)
+        reads.push_back({dict.place_of(slot), slot, bytes.data() + slot * 1008, bytes.data() + slot * 1008 + 1000});
+      file.rate[fault] = 1000;
+      const auto batch = store.read(dict.number, reads);
+      CHECK_THROWS_AS(batch->wait(), RecordLost);
+      for (const RecordLost& lost : batch->lost()) CHECK(lost.message.find(reason) != std::string::npos);
+      file.heal();
+    }
+  }
+}
+
 TEST_CASE("owners that leave take their records with them, and the room is used again") {
   Store store(config_of(EngineKind::kBest));
   Dict stays(store, 500, 8, 3000, 1, 1);
@@ -652,7 +698,7 @@ TEST_CASE("the child of a fork may use nothing of the store, and the parent lose
   }
 }
 
-#ifdef __linux__
+#ifdef SYS_io_uring_setup  // not in headers of a kernel before 5.1
 
 TEST_CASE("where the kernel forbids io_uring, threads read, and a child may have a store of its own") {
   const pid_t child = fork();
