@@ -180,15 +180,19 @@ def _warn_of(folder: str) -> None:
         )
 
 
+def mounts() -> str:
+    """Return the mounts of this process as the system lists them; "" where it does not."""
+    try:
+        return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:  # only Linux has them
+        return ""
+
+
 def file_system(folder: str) -> str:
     """Return the kind of file system of a folder without links, such as ext4; "" if not known."""
-    try:
-        text = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:  # only Linux has it
-        return ""
     longest = ""
     kind = ""
-    for line in text.splitlines():
+    for line in mounts().splitlines():
         mount, _, source = line.partition(" - ")
         place = _OCTAL.sub(lambda code: chr(int(code[1], 8)), mount.split()[4])
         is_above = folder == place or folder.startswith(place.rstrip("/") + "/")

@@ -299,12 +299,12 @@ class Table:
     def tier_stats(self) -> dict[str, Any]:
         """Return counters of the disk below the table; empty for `Ram`.
 
-        `hits` and `misses`: rows that a batch of training found in memory, and that it did not;
-        `fetched`: misses that were read ahead; `waited_seconds`: of batches for the disk; rows
-        `resident` in memory, of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
-        bookkeeping. Of all tables of the folder together: `num_reads` of the disk, `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
-        `file_bytes` on the disk, `live_bytes` of rows there, `waiting_extents` of 256 KiB to be
-        written, and the `engine`.
+        Of this table: `hits` and `misses`, rows that a batch of training found in memory, and that
+        it did not; `fetched`, rows that were read ahead; `waited_seconds` of batches for the disk;
+        `resident` rows of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
+        bookkeeping. Of all tables of the folder together: `num_reads` of the disk, `put_bytes` of
+        rows that left memory, `written_bytes` with those of compaction, `file_bytes` on the disk,
+        `live_bytes` of rows there, `waiting_extents` of 256 KiB to be written, and the `engine`.
         """
         return self.native.tier_stats()
 

@@ -28,7 +28,7 @@ from hotbed.training.callbacks import Checkpoint, Evict
 from hotbed.training.run import Run
 from hotbed.training.watching.readings import readings
 
-ROWS = 1280
+ROWS = 768
 SCHEMA = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item")])
 RULES = {"deltas": hb.Adagrad(lr=0.1), "fulls": hb.Adam(lr=0.01, scope="catch_up")}
 
@@ -76,25 +76,25 @@ def test_a_stream_that_changes_its_tier_at_each_resume_ends_at_the_bits_of_memor
             dataset(), [Evict(step_interval=4), save], progress=False, max_steps=max_steps
         )
         if isinstance(tier, hb.Ssd):
-            assert all(table.tier_stats["misses"] for table in model.tables.values())
+            assert model.tables["user"].tier_stats["misses"] > 0
 
     follow("memory", hb.Ram(), ROWS // 64)
-    for tier, max_steps in ((hb.Ram(), 4), (disk, 13), (hb.Ram(), ROWS // 64)):
+    for tier, max_steps in ((hb.Ram(), 2), (disk, 8), (hb.Ram(), ROWS // 64)):
         follow("moved", tier, max_steps)
-    follow("disk", disk, ROWS // 64)
+    follow("all on disk", disk, ROWS // 64)
 
     def digests(name: str) -> list[str]:
         folders = sorted((tmp_path / name).glob("checkpoint-*"))
         return [content_digest(open_checkpoint(folder)) for folder in folders]
 
     memory = digests("memory")
-    assert len(memory) == 8
-    assert digests("disk") == memory
+    assert len(memory) == 5
+    assert digests("all on disk") == memory
     assert digests("moved")[-1] == memory[-1]
-    published = sorted((tmp_path / "memory published").glob("version-*"))
+    published = sorted((tmp_path / "memory published").glob("checkpoint-*"))
     assert len(published) > 2
     for version in published:
-        same = tmp_path / "disk published" / version.name
+        same = tmp_path / "all on disk published" / version.name
         assert content_digest(open_checkpoint(same)) == content_digest(open_checkpoint(version))
     assert not list(Path(disk.path).iterdir())
 
@@ -108,7 +108,7 @@ def test_a_model_is_loaded_on_a_machine_without_its_folder_when_it_gets_another_
     before = {name: table.tier for name, table in hb.load(tmp_path / "saved").tables.items()}
     assert before == {"user": disk, "item": disk}
     Path(disk.path).rmdir()
-    with pytest.raises(FormatError, match="tier.path: does not exist"):
+    with pytest.raises(FormatError, match=r"tier\.path: does not exist"):
         hb.load(tmp_path / "saved")
     loaded = hb.load(tmp_path / "saved", tier=hb.Ram())
     assert {table.tier for table in loaded.tables.values()} == {hb.Ram()}
@@ -148,12 +148,12 @@ def test_summary_inspect_metrics_and_report_say_what_the_disk_takes_and_does(
     )
 
     summary = model.summary()
-    sizes = re.search(r"on ssd\(path=.*\): ([\d.]+) B of memory and ([\d.]+) B of disk", summary)
+    sizes = re.search(r"on ssd\(path=.*\): ([\d.,]+) B of memory and ([\d.,]+) B of disk", summary)
     assert sizes is not None
     memory = sum(value for key, value in table.stats.items() if "bytes" in key)
     assert float(sizes[1].replace(",", "")) == pytest.approx(memory / len(table), abs=0.1)
     record = 4 * 4 * 2 + 8  # values, state, head
-    assert float(sizes[2]) >= record
+    assert float(sizes[2].replace(",", "")) >= record
 
     model.save(tmp_path / "saved")
     capsys.readouterr()
@@ -217,7 +217,7 @@ def test_an_ordinary_model_learns_the_same_with_its_rows_on_a_disk(disk: hb.Ssd)
         model = torch.nn.Sequential(torch.nn.Embedding(1500, 4), torch.nn.Linear(4, 1))
         optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
         options = {"0": {"tier": tier}}
-        model, optimizer, report = hb.auto(model, optimizer, tables=options)
+        model, optimizer, _ = hb.auto(model, optimizer, tables=options)
         for first in range(0, ROWS, 64):
             ids = torch.from_numpy(columns["user"][first : first + 64])
             labels = torch.from_numpy(columns["y"][first : first + 64]).float()
@@ -225,7 +225,7 @@ def test_an_ordinary_model_learns_the_same_with_its_rows_on_a_disk(disk: hb.Ssd)
             logits = model(ids).squeeze(-1)
             torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
             optimizer.step()
-        (table,) = report.tables.values()
+        (table,) = model[0].tables
         assert table.tier == tier
         rows[tier] = list(table.export())
     assert rows[hb.Ram()] == rows[disk]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that refuses or loses rows is one error of its own kind; a folder that cannot be used is
+named, and one that is no disk is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed import files
+from hotbed.config import build, describe
+from hotbed.embedding.tier import Tier
+from hotbed.errors import RecordLost, StorageFailed, TableError
+
+IDS = np.arange(30_000)
+
+
+def table_in(folder: Path) -> hb.Table:
+    """A table of which the first of IDS lie on the disk alone."""
+    table = hb.Table("user", 16, tier=hb.Ssd(folder, ram_rows=1000))
+    insert(table, IDS)
+    return table
+
+
+def insert(table: hb.Table, ids: np.ndarray) -> None:
+    for first in range(0, len(ids), 1000):
+        table.find_or_insert(ids[first : first + 1000])
+
+
+def descriptor_in(folder: Path) -> int:
+    """The open file of a store in a folder, which has no name."""
+    for name in os.listdir("/proc/self/fd"):
+        path = Path("/proc/self/fd") / name
+        if path.is_symlink() and os.readlink(path).startswith(f"{folder}/"):
+            return os.open(path, os.O_RDWR)
+    raise AssertionError(os.listdir("/proc/self/fd"))
+
+
+def test_a_row_whose_bytes_have_changed_is_lost_by_name_and_others_are_read(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    assert table.lookup(IDS[:1]).any()
+    while not table.tier_stats["written_bytes"] or table.tier_stats["waiting_extents"]:
+        pass
+    file = descriptor_in(tmp_path)
+    os.pwrite(file, os.urandom(4096), 0)
+    os.close(file)
+    with pytest.raises(RecordLost) as lost:
+        table.lookup(IDS)
+    found = re.search(
+        rf"table 'user', id (\d+): store: '{tmp_path}/\S+', extent 0, block 0, slot \d+: ",
+        str(lost.value),
+    )
+    assert found, lost.value
+    whole = []
+    for id in range(1000):
+        try:
+            table.lookup(IDS[id : id + 1])
+        except RecordLost:
+            continue
+        whole.append(id)
+    assert len(whole) > 900
+    assert int(found[1]) not in whole
+
+
+def test_a_disk_that_takes_no_more_is_an_error_and_the_rows_stay_readable(tmp_path: Path) -> None:
+    table = table_in(tmp_path)
+    before = table.lookup(IDS).tobytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # as a quota
+    try:
+        with pytest.raises(StorageFailed, match="File too large") as failed:
+            insert(table, np.arange(len(IDS), 10**6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert isinstance(failed.value, TableError)
+    assert str(tmp_path) in str(failed.value)
+    assert table.lookup(IDS).tobytes() == before
+
+
+def test_a_tier_is_what_its_description_says(tmp_path: Path) -> None:
+    for tier in (hb.Ram(), hb.Ssd(tmp_path, 5), hb.Ssd("x", 7, fetch=0, engine="threads")):
+        assert build(describe(tier), Tier, "tier") == tier
+    assert describe(hb.Ssd(tmp_path, 5)) == {"kind": "ssd", "path": str(tmp_path), "ram_rows": 5}
+
+
+def test_a_folder_in_memory_or_on_another_machine_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"plain": "ext4", "in memory": "tmpfs", "remote": "nfs4"}
+    for name in kinds:
+        (tmp_path / name).mkdir()
+
+    def mounts() -> str:
+        lines = ["21 1 8:1 / / rw - ext4 /dev/vda rw", "22 1 0:5 / /proc rw - proc proc rw"]
+        for name, kind in kinds.items():
+            place = str(tmp_path / name).replace(" ", "\\040")
+            lines.append(f"30 21 0:9 / {place} rw,nosuid shared:4 - {kind} source rw")
+        return "\n".join(lines)
+
+    (tmp_path / "mounts").write_text(mounts())
+    monkeypatch.setattr(files, "mounts", lambda: (tmp_path / "mounts").read_text())
+    for name in kinds:
+        for number in range(2):
+            hb.Table(f"{name} {number}", 2, tier=hb.Ssd(tmp_path / name, 5))
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(logged) == 2
+    assert f"{tmp_path}/in memory is on tmpfs, which is memory" in logged[0]
+    assert f"{tmp_path}/remote is on nfs4, the disk of another machine" in logged[1]
