@@ -114,6 +114,7 @@ void Table::resolve(Uniques& uniques, bool training) {
       slot = kNoSlot;
     }
     uniques.slots[u] = slot;
+    if (slot == kNoSlot && !uniques.is_counted(u)) continue;
     if (slot == kNoSlot) [[unlikely]] {
       if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
@@ -149,7 +150,8 @@ bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, si
 }
 
 void Table::count_rows(Uniques& uniques) const {
-  uniques.num_rows = uniques.ids.size();
+  const auto absent = std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot);
+  uniques.num_rows = uniques.ids.size() - static_cast<size_t>(absent) + uniques.missing.size();
   if (admits_all()) return;
   for (const uint32_t u : uniques.missing) {
     const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
@@ -166,7 +168,7 @@ void Table::admit(Uniques& uniques) {
   const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
   if (layout().observed_bytes > 0)
     for (size_t u = 0; u < uniques.slots.size(); u++)
-      if (uniques.slots[u] != kNoSlot) {
+      if (uniques.slots[u] != kNoSlot && uniques.is_counted(u)) {
         changing(uniques.slots[u]);
         touch(uniques.slots[u], uniques, u, layout().has_count ? uniques.counts[u] * coefficient : 0);
       }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -82,6 +83,11 @@ struct Uniques : UniqueIds {
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 
+  // Whether policies count the id now; false where all samples with it were counted before.
+  bool is_counted(size_t u) const noexcept {
+    if (!counts.empty()) return counts[u] > 0;
+    return scores.empty() || scores[u] > -INFINITY;
+  }
   // Where in the pool the row of each id lies; kNoSlot = no row.
   const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
   void append(const Uniques& from, size_t u);             // an id with its row
@@ -115,14 +121,18 @@ class Table {
   TableMutex& mutex() noexcept { return mutex_; }
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
-  bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
+  // `marked`: some samples of the batch are not counted, which times alone do not say.
+  bool wants_counts(bool marked) const noexcept {
+    return !admits_all() || layout().has_count || (marked && layout().has_seen);
+  }
   bool wants_times() const noexcept {
     return !config_.counts_steps && (layout().has_seen || config_.admission.expire_after >= 0);
   }
   bool wants_scores() const noexcept { return layout().has_score; }
 
   // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
-  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing
+  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing. Ids that are not counted are
+                                                  // never missing: they get no row
   bool capped() const noexcept { return cap_ != 0; }
   void count_rows(Uniques& uniques) const;       // those found and those that will enter
   void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes

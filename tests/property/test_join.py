@@ -19,6 +19,7 @@ from join_oracle import Oracle
 
 from hotbed.connectors import (
     AsTheyCome,
+    DeadLetters,
     Join,
     Journal,
     Live,
@@ -29,7 +30,7 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
-from hotbed.connectors.position import decisions_of
+from hotbed.connectors.position import COUNTED, decisions_of
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
@@ -119,7 +120,17 @@ class Case:
         )
 
     def values(self, rows: list[dict[str, Any]]) -> list[Any]:
-        return [(row["n"], [row[label] for label in self.windows]) for row in rows]
+        """What the rows of a join say: (n, labels, whether tables count the sample)."""
+        labels = [[row[label] for label in self.windows] for row in rows]
+        return [
+            (row["n"], told, row.get(COUNTED, True)) for row, told in zip(rows, labels, strict=True)
+        ]
+
+
+def counted_once(samples: list[Any]) -> list[Any]:
+    """Samples (n, labels) with whether they are the first ones of their impressions."""
+    seen: set[int] = set()
+    return [(n, labels, n not in seen and not seen.add(n)) for n, labels in samples]
 
 
 @pytest.fixture(params=range(4))
@@ -130,6 +141,15 @@ def small_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def counted(position: Position) -> dict[str, int]:
     return {name: count for name, count in position["counts"].items() if count}
+
+
+def unmatched(letters: Path) -> list[Any]:
+    """The outcomes among dead letters: the numbers of their rows."""
+    lines = letters.read_text().splitlines() if letters.exists() else []
+    found = [json.loads(line) for line in lines]
+    assert all(letter["reason"] in ("unmatched", "late") for letter in found)
+    payloads = [json.loads(letter["payload"]) for letter in found if letter["reason"] != "late"]
+    return sorted((row["key"], row["time"], row["outcome"]) for row in payloads)
 
 
 def turns_of(case: Case, run: int) -> list[tuple[int, int]]:
@@ -152,11 +172,12 @@ def test_a_join_of_logs_that_end_labels_each_impression_as_the_oracle_does(
         draw = random.Random(seed)
         case = Case.of(draw)
         run = draw.randint(1, 20)
-        monkeypatch.setattr("hotbed.connectors.join.reading.READ_ROWS", run)
+        monkeypatch.setattr("hotbed.connectors.join.turns.READ_ROWS", run)
         join = case.join([Memory(table(rows)) for rows in case.inputs])
         items = list(join.read(None, 2))
         oracle = case.oracle
-        expected = by_oracle(oracle, case.inputs, turns_of(case, run), ends=True)
+        turns = turns_of(case, run)
+        expected = counted_once(by_oracle(oracle, case.inputs, turns, ends=True))
         rows = [row for batch, _ in items for row in batch.to_pylist()]
         assert case.values(rows) == expected, seed
         if items:
@@ -217,7 +238,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
         while not is_last:
             is_last = draw.random() < 0.2
             journal = Journal(path)
-            live = Live(journal, clock=clock, tick_seconds=0.001)
+            letters = DeadLetters(tmp_path / f"{seed}.letters")
+            live = Live(journal, letters, clock=clock, tick_seconds=0.001)
             live.saves_open_rows = True
             live.saved_open_rows = saved
             sources: list[Source] = []
@@ -225,7 +247,7 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
                 takes = script(draw, len(rows["key"]))
                 sources.append(FakeStream(table(rows), takes, then=0))
             join = case.join(sources)
-            join = replace(join, idle_seconds=15)
+            join = replace(join, idle_seconds=15, keeps_unmatched=True)
             items = join.read(position or None, draw.randint(1, 5), ReadPlan(live=live))
             number, row = position.state.get("block", 0), position.state.get("row", 0)
             passed = []
@@ -246,6 +268,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
             items.close()
             journal.close()
         oracle = case.oracle
-        expected = by_oracle(oracle, case.inputs, list(turns.values()), ends=False)
+        decided = by_oracle(oracle, case.inputs, list(turns.values()), ends=False)
+        expected = counted_once(decided)
         assert [seen[place] for place in sorted(seen)] == expected, seed
         assert counted(passed[-1]) == oracle.counts, seed
+        assert unmatched(tmp_path / f"{seed}.letters") == sorted(oracle.unmatched), seed

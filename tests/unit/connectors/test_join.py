@@ -351,4 +351,4 @@ def test_a_full_disk_pauses_reading_and_says_why(
     counts = [position["counts"]["impressions"] for position in positions]
     assert 0 < counts[-1] < 1000
     assert counts[-1] == counts[-100]
-    assert caplog.text.count("reading waits, because open impressions fill") == 1
+    assert caplog.text.count("reading waits, because open impressions and held outcomes fill") == 1
