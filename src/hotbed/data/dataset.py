@@ -485,9 +485,7 @@ class Dataset:
         return batch
 
     def _mapped(self, batch: Batch) -> Batch:
-        batch = mapped_batch(batch, self._maps)
-        previews = batch.previews  # a selection of samples has none
-        return changed(self._with_unit_labels(batch), {"previews": previews})
+        return self._with_unit_labels(mapped_batch(batch, self._maps))
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
         """Return a mapped batch without the rows whose labels are not in [0, 1].
@@ -506,7 +504,8 @@ class Dataset:
                 row = int(wrong.argmax()) + 1
                 raise DataError(f"row {row} of a mapped batch: {message}")
             self.skips.add("value", message, int(wrong.sum()))
-            batch = batch.take(np.flatnonzero(~wrong))
+            sound = batch.take(np.flatnonzero(~wrong))
+            batch = changed(sound, {"previews": batch.previews})
         return batch
 
     def _buffers(
