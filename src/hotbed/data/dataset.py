@@ -583,14 +583,12 @@ class Dataset:
                     )
                 if not raw.num_rows:  # a tick
                     yield with_previews(Batch(num_samples=0), previews), before, after
-                    previews = []
                     continue
                 rows = self._encode(source, raw, after)
                 if rows.num_samples:
                     num_rows += rows.num_samples
                     self._warn_constant()
                     yield with_previews(rows, previews), before, after
-                    previews = []
                 before = after
         except (DecodeError, SchemaError):
             self._note_failure(before)

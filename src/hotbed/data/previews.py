@@ -20,9 +20,13 @@ def encoded_preview(schema: Schema, raw: pa.RecordBatch) -> Batch:
     return Encoder(schema, "skip")(raw.replace_schema_metadata(None), labels=False)
 
 
-def with_previews(rows: Batch, previews: Sequence[Batch]) -> Batch:
-    """Return the same rows with the impressions that came before them."""
-    return changed(rows, {"previews": Batch.concat(previews)}) if previews else rows
+def with_previews(rows: Batch, previews: list[Batch]) -> Batch:
+    """Return the same rows with the impressions that came before them, and empty their list."""
+    if not previews:
+        return rows
+    together = Batch.concat(previews)
+    previews.clear()
+    return changed(rows, {"previews": together})
 
 
 def mapped_batch(batch: Batch, functions: Sequence[Callable[[Batch], Batch]]) -> Batch:

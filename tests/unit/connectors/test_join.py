@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,56 @@ def test_followed_folders_are_joined_and_resume_anywhere(
         again = Live(live.journal, tick_seconds=0.001, saved_open_rows=saved)
         rest = islice(join.read(position, plan=ReadPlan(live=again)), 60)
         assert [row for batch, _ in rest for row in batch.to_pylist()] == samples[count:]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 45, "at', r"003.jsonl, line 6: cannot be read"),
+        ('{"id": null, "at": 65}', r"003.jsonl, line 6: column 'id' of a row holds no key"),
+        (None, r"003.jsonl: it changed before it was read to its end"),
+    ],
+    ids=["torn", "no key", "good"],
+)
+def test_a_file_that_stopped_a_join_may_be_corrected_and_no_other(
+    line: str | None, message: str, tmp_path: Path
+) -> None:
+    def write(number: int, line: str | None = None) -> None:
+        rows_of_file = [{"id": n, "at": n} for n in range(number * 20, number * 20 + 20)]
+        for folder, events in (("shown", rows_of_file), ("clicks", rows_of_file[::3])):
+            lines = [json.dumps(event) for event in events]
+            if line is not None and folder == "shown":
+                lines[5] = line
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{number:03}.jsonl").write_text("\n".join([*lines, ""]))
+
+    def read(position: Position | None, saved: Any = None) -> Iterator[Any]:
+        folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
+        join = Join(*folders, on="id", within=30, time="at", unit="s")
+        live = Live(journal, tick_seconds=0.001, saved_open_rows=saved)
+        live.saves_open_rows = True
+        for batch, after in join.read(position, plan=ReadPlan(live=live)):
+            yield batch.to_pylist(), after, live.open_rows.saved_at(after.state, None)  # type: ignore[union-attr]
+
+    journal = Journal(tmp_path / "journal")
+    for number in range(7):
+        write(number, line if number == 3 else None)
+    samples: list[Any] = []
+    state: tuple[Any, Any] = (None, None)
+    with pytest.raises(DecodeError, match=message) if line else nullcontext():
+        for rows_of_batch, position, saved in islice(read(None), 40):
+            samples += rows_of_batch
+            state = (position, saved)
+    write(3, None if line else '{"id": 65, "at": 64}')
+    if line is None:
+        with pytest.raises(DataError, match=message):
+            list(islice(read(None), 90))
+        return
+    for rows_of_batch, *_ in islice(read(*state), 90):
+        samples += rows_of_batch
+    assert [row["id"] for row in samples] == list(range(len(samples)))
+    assert len(samples) > 80
+    assert all(row["label"] == (row["id"] % 20 % 3 == 0) for row in samples)
 
 
 class _Unforeseen(FakeStream):

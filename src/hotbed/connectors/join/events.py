@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.join.keys import EventKeys
+from hotbed.connectors.join.spill import rows_of
 
 
 @dataclass
@@ -49,14 +50,3 @@ def repeated(events: TurnEvents, order: np.ndarray) -> np.ndarray:
         is_equal &= values[places][1:] == values[places][:-1]
     is_repeated[rows[places[1:][is_equal]]] = True
     return is_repeated
-
-
-def rows_of(table: pa.Table, rows: np.ndarray) -> pa.Table:
-    """Return some rows of a table, rising; without copying where they follow one another."""
-    if not len(rows):
-        return table.slice(0, 0)
-    first = int(rows[0])
-    count = int(rows[-1]) - first + 1
-    if count == len(rows):
-        return table.slice(first, count)
-    return table.take(pa.array(rows))

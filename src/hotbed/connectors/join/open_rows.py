@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.join.events import TurnEvents, repeated, rows_of
+from hotbed.connectors.join.events import TurnEvents, repeated
 from hotbed.connectors.join.matches import Matches
 from hotbed.connectors.join.rules import Decided, Impressions, JoinRule
 from hotbed.connectors.join.segment import Segment, Segments
@@ -157,7 +157,7 @@ class OpenRows:
         for segment in self.impressions:
             decided = self._decide(segment, before)
             if decided is not None and len(decided.rows):
-                tables.append(rows_of(segment.load(), decided.rows))
+                tables.append(segment.rows(decided.rows))
                 labels.append(decided.labels)
                 is_first.append(decided.is_first)
                 numbers.append(segment.numbers[decided.rows])
@@ -270,7 +270,7 @@ class OpenRows:
                 rows = np.flatnonzero(is_over & (segment.marks == 0))
                 self.counts["unmatched"] += len(rows)
                 if self.returns_unmatched and len(rows):
-                    tables.append(rows_of(segment.table(), rows))
+                    tables.append(segment.rows(rows))
         return tables
 
     def _drop(self) -> None:

@@ -30,7 +30,7 @@ from hotbed.connectors.position import (
     Batches,
     Position,
 )
-from hotbed.errors import DataError
+from hotbed.errors import DataError, DecodeError, SchemaError
 
 
 class JoinReading:
@@ -139,7 +139,11 @@ class JoinReading:
         """Take a turn, whose rows are at hand."""
         number = turn["input"]
         if number is not None:
-            self._take_rows(number, turn["rows"])
+            try:
+                self._take_rows(number, turn["rows"])
+            except (DecodeError, SchemaError):
+                self._inputs[number].note_failure()
+                raise
         self._turns.look_ahead()
         self.now = turn["now"]
         self._turns.take(turn)
