@@ -133,7 +133,13 @@ def counted_once(samples: list[Any]) -> list[Any]:
     return [(n, labels, n not in seen and not seen.add(n)) for n, labels in samples]
 
 
-@pytest.fixture(params=range(4))
+SEEDS = 15
+"""Logs of a test with each of its parameters, at most; `make soak` has four times as many."""
+
+
+@pytest.fixture(
+    params=[*range(2), *(pytest.param(place, marks=pytest.mark.soak) for place in range(2, 8))]
+)
 def small_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 4)
     return int(request.param)
@@ -168,7 +174,7 @@ def turns_of(case: Case, run: int) -> list[tuple[int, int]]:
 def test_a_join_of_logs_that_end_labels_each_impression_as_the_oracle_does(
     small_segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(small_segments, 120, 4):
+    for seed in range(small_segments, 8 * 2 * SEEDS, 8):
         draw = random.Random(seed)
         case = Case.of(draw)
         run = draw.randint(1, 20)
@@ -221,7 +227,7 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
     small_segments: int, tmp_path: Path
 ) -> None:
     """States are of any position behind the reader; nothing before a state is read again."""
-    for seed in range(small_segments, 48, 4):
+    for seed in range(small_segments, 8 * SEEDS, 8):
         draw = random.Random(seed)
         case = Case.of(draw)
         seconds = [1000.0]

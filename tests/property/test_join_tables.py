@@ -19,6 +19,7 @@ import torch
 from forked import ranks_of
 
 import hotbed as hb
+from hotbed.embedding.table import Step
 from hotbed.testing import FakeStream
 
 HALF_LIFE = 40.0
@@ -167,6 +168,41 @@ def test_policies_count_an_impression_of_several_samples_once(ahead: int, grains
     check(*learn(ahead + grains, ahead, grains))
 
 
+def rows_of(table: hb.Table) -> list[Any]:
+    every = [*table.export(), *table.candidates()]
+    return [row for batch in every for row in batch.drop_columns(["partition"]).to_pylist()]
+
+
+@pytest.mark.parametrize("policies", TABLES.values(), ids=[*TABLES])
+def test_an_owner_counts_what_two_processes_count(policies: dict[str, Any]) -> None:
+    """The samples that do not count are known to the process that asks for their ids."""
+    draw = np.random.default_rng(0)
+    here, owner = (hb.Table("ids", 2, **policies) for _ in range(2))
+    for _ in range(6):
+        ids = draw.integers(0, 40, 32)
+        times = draw.integers(0, 10**8, 32)
+        counted = draw.random(32) < 0.6
+        step = Step([here.native], [(0, "none")], [16, 32])
+        step.mark(counted.ctypes.data)
+        step.map([(ids.ctypes.data, 32, 0, 0, 32)], times.ctypes.data, training=True)
+        asked, words = [], []
+        for first in (0, 16):
+            front = Step([owner.native], [(0, "none")], [16])
+            front.mark(counted[first:].ctypes.data)
+            addresses = (ids[first:].ctypes.data, 16, 0, 0, 16)
+            front.find([addresses], times[first:].ctypes.data)
+            (counts,) = front.ask(np.zeros(256, np.uint8), 1)
+            words.append(np.zeros(front.num_words(counts, timed=True), np.int64))
+            front.write_asked(words[-1].ctypes.data)
+            asked.append((counts, words[-1].ctypes.data))
+        mapped = Step([owner.native], [(0, "none")])
+        mapped.mark(0)
+        mapped.map_asked(asked, timed=True, training=True, num_rows=[], logs=False)
+        assert rows_of(owner) == rows_of(here)
+    assert rows_of(owner)
+
+
+@pytest.mark.soak
 def test_policies_count_an_impression_once_on_two_ranks() -> None:
     (steps, kept), (_, other) = ranks_of(learn, 2, 1, 0, 2)
     kept = {name: {**kept[name], **other[name]} for name in kept}

@@ -361,9 +361,10 @@ def test_an_input_is_not_idle_because_nobody_asked_it() -> None:
     assert [(row["id"], row["label"]) for row in samples] == [(1, 1.0), (2, 1.0)]
 
 
-def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
+def test_what_is_open_beyond_its_memory_lies_on_disk_with_the_same_samples(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("hotbed.connectors.join.matches.CHUNK_ROWS", 16)
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 64)
     count = 1000
     words = pa.array([f"word {number}" for number in range(count)]).dictionary_encode()
@@ -378,28 +379,36 @@ def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
         join = Join(*sources, on="id", within=500, unit="s", spill=spill)
         live = Live()
         disk = 0
+        spilled: set[Any] = set()
         samples = []
         for batch, _ in join.read(plan=ReadPlan(live=live)):
-            disk = max(disk, live.open_rows.disk_bytes)  # type: ignore[union-attr]
+            logs: Any = live.open_rows
+            disk = max(disk, logs.disk_bytes)
+            are_held = [segment.disk_bytes > 0 for segment in logs.outcomes]
+            spilled |= {*are_held, "matches" if logs.matches.disk_bytes else ""}
             samples += batch.to_pylist()
         found.append(samples)
         assert (disk > 0) == (memory_bytes < 1 << 20)
+        assert (True in spilled) == ("matches" in spilled) == (memory_bytes < 1 << 20)
     assert found[0] == found[1] == found[2]
     assert len(found[0]) > 400
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("log", ["impressions", "outcomes"])
 def test_a_full_disk_pauses_reading_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 16)
     shown = {"id": range(1000), "time": range(1000)}
     spill = Spill(memory_bytes=1000, disk_bytes=1500)
-    sources = (FakeStream(shown, then=10), FakeStream(CLICKS, then=1))
+    sources = [FakeStream(shown, then=10), FakeStream(CLICKS, then=1)]
+    if log == "outcomes":  # they wait for impressions
+        sources.reverse()
     join = Join(*sources, on="id", within=5000, unit="s", spill=spill)
     items = islice(join.read(plan=ReadPlan(live=Live(tick_seconds=0.001))), 300)
     positions = [position for _, position in items]
-    counts = [position["counts"]["impressions"] for position in positions]
+    counts = [position["counts"][log] for position in positions]
     assert 0 < counts[-1] < 1000
     assert counts[-1] == counts[-100]
     assert caplog.text.count("reading waits, because open impressions and held outcomes fill") == 1

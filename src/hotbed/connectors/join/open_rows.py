@@ -304,7 +304,10 @@ class OpenRows:
         return limit is not None and self.disk_bytes >= limit and self._excess() > 0
 
     def _excess(self) -> int:
-        return self.memory_bytes - self.spill.memory_bytes
+        """Return the bytes above the budget, with room for merging the segments that grow."""
+        segments = [*self.impressions, *self.outcomes]
+        growing: list[int] = [segment.memory_bytes for segment in segments if not segment.is_whole]
+        return self.memory_bytes + sum(growing) - self.spill.memory_bytes
 
     def _spill(self) -> None:
         """Move whole segments to the disk, as long as memory is short: columns, then keys.
