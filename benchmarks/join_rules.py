@@ -68,6 +68,10 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=1800, help="seconds")
     options = parser.parse_args()
     log = pa.Table.from_batches([rows for rows, _ in hb.sources.Csv(options.file).read()])
+    is_purchase = pc.equal(log["event_type"], "purchase")
+    # topics do not end: a window closes when both have passed its end
+    end = pc.max(log.filter(is_purchase)["event_time"])
+    log = log.filter(pc.less_equal(log["event_time"], end))
     views = log.filter(pc.equal(log["event_type"], "view"))
     purchases = log.filter(pc.equal(log["event_type"], "purchase")).select([*KEYS, "event_time"])
     arguments: dict[str, Any] = {

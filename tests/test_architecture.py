@@ -517,7 +517,8 @@ def test_classes_have_few_public_methods() -> None:
 # becomes an argument of an internal function or class instead.
 PATCHED_CONSTANTS = {
     "hotbed.connectors.hugectr.norm.BLOCK_BYTES": "behind the public source Norm",
-    "hotbed.connectors.join.reading.READ_ROWS": "behind the public source Join",
+    "hotbed.connectors.join.turns.READ_ROWS": "behind the public source Join",
+    "hotbed.connectors.join.matches.CHUNK_ROWS": "behind the public source Join",
     "hotbed.connectors.join.segment.SEGMENT_ROWS": "behind the public source Join",
     "hotbed.connectors.merge.READ_ROWS": "behind the public source Replay",
     "hotbed.connectors.text.delimited.ROW_BYTES": "behind the public sources of delimited text",

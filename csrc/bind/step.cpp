@@ -224,6 +224,8 @@ void init_step(nb::module_& m) {
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
       .def("fetch", &fetch, nb::arg("ids"))
+      .def(
+          "mark", [](Step& s, Address counted) { s.mark(pointer<const uint8_t>(counted)); }, nb::arg("counted"))
       .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
       .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
       .def("set_weights", &set_weights, nb::arg("weights"))

@@ -14,11 +14,11 @@ namespace {
 // Where the parts of a question about one table lie, in words of 8 bytes: ids, times, scores, counts, two in a word.
 struct Places {
   int64_t times = 0, scores = 0, counts = 0, end = 0;
-  Places(const Table& table, int64_t num_ids, bool timed) {
+  Places(const Table& table, int64_t num_ids, bool timed, bool marked) {
     times = num_ids;
     scores = times + (timed && table.wants_times() ? num_ids : 0);
     counts = scores + (table.wants_scores() ? num_ids : 0);
-    end = counts + (table.wants_counts() ? (num_ids + 1) / 2 : 0);
+    end = counts + (table.wants_counts(marked) ? (num_ids + 1) / 2 : 0);
   }
 };
 
@@ -68,7 +68,7 @@ std::vector<std::vector<int64_t>> Step::ask(const Owners& owners, int num_owners
 
 int64_t Step::num_words(const std::vector<int64_t>& counts, bool timed) const noexcept {
   int64_t words = 0;
-  for (size_t t = 0; t < parts_.size(); t++) words += Places(*parts_[t].table, counts[t], timed).end;
+  for (size_t t = 0; t < parts_.size(); t++) words += Places(*parts_[t].table, counts[t], timed, marked_).end;
   return words;
 }
 
@@ -84,7 +84,7 @@ void Step::each_asked(F&& visit) const {
 void Step::write_asked(int64_t* words) const {
   each_asked([&](size_t t, size_t first, size_t last) {
     const Part& part = parts_[t];
-    const Places places(*part.table, static_cast<int64_t>(last - first), timed_);
+    const Places places(*part.table, static_cast<int64_t>(last - first), timed_, marked_);
     int64_t* times = words + places.times;
     double* scores = reinterpret_cast<double*>(words + places.scores);
     uint32_t* counts = reinterpret_cast<uint32_t*>(words + places.counts);
@@ -155,7 +155,7 @@ void Step::plan_asked(const std::vector<Asked>& grains, bool timed) {
     part.seen.clear();
     for (size_t g = 0; g < grains.size(); g++) {
       const int64_t n = grains[g].counts[t];
-      const Places places(*part.table, n, timed);
+      const Places places(*part.table, n, timed, marked_);
       ids.push_back({words[g], n, nullptr, nullptr, n});
       part.seen.push_back({words[g] + places.times, reinterpret_cast<const double*>(words[g] + places.scores),
                            reinterpret_cast<const uint32_t*>(words[g] + places.counts)});
@@ -201,17 +201,20 @@ void Step::observe_asked(const Part& part, Uniques& range) const {
   const Table& table = *part.table;
   const size_t num_ids = range.ids.size();
   const bool timed = timed_ && table.wants_times(), once = table.config().admission.once_a_batch;
-  range.counts.assign(table.wants_counts() ? num_ids : 0, 0);
+  range.counts.assign(table.wants_counts(marked_) ? num_ids : 0, 0);
   range.times.assign(timed ? num_ids : 0, INT64_MIN);
   range.scores.assign(table.wants_scores() ? num_ids * num_grains_ : 0, -INFINITY);
-  if (!table.wants_counts() && !timed && !table.wants_scores()) return;
+  if (!table.wants_counts(marked_) && !timed && !table.wants_scores()) return;
   for (size_t g = 0; g < num_grains_; g++) {
     const FeatureIds& ids = part.distinct.feature(g);
     const uint32_t* inverse = part.distinct.inverse(g);
     for (int64_t i = 0; i < ids.num_values; i++) {
       if (!range.covers_all() && !range.covers(hash_id(ids.values[i]))) continue;
       const uint32_t u = inverse[i];
-      if (!range.counts.empty()) range.counts[u] = once ? 1 : range.counts[u] + part.seen[g].counts[i];
+      if (!range.counts.empty()) {
+        const uint32_t more = part.seen[g].counts[i];
+        range.counts[u] = once ? std::max(range.counts[u], std::min(more, 1u)) : range.counts[u] + more;
+      }
       if (timed) range.times[u] = std::max(range.times[u], part.seen[g].times[i]);
       if (!range.scores.empty()) range.scores[g * num_ids + u] = part.seen[g].scores[i];
     }

@@ -80,7 +80,7 @@ void Step::cut(std::vector<Uniques>& ranges, int64_t num_ids) {
 void Step::find_distinct(Part& part, Uniques& range, const int64_t* times) const {
   part.distinct.find(range);
   if (!part.seen.empty()) observe_asked(part, range);
-  else if (part.table->wants_counts() || (times && part.table->wants_times()) || part.table->wants_scores())
+  else if (part.table->wants_counts(marked_) || (times && part.table->wants_times()) || part.table->wants_scores())
     observe(part, range, times);
 }
 
@@ -90,7 +90,7 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
   const bool whole = range.covers_all();
   const double half_life = table.config().eviction.half_life;
   const bool once = table.config().admission.once_a_batch;
-  range.counts.assign(table.wants_counts() ? range.ids.size() : 0, 0);
+  range.counts.assign(table.wants_counts(marked_) ? range.ids.size() : 0, 0);
   range.times.assign(times && table.wants_times() ? range.ids.size() : 0, INT64_MIN);
   const size_t num_ids = range.ids.size();
   range.scores.assign(table.wants_scores() ? num_ids * std::max<size_t>(num_grains_, 1) : 0, -INFINITY);
@@ -98,13 +98,16 @@ void Step::observe(const Part& part, Uniques& range, const int64_t* times) const
     const FeatureIds& feature = part.distinct.feature(k);
     const uint32_t* inverse = part.distinct.inverse(k);
     const size_t grain = k / part.features.size();
-    const int64_t* moments = times && grain ? times + grain_ends_[grain - 1] : times;
+    const int64_t first_sample = grain ? grain_ends_[grain - 1] : 0;
+    const int64_t* moments = times ? times + first_sample : nullptr;
+    const uint8_t* counted = counted_ ? counted_ + first_sample : nullptr;
     double* scores = range.scores.data() + (range.scores.empty() ? 0 : grain * num_ids);
     int64_t sample = 0;
     for (int64_t i = 0; i < feature.num_values; i++) {
       if (feature.offsets)
         while (feature.offsets[sample + 1] <= i) sample++;
       else sample = i;
+      if (counted && !counted[sample]) continue;
       if (!whole && !range.covers(hash_id(feature.values[i]))) continue;
       const uint32_t u = inverse[i];
       if (!range.counts.empty()) range.counts[u] = once ? 1 : range.counts[u] + 1;

@@ -53,6 +53,9 @@ class Step {
   // microseconds a sample, or null. The plan lives as long as this: its slots are given to no other id.
   // `logs`: it may be taken back.
   void map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs = false);
+  // Lets policies pass over the samples that are 0 here, [samples], which must live until the ids are mapped: such ids
+  // are neither counted nor timed, and get no row. Null: the processes that ask for ids have done so.
+  void mark(const uint8_t* counted) noexcept { counted_ = counted, marked_ = true; }
   // Makes the tables what they were before the map, unless the ids were looked up since. Later maps go first.
   void take_back();
   // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
@@ -208,6 +211,8 @@ class Step {
   bool pooled_ = false;             // the mapped ids were looked up
   std::vector<uint64_t> num_rows_;  // that the batch uses, where other processes own some; empty = all are here
   bool timed_ = false;              // ids that are asked for have times
+  const uint8_t* counted_ = nullptr;
+  bool marked_ = false;  // some samples are not counted
   std::shared_ptr<MapTask> task_;
 };
 

@@ -117,6 +117,7 @@ void Table::resolve(Uniques& uniques, bool training) {
       slot = kNoSlot;
     }
     uniques.slots[u] = slot;
+    if (slot == kNoSlot && !uniques.is_counted(u)) continue;
     if (slot == kNoSlot) [[unlikely]] {
       if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
@@ -160,7 +161,9 @@ bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, si
 }
 
 void Table::count_rows(Uniques& uniques) const {
-  uniques.num_rows = uniques.ids.size();
+  const auto absent = std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot);
+  const size_t num_found = uniques.ids.size() - static_cast<size_t>(absent);
+  uniques.num_rows = num_found + uniques.missing.size();
   if (!admits_all())
     for (const uint32_t u : uniques.missing) {
       const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
@@ -168,7 +171,7 @@ void Table::count_rows(Uniques& uniques) const {
     }
   if (!residency_) return;
   uniques.num_frames = num_frames_of(uniques);
-  if (learns()) uniques.num_frames += uniques.num_rows - (uniques.ids.size() - uniques.missing.size());
+  if (learns()) uniques.num_frames += uniques.num_rows - num_found;
 }
 
 uint64_t Table::num_frames_of(const Uniques& uniques) const {
@@ -196,7 +199,7 @@ void Table::admit(Uniques& uniques) {
   const uint64_t coefficient = config_.admission.kind == AdmitKind::kMinCount ? config_.admission.coefficient : 1;
   if (layout().observed_bytes > 0)
     for (size_t u = 0; u < uniques.slots.size(); u++)
-      if (uniques.slots[u] != kNoSlot) {
+      if (uniques.slots[u] != kNoSlot && uniques.is_counted(u)) {
         changing(uniques.slots[u]);
         touch(uniques.slots[u], uniques, u, layout().has_count ? uniques.counts[u] * coefficient : 0);
       }

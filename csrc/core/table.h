@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,6 +66,11 @@ struct Uniques : UniqueIds {
   uint64_t num_frames = 0;      // and frames, beside those that plans in flight have
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 
+  // Whether policies count the id now; false where all samples with it were counted before.
+  bool is_counted(size_t u) const noexcept {
+    if (!counts.empty()) return counts[u] > 0;
+    return scores.empty() || scores[u] > -INFINITY;
+  }
   // Where in the pool the row of each id lies; kNoFrame = no row, kColdFrame = not there.
   const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
   void append(const Uniques& from, size_t u);             // an id with its row
@@ -112,7 +118,10 @@ class Table {
   TableMutex& mutex() noexcept { return mutex_; }
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
-  bool wants_counts() const noexcept { return !admits_all() || layout().has_count; }
+  // `marked`: some samples of the batch are not counted, which times alone do not say.
+  bool wants_counts(bool marked) const noexcept {
+    return !admits_all() || layout().has_count || (marked && layout().has_seen);
+  }
   bool wants_times() const noexcept {
     return !config_.counts_steps && (layout().has_seen || config_.admission.expire_after >= 0);
   }
@@ -120,7 +129,8 @@ class Table {
 
   // --- one batch, in this order; turn, begin and reserve are serial, the others run per range of partitions
   void turn_generations();                        // slots that no plan knows any more are free
-  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing
+  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing. Ids that are not counted are
+                                                  // never missing: they get no row
   bool capped() const noexcept { return cap_ != 0; }
   // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
   bool counts_rows() const noexcept { return capped() || residency_ != nullptr; }

@@ -19,6 +19,7 @@ from join_oracle import Oracle
 
 from hotbed.connectors import (
     AsTheyCome,
+    DeadLetters,
     Join,
     Journal,
     Live,
@@ -29,7 +30,7 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
-from hotbed.connectors.position import decisions_of
+from hotbed.connectors.position import COUNTED, decisions_of
 from hotbed.testing import FakeStream
 
 pytestmark = pytest.mark.core
@@ -119,10 +120,26 @@ class Case:
         )
 
     def values(self, rows: list[dict[str, Any]]) -> list[Any]:
-        return [(row["n"], [row[label] for label in self.windows]) for row in rows]
+        """What the rows of a join say: (n, labels, whether tables count the sample)."""
+        labels = [[row[label] for label in self.windows] for row in rows]
+        return [
+            (row["n"], told, row.get(COUNTED, True)) for row, told in zip(rows, labels, strict=True)
+        ]
 
 
-@pytest.fixture(params=range(4))
+def counted_once(samples: list[Any]) -> list[Any]:
+    """Samples (n, labels) with whether they are the first ones of their impressions."""
+    seen: set[int] = set()
+    return [(n, labels, n not in seen and not seen.add(n)) for n, labels in samples]
+
+
+SEEDS = 15
+"""Logs of a test with each of its parameters, at most; `make soak` has four times as many."""
+
+
+@pytest.fixture(
+    params=[*range(2), *(pytest.param(place, marks=pytest.mark.soak) for place in range(2, 8))]
+)
 def small_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 4)
     return int(request.param)
@@ -130,6 +147,15 @@ def small_segments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def counted(position: Position) -> dict[str, int]:
     return {name: count for name, count in position["counts"].items() if count}
+
+
+def unmatched(letters: Path) -> list[Any]:
+    """The outcomes among dead letters: the numbers of their rows."""
+    lines = letters.read_text().splitlines() if letters.exists() else []
+    found = [json.loads(line) for line in lines]
+    assert all(letter["reason"] in ("unmatched", "late") for letter in found)
+    payloads = [json.loads(letter["payload"]) for letter in found if letter["reason"] != "late"]
+    return sorted((row["key"], row["time"], row["outcome"]) for row in payloads)
 
 
 def turns_of(case: Case, run: int) -> list[tuple[int, int]]:
@@ -148,15 +174,16 @@ def turns_of(case: Case, run: int) -> list[tuple[int, int]]:
 def test_a_join_of_logs_that_end_labels_each_impression_as_the_oracle_does(
     small_segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(small_segments, 120, 4):
+    for seed in range(small_segments, 8 * 2 * SEEDS, 8):
         draw = random.Random(seed)
         case = Case.of(draw)
         run = draw.randint(1, 20)
-        monkeypatch.setattr("hotbed.connectors.join.reading.READ_ROWS", run)
+        monkeypatch.setattr("hotbed.connectors.join.turns.READ_ROWS", run)
         join = case.join([Memory(table(rows)) for rows in case.inputs])
         items = list(join.read(None, 2))
         oracle = case.oracle
-        expected = by_oracle(oracle, case.inputs, turns_of(case, run), ends=True)
+        turns = turns_of(case, run)
+        expected = counted_once(by_oracle(oracle, case.inputs, turns, ends=True))
         rows = [row for batch, _ in items for row in batch.to_pylist()]
         assert case.values(rows) == expected, seed
         if items:
@@ -200,7 +227,7 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
     small_segments: int, tmp_path: Path
 ) -> None:
     """States are of any position behind the reader; nothing before a state is read again."""
-    for seed in range(small_segments, 48, 4):
+    for seed in range(small_segments, 8 * SEEDS, 8):
         draw = random.Random(seed)
         case = Case.of(draw)
         seconds = [1000.0]
@@ -217,7 +244,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
         while not is_last:
             is_last = draw.random() < 0.2
             journal = Journal(path)
-            live = Live(journal, clock=clock, tick_seconds=0.001)
+            letters = DeadLetters(tmp_path / f"{seed}.letters")
+            live = Live(journal, letters, clock=clock, tick_seconds=0.001)
             live.saves_open_rows = True
             live.saved_open_rows = saved
             sources: list[Source] = []
@@ -225,7 +253,7 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
                 takes = script(draw, len(rows["key"]))
                 sources.append(FakeStream(table(rows), takes, then=0))
             join = case.join(sources)
-            join = replace(join, idle_seconds=15)
+            join = replace(join, idle_seconds=15, keeps_unmatched=True)
             items = join.read(position or None, draw.randint(1, 5), ReadPlan(live=live))
             number, row = position.state.get("block", 0), position.state.get("row", 0)
             passed = []
@@ -246,6 +274,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
             items.close()
             journal.close()
         oracle = case.oracle
-        expected = by_oracle(oracle, case.inputs, list(turns.values()), ends=False)
+        decided = by_oracle(oracle, case.inputs, list(turns.values()), ends=False)
+        expected = counted_once(decided)
         assert [seen[place] for place in sorted(seen)] == expected, seed
         assert counted(passed[-1]) == oracle.counts, seed
+        assert unmatched(tmp_path / f"{seed}.letters") == sorted(oracle.unmatched), seed

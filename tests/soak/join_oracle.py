@@ -25,6 +25,7 @@ class Oracle:
     def __post_init__(self) -> None:
         self.impressions: dict[tuple[Any, float], dict[str, Any]] = {}
         self.outcomes: dict[tuple[Any, float, str], bool] = {}
+        self.unmatched: list[tuple[Any, float, str]] = []
         self.watermark = float("-inf")
 
     def count(self, name: str) -> None:
@@ -46,6 +47,7 @@ class Oracle:
         for key, time, label in outcomes:
             if self.is_over(time):
                 self.count("unmatched")
+                self.unmatched.append((key, time, label))
             elif (key, time, label) in self.outcomes:
                 self.count("outcomes_repeated")
             else:
@@ -59,6 +61,7 @@ class Oracle:
                 del self.outcomes[outcome]
                 if not matched:
                     self.count("unmatched")
+                    self.unmatched.append(outcome)
         return samples
 
     def _positive(self) -> dict[tuple[Any, float], set[str]]:

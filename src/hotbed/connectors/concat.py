@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, Batches, Position, RowPlace
+from hotbed.connectors.position import COUNTED, PLACE, Batches, Position, RowPlace
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -214,8 +214,9 @@ def _conform(
     for name in names:
         column = batch.column(name)
         columns[name] = conform(column, types.get(name, column.type), _name(part), name)
-    if PLACE in batch.schema.names:
-        columns[PLACE] = batch.column(PLACE)
+    for name in (COUNTED, PLACE):
+        if name in batch.schema.names:
+            columns[name] = batch.column(name)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 

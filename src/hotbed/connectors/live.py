@@ -63,6 +63,7 @@ class Live:
         saves_open_rows: whether a join keeps what was open at the positions that may be saved.
         open_rows: of the join that is read.
         saved_open_rows: what was open where reading resumes.
+        wants_previews: whether a join yields each impression when it is accepted, too.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """
@@ -76,6 +77,7 @@ class Live:
     saves_open_rows: bool = False
     open_rows: HeldRows | None = None
     saved_open_rows: SavedRows | None = None
+    wants_previews: bool = False
 
     def now(self) -> int:
         """Return the clock in microseconds since 1970."""

@@ -17,6 +17,16 @@ from hotbed.errors import DataError
 PLACE = "\0place"
 """Column of an endless source's batches: a struct that says where each row came from."""
 
+COUNTED = "\0counted"
+"""Column of a join's batches that may hold several samples of an impression: whether policies of
+tables count this one.
+"""
+
+IMPRESSION = "\0impression"
+"""Column of a join's batches: the number of the impression, if its reader asks for previews."""
+PREVIEW = {b"hotbed": b"preview"}
+"""Metadata of the batches of impressions that a join accepted, which have no labels yet."""
+
 
 TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 """The empty batch that an endless source yields when it has nothing new."""

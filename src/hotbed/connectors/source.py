@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, ROWS, Batches, Position, RowPlace
+from hotbed.connectors.position import COUNTED, PLACE, ROWS, Batches, Position, RowPlace
 from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -469,8 +469,9 @@ class TableJoin(Source):
                     columns[name] = batch.column(name)
                 else:
                     columns[name] = _one_chunk(side[name].take(rows))
-            if PLACE in batch.schema.names:
-                columns[PLACE] = batch.column(PLACE)
+            for name in (COUNTED, PLACE):
+                if name in batch.schema.names:
+                    columns[name] = batch.column(name)
             arrays = list(columns.values())
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), after
 

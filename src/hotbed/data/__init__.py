@@ -16,6 +16,7 @@ learners.py     learners: what transforms learn from a column, part by part
 numbers.py      columns of numbers as NumPy arrays: dense values, labels, weights and times
 order.py        the order of an epoch: encoded chunks in their order, or buffers of them permuted
 places.py       positions of a dataset, and whether reading may resume from them
+previews.py       what a join says of the samples of a batch, and the impressions with it
 schema.py       Schema: the columns of a problem and their roles
 stream.py       how the rows of an endless source become batches
 transforms/     transforms of one column, the same code in training and in serving

@@ -252,8 +252,11 @@ class Batch:
     as they were mapped ahead by the training loop, or None. `encoder`: the Dataset's Encoder, which
     knows the schema and the types of the raw columns, or None. `grain_ends`: of each grain, the
     number of the sample before which its run ends, if the source has divided the batch; empty
-    otherwise. Runs may be empty or uneven. Slices and `take` drop the ends. The arrays are NumPy
-    arrays, or tensors after `map_arrays`.
+    otherwise. Runs may be empty or uneven. Slices and `take` drop the ends. `counted`: bool [n],
+    False for a further sample of an impression, which policies of tables do not count; None = all
+    count. `impressions`: int64 [n], the numbers that a join gave them, if they are asked for;
+    `previews`: the impressions that it accepted since the batch before, without labels. The arrays
+    are NumPy arrays, or tensors after `map_arrays`.
 
     Example: `batch.map_arrays(torch.from_numpy)`, `batch[10:20]`, `batch.ids["user"].values`.
     """
@@ -268,6 +271,9 @@ class Batch:
     plans: Any = None
     encoder: Any = None
     grain_ends: tuple[int, ...] = ()
+    counted: Any = None
+    impressions: Any = None
+    previews: Batch | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 0:
@@ -319,6 +325,7 @@ class Batch:
             "position": self.position,
             "encoder": self.encoder,
             "grain_ends": self.grain_ends,
+            "previews": self.previews,
         }
         return changed(batch, members)
 
@@ -345,7 +352,22 @@ class Batch:
         time = self.time
         if time is not None:
             time = change(time)
-        return Batch(ids, dense, labels, weight, time, None, num_samples)
+        counted = self.counted
+        if counted is not None:
+            counted = change(counted)
+        impressions = self.impressions
+        if impressions is not None:
+            impressions = change(impressions)
+        return Batch(
+            ids,
+            dense,
+            labels,
+            weight,
+            time,
+            num_samples=num_samples,
+            counted=counted,
+            impressions=impressions,
+        )
 
     @staticmethod
     def concat(parts: Sequence[Batch]) -> Batch:
@@ -368,6 +390,46 @@ class Batch:
         time = None
         if first.time is not None:
             time = np.concatenate([part.time for part in parts])
+        num_samples = sum(part.num_samples for part in parts)
+        counted = None
+        if any(part.counted is not None for part in parts):
+            counted = np.concatenate([_all_if_none(part) for part in parts])
+        impressions = None
+        if first.impressions is not None:
+            impressions = np.concatenate([part.impressions for part in parts])
+        previews = [part.previews for part in parts if part.previews is not None]
         return Batch(
-            ids, dense, labels, weight, time, None, sum(part.num_samples for part in parts)
+            ids,
+            dense,
+            labels,
+            weight,
+            time,
+            num_samples=num_samples,
+            counted=counted,
+            impressions=impressions,
+            previews=Batch.concat(previews) if previews else None,
         )
+
+
+def _all_if_none(batch: Batch) -> Any:
+    return np.ones(batch.num_samples, bool) if batch.counted is None else batch.counted
+
+
+@dataclass(frozen=True, eq=False)
+class CountedTimes:
+    """Times of samples, of which policies of tables count some only.
+
+    Attributes:
+        time: int64 microseconds [n], or None.
+        counted: bool [n].
+    """
+
+    time: Any
+    counted: Any
+
+
+def times_of(batch: Any) -> Any:
+    """Return the times of a batch as a lookup takes them; None if there are none."""
+    time = getattr(batch, "time", None)
+    counted = getattr(batch, "counted", None)
+    return time if counted is None else CountedTimes(time, counted)

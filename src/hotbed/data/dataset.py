@@ -18,7 +18,7 @@ from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
-from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of
+from hotbed.connectors.position import OPENED, PLACE, PREVIEW, Position, decisions_of
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
@@ -30,6 +30,7 @@ from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
 from hotbed.data.numbers import label_outside_unit, outside_unit
 from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
 from hotbed.data.places import check_grains, check_layout, check_position
+from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
 from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
 from hotbed.errors import DataError, DecodeError, SchemaError
@@ -484,9 +485,7 @@ class Dataset:
         return batch
 
     def _mapped(self, batch: Batch) -> Batch:
-        for fn in self._maps:
-            batch = fn(batch)
-        return self._with_unit_labels(batch)
+        return self._with_unit_labels(mapped_batch(batch, self._maps))
 
     def _with_unit_labels(self, batch: Batch) -> Batch:
         """Return a mapped batch without the rows whose labels are not in [0, 1].
@@ -505,7 +504,8 @@ class Dataset:
                 row = int(wrong.argmax()) + 1
                 raise DataError(f"row {row} of a mapped batch: {message}")
             self.skips.add("value", message, int(wrong.sum()))
-            batch = batch.take(np.flatnonzero(~wrong))
+            sound = batch.take(np.flatnonzero(~wrong))
+            batch = changed(sound, {"previews": batch.previews})
         return batch
 
     def _buffers(
@@ -561,6 +561,7 @@ class Dataset:
     ) -> Iterator[Encoded]:
         """Yield the encoded chunks of a source after `position`, and ticks."""
         num_rows = 0
+        previews: list[Batch] = []
         before = position
         chunk_rows = max(self.batch_size, READ_ROWS) // tally.lanes
         if not tally.has_begun:
@@ -571,6 +572,9 @@ class Dataset:
                 if raw is OPENED:
                     before = after
                     continue
+                if raw.schema.metadata == PREVIEW:
+                    previews.append(encoded_preview(self.schema, raw))
+                    continue
                 if not isinstance(after, Position):
                     raise DataError(
                         f"{type(source).__name__}.read: the position after a batch is not a "
@@ -578,13 +582,13 @@ class Dataset:
                         "Yield (batch, hb.sources.Position({…}))."
                     )
                 if not raw.num_rows:  # a tick
-                    yield Batch(num_samples=0), before, after
+                    yield with_previews(Batch(num_samples=0), previews), before, after
                     continue
                 rows = self._encode(source, raw, after)
                 if rows.num_samples:
                     num_rows += rows.num_samples
                     self._warn_constant()
-                    yield rows, before, after
+                    yield with_previews(rows, previews), before, after
                 before = after
         except (DecodeError, SchemaError):
             self._note_failure(before)

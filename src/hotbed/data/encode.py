@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
-from hotbed.connectors.position import PLACE
+from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import list_lengths, offsets_of
@@ -162,7 +162,8 @@ class Encoder:
         self._seen = [*newest, (schema, labels)]
 
     def _check(self, schema: pa.Schema, labels: bool) -> None:
-        names = [name for name in schema.names if name != PLACE]
+        of_sources = (COUNTED, IMPRESSION, PLACE)
+        names = [name for name in schema.names if name not in of_sources]
         require_columns(self.schema.raw_columns(labels), names)
         for name in self.schema.raw_columns(labels=False):
             kind = type_of(schema.field(name).type)
@@ -208,7 +209,22 @@ class Encoder:
                 raise
             except (pa.ArrowException, DataError) as error:
                 raise _named(error, column) from error
-        return Batch(ids, dense, targets, weight, time, None, batch.num_rows)
+        counted = None
+        if labels and COUNTED in batch.schema.names:
+            counted = batch.column(COUNTED).to_numpy(zero_copy_only=False)
+        impressions = None
+        if IMPRESSION in batch.schema.names:
+            impressions = batch.column(IMPRESSION).to_numpy().copy()
+        return Batch(
+            ids,
+            dense,
+            targets,
+            weight,
+            time,
+            num_samples=batch.num_rows,
+            counted=counted,
+            impressions=impressions,
+        )
 
     def _ids(self, column: Id, context: Columns) -> Ids:
         if not column.transforms and column.padding is None and column.weights is None:

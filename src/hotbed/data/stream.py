@@ -10,7 +10,7 @@ from hotbed import checks
 from hotbed.connectors.live import Live
 from hotbed.connectors.position import Position
 from hotbed.connectors.source import Source
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, changed
 from hotbed.data.grains import Cut
 from hotbed.data.order import Encoded, place_at
 from hotbed.data.schema import Schema
@@ -52,14 +52,20 @@ class StreamCuts:
         pending = 0  # rows in `parts`
         idle_since = None
         place = place_at(None, 0)
+        previews: list[Batch] = []  # of ticks, and of the next chunk
         for chunk, before, after in chunks:
             if skip and _is_past(before, start):
                 skip = 0  # the rest of the block, with the rows to skip, was abandoned
+            if chunk.previews is not None and not skip:  # else an earlier batch had them
+                previews.append(chunk.previews)
             row = min(skip, chunk.num_samples)
             skip = max(0, skip - chunk.num_samples)
             while row < chunk.num_samples:
                 room = self._next_cut(rows) - rows - pending
                 part = chunk[row : row + room]
+                if previews:
+                    part = changed(part, {"previews": Batch.concat(previews)})
+                    previews = []
                 parts.append(part)
                 row = row + part.num_samples
                 pending = pending + part.num_samples

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.lookups import (
     FeatureLayout,
     HostIds,
@@ -87,6 +87,9 @@ class TableExchange:
             ConfigError: on every rank, before a table changes: the digests differ.
         """
         times = None
+        counted = None
+        if training and isinstance(time, CountedTimes):
+            counted = time.counted
         if training:
             num_samples = HostIds(self._layout.features, inputs).num_samples
             every = [layout.times(time, num_samples) for layout in self._modules]  # as one process
@@ -95,11 +98,13 @@ class TableExchange:
         fronts = []
         for block in self._blocks:
             ends_of_block = ends[block.first : block.first + block.size + 1]
-            fronts.append(self._front(inputs, times, ends_of_block))
+            fronts.append(self._front(inputs, times, counted, ends_of_block))
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
         timed = times is not None
         asked = self._exchange_counts(counts, digest)
         step = Step([table.native for table in self._layout.tables], self._owner_columns)
+        if counted is not None:
+            step.mark(0)
         sizes = [step.num_words(block, timed) for blocks in asked for block in blocks]
         every_size = iter(sizes)
         from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
@@ -205,7 +210,7 @@ class TableExchange:
             owned.append(Sums(ids_of_module, layout.groups, grads, finite=False))
         return owned
 
-    def _front(self, inputs: Sequence[Ids], times: Any, ends: Sequence[int]) -> Step:
+    def _front(self, inputs: Sequence[Ids], times: Any, counted: Any, ends: Sequence[int]) -> Step:
         """Return the distinct ids of the samples between the first and the last of these ends."""
         first = ends[0]
         last = ends[-1]
@@ -217,6 +222,9 @@ class TableExchange:
         if times is not None:
             moments = np.ascontiguousarray(times[first:last])
             address = moments.ctypes.data
+        if counted is not None:
+            marks = np.ascontiguousarray(counted[first:last], np.bool_)
+            step.mark(marks.ctypes.data)
         try:
             step.find(host.addresses, address)
         except ValueError:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.lookups import (
     Buckets,
     FeatureLayout,
@@ -89,6 +89,11 @@ class OwnBatches:
             time: int64 microseconds, or None.
             training: whether tables may change.
         """
+        if isinstance(time, CountedTimes):
+            raise ConfigError(
+                "ranks: each process brings its own batches, got a join that makes several samples "
+                "of an impression, of which one counts. Train with model.online_train."
+            )
         exchange = self._exchanges.get(layout)
         if exchange is None:
             exchange = TableExchange(self._ranks, self._placement, [layout])

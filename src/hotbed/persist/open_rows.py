@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from hotbed.connectors.join.open_rows import TIME
+from hotbed.connectors.join.states import TIME
 from hotbed.connectors.live import SavedRows
 from hotbed.persist.format import CheckpointWriter, Link, Reader
 from hotbed.persist.manifest import OpenRowsEntry

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,56 @@ def test_followed_folders_are_joined_and_resume_anywhere(
         assert [row for batch, _ in rest for row in batch.to_pylist()] == samples[count:]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": 45, "at', r"003.jsonl, line 6: cannot be read"),
+        ('{"id": null, "at": 65}', r"003.jsonl, line 6: column 'id' of a row holds no key"),
+        (None, r"003.jsonl: it changed before it was read to its end"),
+    ],
+    ids=["torn", "no key", "good"],
+)
+def test_a_file_that_stopped_a_join_may_be_corrected_and_no_other(
+    line: str | None, message: str, tmp_path: Path
+) -> None:
+    def write(number: int, line: str | None = None) -> None:
+        rows_of_file = [{"id": n, "at": n} for n in range(number * 20, number * 20 + 20)]
+        for folder, events in (("shown", rows_of_file), ("clicks", rows_of_file[::3])):
+            lines = [json.dumps(event) for event in events]
+            if line is not None and folder == "shown":
+                lines[5] = line
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{number:03}.jsonl").write_text("\n".join([*lines, ""]))
+
+    def read(position: Position | None, saved: Any = None) -> Iterator[Any]:
+        folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
+        join = Join(*folders, on="id", within=30, time="at", unit="s")
+        live = Live(journal, tick_seconds=0.001, saved_open_rows=saved)
+        live.saves_open_rows = True
+        for batch, after in join.read(position, plan=ReadPlan(live=live)):
+            yield batch.to_pylist(), after, live.open_rows.saved_at(after.state, None)  # type: ignore[union-attr]
+
+    journal = Journal(tmp_path / "journal")
+    for number in range(7):
+        write(number, line if number == 3 else None)
+    samples: list[Any] = []
+    state: tuple[Any, Any] = (None, None)
+    with pytest.raises(DecodeError, match=message) if line else nullcontext():
+        for rows_of_batch, position, saved in islice(read(None), 40):
+            samples += rows_of_batch
+            state = (position, saved)
+    write(3, None if line else '{"id": 65, "at": 64}')
+    if line is None:
+        with pytest.raises(DataError, match=message):
+            list(islice(read(None), 90))
+        return
+    for rows_of_batch, *_ in islice(read(*state), 90):
+        samples += rows_of_batch
+    assert [row["id"] for row in samples] == list(range(len(samples)))
+    assert len(samples) > 80
+    assert all(row["label"] == (row["id"] % 20 % 3 == 0) for row in samples)
+
+
 class _Unforeseen(FakeStream):
     """A stream that does not know what will arrive."""
 
@@ -310,9 +361,10 @@ def test_an_input_is_not_idle_because_nobody_asked_it() -> None:
     assert [(row["id"], row["label"]) for row in samples] == [(1, 1.0), (2, 1.0)]
 
 
-def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
+def test_what_is_open_beyond_its_memory_lies_on_disk_with_the_same_samples(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("hotbed.connectors.join.matches.CHUNK_ROWS", 16)
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 64)
     count = 1000
     words = pa.array([f"word {number}" for number in range(count)]).dictionary_encode()
@@ -327,28 +379,36 @@ def test_impressions_beyond_their_memory_lie_on_disk_with_the_same_samples(
         join = Join(*sources, on="id", within=500, unit="s", spill=spill)
         live = Live()
         disk = 0
+        spilled: set[Any] = set()
         samples = []
         for batch, _ in join.read(plan=ReadPlan(live=live)):
-            disk = max(disk, live.open_rows.disk_bytes)  # type: ignore[union-attr]
+            logs: Any = live.open_rows
+            disk = max(disk, logs.disk_bytes)
+            are_held = [segment.disk_bytes > 0 for segment in logs.outcomes]
+            spilled |= {*are_held, "matches" if logs.matches.disk_bytes else ""}
             samples += batch.to_pylist()
         found.append(samples)
         assert (disk > 0) == (memory_bytes < 1 << 20)
+        assert (True in spilled) == ("matches" in spilled) == (memory_bytes < 1 << 20)
     assert found[0] == found[1] == found[2]
     assert len(found[0]) > 400
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("log", ["impressions", "outcomes"])
 def test_a_full_disk_pauses_reading_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hotbed.connectors.join.segment.SEGMENT_ROWS", 16)
     shown = {"id": range(1000), "time": range(1000)}
     spill = Spill(memory_bytes=1000, disk_bytes=1500)
-    sources = (FakeStream(shown, then=10), FakeStream(CLICKS, then=1))
+    sources = [FakeStream(shown, then=10), FakeStream(CLICKS, then=1)]
+    if log == "outcomes":  # they wait for impressions
+        sources.reverse()
     join = Join(*sources, on="id", within=5000, unit="s", spill=spill)
     items = islice(join.read(plan=ReadPlan(live=Live(tick_seconds=0.001))), 300)
     positions = [position for _, position in items]
-    counts = [position["counts"]["impressions"] for position in positions]
+    counts = [position["counts"][log] for position in positions]
     assert 0 < counts[-1] < 1000
     assert counts[-1] == counts[-100]
-    assert caplog.text.count("reading waits, because open impressions fill") == 1
+    assert caplog.text.count("reading waits, because open impressions and held outcomes fill") == 1

@@ -16,6 +16,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ROWS, ReadPlan
 from hotbed.connectors.position import OPENED, PLACE, Position, partitions_of
 from hotbed.connectors.source import Source
+from hotbed.errors import DecodeError, SchemaError
 
 INPUT_TICK_SECONDS = 0.01
 """How long an input without rows is waited for, before the next one is asked."""
@@ -95,6 +96,7 @@ class Input:
         if state.get("source") is not None:
             self._before = Position.from_json(state["source"])
         self._taken = (self._before, self._skip)
+        self._last_taken: Position | None = None  # in the block of the rows that were taken last
         self._parts = deque[_Part]()
         self._items = source.read(self._before, READ_ROWS, plan)
 
@@ -151,12 +153,27 @@ class Input:
         count: int = self._parts[0].rows.num_rows - self._parts[0].used
         return min(count, READ_ROWS)
 
+    def note_failure(self) -> None:
+        """Record in the journal that the block of the rows that were taken last has bad rows.
+
+        Its file may then be corrected.
+        """
+        self._note_failure(self._last_taken)
+
+    def _note_failure(self, before: Position | None) -> None:
+        if self.source.endless and before is not None:
+            self.live.journal.amend("block", int(before["block"]), {"failed": True})
+
     def poll(self) -> None:
         """Read once: rows, or nothing for now."""
-        item = next(self._items, None)
-        while item is not None and item[0] is OPENED:  # its rows follow
-            self._before = item[1]
+        try:
             item = next(self._items, None)
+            while item is not None and item[0] is OPENED:  # its rows follow
+                self._before = item[1]
+                item = next(self._items, None)
+        except (DecodeError, SchemaError):
+            self._note_failure(self._before)
+            raise
         if item is None:
             self.ended = True
             return
@@ -176,6 +193,7 @@ class Input:
             part = self._parts[0]
             batch = part.rows.slice(part.used, count)
             part.used += batch.num_rows
+            self._last_taken = part.before
             count -= batch.num_rows
             batches.append(batch)
             if part.used == part.rows.num_rows:

@@ -11,15 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.join.events import TurnEvents
 from hotbed.connectors.join.inputs import Input
 from hotbed.connectors.join.keys import EventKeys, Family, family_of, keys_of
-from hotbed.connectors.join.open_rows import KIND, NUMBER, TIME, TurnEvents
 from hotbed.connectors.join.segment import Segment
 from hotbed.connectors.join.settings import JoinSettings, Outcome, names_of
+from hotbed.connectors.join.states import KIND, NUMBER, TIME
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import PLACE
 from hotbed.connectors.times import to_microseconds
 from hotbed.errors import DecodeError, SchemaError
+
+PAYLOAD = "\0payload"
+_LETTER = (PLACE, PAYLOAD)
 
 
 class Intake:
@@ -108,6 +112,8 @@ class Intake:
             names = names_of(join.on)
             keys = self.keys(chosen, on, names)
             table = chosen.select(on).rename_columns(names)
+            if join.keeps_unmatched:
+                table = self._with_letters(table, chosen, name)
             parts.append(TurnEvents(table, keys, times, np.full(len(times), label, np.uint8)))
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -132,8 +138,9 @@ class Intake:
         """Return outcomes of a saved state."""
         names = names_of(self.join.on)
         numbers, times, kinds = (rows[name].to_numpy() for name in (NUMBER, TIME, KIND))
-        rows = rows.select(names)
-        return Segment(rows, self.keys(rows, names, names), times, numbers, kinds)
+        keys = self.keys(rows, names, names)
+        columns = [name for name in (*names, *_LETTER) if name in rows.schema.names]
+        return Segment(rows.select(columns), keys, times, numbers, kinds)
 
     def highs(self, rows: pa.Table, number: int) -> dict[str, int]:
         """Return the newest time of each partition that rows of an input come from.
@@ -228,6 +235,25 @@ class Intake:
             )
         self.plan.skips.add("value", message, bad.num_rows)
         self.put_aside(bad, "value")
+
+    def _with_letters(self, keys: pa.Table, rows: pa.Table, label: str) -> pa.Table:
+        """Return the keys of outcomes with what their dead letters would say."""
+        if self.plan.live is None or PLACE not in rows.schema.names:
+            return keys
+        payloads = [
+            json.dumps({**row, "outcome": label}, default=str, ensure_ascii=False)
+            for row in rows.drop_columns([PLACE]).to_pylist()
+        ]
+        keys = keys.append_column(PLACE, rows[PLACE])
+        return keys.append_column(PAYLOAD, pa.array(payloads, pa.string()))
+
+    def put_aside_outcomes(self, outcomes: pa.Table) -> None:
+        """Write outcomes that met no impression to the dead letters."""
+        if self.plan.live is None or PAYLOAD not in outcomes.schema.names:
+            return
+        rows = zip(outcomes[PLACE].to_pylist(), outcomes[PAYLOAD].to_pylist(), strict=True)
+        letters = [(place, "unmatched", text) for place, text in rows if text is not None]
+        self.plan.live.dead_letters.add_all(letters)
 
     def put_aside(self, rows: pa.Table, reason: str) -> None:
         """Write rows of an endless join to the dead letters."""

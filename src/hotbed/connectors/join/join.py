@@ -48,6 +48,8 @@ class Join(Source):
         lateness_seconds: how long after its end a window closes.
         idle_seconds: a partition without new events for so long holds no window open.
         spill: how much of the open impressions lies in memory, and where the rest.
+        keeps_unmatched: an outcome of a stream that met no impression becomes a dead letter when
+            its window is over. It is held with its columns until then.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -72,6 +74,7 @@ class Join(Source):
     lateness_seconds: float = 0.0
     idle_seconds: float = 60.0
     spill: Spill = field(default_factory=Spill)
+    keeps_unmatched: bool = False
 
     def __post_init__(self) -> None:
         check_source(self.impressions, "join.impressions")

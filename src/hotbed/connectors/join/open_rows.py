@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.join.keys import EventKeys
-from hotbed.connectors.join.places import written, written_types
-from hotbed.connectors.join.rules import Impressions, JoinRule
+from hotbed.connectors.join.events import TurnEvents, repeated
+from hotbed.connectors.join.matches import Matches
+from hotbed.connectors.join.rules import Decided, Impressions, JoinRule
 from hotbed.connectors.join.segment import Segment, Segments
 from hotbed.connectors.join.spill import Spill
+from hotbed.connectors.join.states import OpenLogs
 from hotbed.connectors.times import EARLIEST
 from hotbed.memory import return_free_memory
 
-NUMBER = "\0number"
-TIME = "\0time"
-KIND = "\0kind"
 MATCHED = np.uint8(1)
 COUNTS = ("impressions", "repeated", "late", "outcomes", "outcomes_repeated", "unmatched")
 """What a join counts: impressions that were accepted, that came again, that came too late; outcomes
@@ -45,22 +43,27 @@ class JoinWindows:
         return max(self.labels) + self.lateness
 
 
-@dataclass
-class TurnEvents:
-    """Events of one input in a turn: columns, keys, times, and the labels of outcomes."""
+@dataclass(frozen=True)
+class TurnResult:
+    """What a turn decides.
 
-    table: pa.Table
-    keys: EventKeys
-    times: np.ndarray
-    kinds: np.ndarray | None = None
+    Attributes:
+        samples: columns of the impressions that become samples, in the order of their arrival.
+        labels: theirs, [labels, samples].
+        is_first: whether there was no sample of the impression before.
+        numbers: of the impressions.
+        unmatched: columns of outcomes that will never meet an impression, if they are wanted.
+        accepted: columns of the impressions that came in this turn, if they are wanted.
+        first: the number of the first one of these.
+    """
 
-    def take(self, rows: np.ndarray) -> TurnEvents:
-        """Return some of the events."""
-        kinds = None
-        if self.kinds is not None:
-            kinds = self.kinds[rows]
-        table = rows_of(self.table, rows)
-        return TurnEvents(table, self.keys.take(rows), self.times[rows], kinds)
+    samples: Sequence[pa.Table]
+    labels: np.ndarray
+    is_first: np.ndarray
+    numbers: np.ndarray
+    unmatched: Sequence[pa.Table]
+    accepted: Sequence[pa.Table]
+    first: int
 
 
 @dataclass
@@ -77,6 +80,8 @@ class OpenRows:
         watermark: of the last turn.
         counts: by the names of `COUNTS`.
         keeps: rows are kept, also if they closed, until `release` was called.
+        returns_unmatched: whether turns return the outcomes that met no impression.
+        returns_accepted: whether turns return the impressions that came in them.
     """
 
     windows: JoinWindows
@@ -85,6 +90,8 @@ class OpenRows:
     watermark: int = EARLIEST
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     keeps: bool = False
+    returns_unmatched: bool = False
+    returns_accepted: bool = False
 
     def __post_init__(self) -> None:
         self.impressions = Segments()
@@ -120,8 +127,8 @@ class OpenRows:
                 self._match(segment, outcomes)
         return np.flatnonzero(is_late)
 
-    def add_outcomes(self, events: TurnEvents) -> None:
-        """Add outcomes."""
+    def add_outcomes(self, events: TurnEvents) -> np.ndarray:
+        """Add outcomes; return the rows of those that came too late to meet an impression."""
         is_late = events.times < self.oldest
         rows = np.flatnonzero(~is_late)
         new_rows = rows[self._new(self.outcomes, events.take(rows))]
@@ -134,29 +141,40 @@ class OpenRows:
             *_, segment = self.outcomes
             for impressions in self.impressions:
                 self._match(impressions, segment)
+        return np.flatnonzero(is_late)
 
-    def end_turn(self, watermark: int) -> tuple[list[pa.Table], np.ndarray]:
-        """Raise the watermark; return the samples that are decided, and their labels.
-
-        Returns:
-            The impressions in the order of their arrival; and labels, [labels, impressions].
-        """
+    def end_turn(self, watermark: int) -> TurnResult:
+        """Raise the watermark; return what is decided then."""
         before = self.watermark
         self.watermark = max(before, watermark)
         tables: list[pa.Table] = []
         labels = [np.zeros((len(self._last_windows), 0))]
+        is_first = [np.zeros(0, bool)]
+        numbers = [np.zeros(0, np.int64)]
+        new = [segment for segment in self.impressions if segment.is_new]
+        accepted = [segment.table() for segment in new if self.returns_accepted]
+        first = self.impressions.count - sum(map(len, new))
         for segment in self.impressions:
             decided = self._decide(segment, before)
-            if decided is not None and len(decided[0]):
-                rows, values = decided
-                tables.append(rows_of(segment.load(), rows))
-                labels.append(values)
-        self._count_unmatched(before)
+            if decided is not None and len(decided.rows):
+                tables.append(segment.rows(decided.rows))
+                labels.append(decided.labels)
+                is_first.append(decided.is_first)
+                numbers.append(segment.numbers[decided.rows])
+        unmatched = self._end_unmatched(before)
         self.impressions.settle()
         self.outcomes.settle()
         self._drop()
         self._spill()
-        return tables, np.concatenate(labels, axis=1)
+        return TurnResult(
+            tables,
+            np.concatenate(labels, axis=1),
+            np.concatenate(is_first),
+            np.concatenate(numbers),
+            unmatched,
+            accepted,
+            first,
+        )
 
     def _new(self, segments: Segments, events: TurnEvents) -> np.ndarray:
         """Return the rows of events that neither are in `segments` nor come twice here."""
@@ -165,7 +183,7 @@ class OpenRows:
             return np.zeros(0, np.int64)
         kinds = events.kinds
         order = np.argsort(events.keys.first, kind="stable")
-        is_repeated = _repeated(events, order)
+        is_repeated = repeated(events, order)
         rising = events.keys.take(order)
         earliest = int(events.times.min())
         latest = int(events.times.max())
@@ -208,8 +226,8 @@ class OpenRows:
             impressions.mark(rows, np.left_shift(np.uint8(1), kinds[is_met]))
             outcomes.mark(others, np.full(len(others), MATCHED))
 
-    def _decide(self, segment: Segment, before: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows of a segment that become samples, and their labels; None for none."""
+    def _decide(self, segment: Segment, before: int) -> Decided | None:
+        """Return the impressions of a segment that become samples; None for none."""
         if segment.is_new:
             before = EARLIEST
         bounds: list[tuple[int, int]] = []
@@ -225,24 +243,35 @@ class OpenRows:
         fresh = segment.fresh
         if fresh is None:
             fresh = np.zeros(len(segment), np.uint8)
+        closed = [segment.times < begin for begin, _ in bounds]
         closes = [(segment.times >= begin) & (segment.times < end) for begin, end in bounds]
         impressions = Impressions(
             (segment.marks >> bits & 1).astype(bool),
             (fresh >> bits & 1).astype(bool),
             np.array(closes),
+            np.array(closed),
         )
         return self.rule.decide(impressions)
 
-    def _count_unmatched(self, before: int) -> None:
-        """Count the outcomes that are not held any more and met no impression."""
+    def _end_unmatched(self, before: int) -> list[pa.Table]:
+        """Count the outcomes that are not held any more and met no impression.
+
+        Returns:
+            Their columns, if they are wanted.
+        """
         begin = self.cutoff(before)
+        tables: list[pa.Table] = []
         for segment in self.outcomes:
             if segment.fresh is not None:
                 is_met = segment.fresh > 0
                 self.matches.add(segment.numbers[is_met], segment.times[is_met])
             if segment.earliest < self.oldest and segment.latest >= begin:
                 is_over = (segment.times >= begin) & (segment.times < self.oldest)
-                self.counts["unmatched"] += int((is_over & (segment.marks == 0)).sum())
+                rows = np.flatnonzero(is_over & (segment.marks == 0))
+                self.counts["unmatched"] += len(rows)
+                if self.returns_unmatched and len(rows):
+                    tables.append(segment.rows(rows))
+        return tables
 
     def _drop(self) -> None:
         oldest = self.oldest
@@ -258,13 +287,15 @@ class OpenRows:
     def memory_bytes(self) -> int:
         """Bytes in memory."""
         segments = [*self.impressions, *self.outcomes]
-        return sum(segment.memory_bytes for segment in segments)
+        num_bytes: list[int] = [segment.memory_bytes for segment in segments]
+        return self.matches.memory_bytes + sum(num_bytes)
 
     @property
     def disk_bytes(self) -> int:
         """Bytes on the disk."""
         segments = [*self.impressions, *self.outcomes]
-        return sum(segment.disk_bytes for segment in segments)
+        num_bytes: list[int] = [segment.disk_bytes for segment in segments]
+        return self.matches.disk_bytes + sum(num_bytes)
 
     @property
     def is_full(self) -> bool:
@@ -273,20 +304,31 @@ class OpenRows:
         return limit is not None and self.disk_bytes >= limit and self._excess() > 0
 
     def _excess(self) -> int:
-        return self.memory_bytes - self.spill.memory_bytes
+        """Return the bytes above the budget, with room for merging the segments that grow."""
+        segments = [*self.impressions, *self.outcomes]
+        growing: list[int] = [segment.memory_bytes for segment in segments if not segment.is_whole]
+        return self.memory_bytes + sum(growing) - self.spill.memory_bytes
 
     def _spill(self) -> None:
-        """Move whole segments to the disk, as long as memory is short: columns, then keys."""
+        """Move whole segments to the disk, as long as memory is short: columns, then keys.
+
+        Columns of impressions go first: nothing needs them before their samples.
+        """
         if self._excess() <= 0:
             return
-        whole = [segment for segment in self.impressions if segment.is_whole]
         disk_bytes = self.disk_bytes
-        for segment in reversed(whole):
-            if segment.is_in_memory and self._is_short():
-                segment.spill(self.spill)
-        for segment in reversed(whole):
-            if segment.has_index_in_memory and self._is_short():
-                segment.spill_index(self.spill)
+        logs = (self.impressions, self.outcomes)
+        whole = [[segment for segment in log if segment.is_whole] for log in logs]
+        for segments in whole:
+            for segment in reversed(segments):
+                if segment.is_in_memory and self._is_short():
+                    segment.spill(self.spill)
+        for segments in whole:
+            for segment in reversed(segments):
+                if segment.has_index_in_memory and self._is_short():
+                    segment.spill_index(self.spill)
+        if self._is_short():
+            self.matches.spill(self.spill)
         if self.disk_bytes > disk_bytes:
             return_free_memory()
 
@@ -343,126 +385,3 @@ class OpenRows:
         self.impressions.settle()
         self.outcomes.settle()
         self._spill()
-
-
-class Matches:
-    """The outcomes that met an impression, in the order in which they did: numbers and times.
-
-    Attributes:
-        count: of all so far.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        # the number of outcomes before the chunks, and the chunks; another thread reads both
-        self._rest: tuple[int, list[np.ndarray]] = (0, [])
-
-    def add(self, numbers: np.ndarray, times: np.ndarray) -> None:
-        """Add the outcomes of a turn."""
-        if len(numbers):
-            first, chunks = self._rest
-            self._rest = (first, [*chunks, np.stack([numbers, times])])
-            self.count += len(numbers)
-
-    def put(self, numbers: np.ndarray, times: np.ndarray, count: int) -> None:
-        """Take over the outcomes of a state, the last ones of `count`."""
-        self._rest = (count - len(numbers), [np.stack([numbers, times])])
-        self.count = count
-
-    def drop(self, before: int) -> None:
-        """Drop the first chunks whose outcomes all happened before a time."""
-        first, chunks = self._rest
-        while chunks and chunks[0][1].max(initial=EARLIEST) < before:
-            first += chunks[0].shape[1]
-            chunks = chunks[1:]
-        self._rest = (first, chunks)
-
-    def between(self, begin: int, end: int) -> np.ndarray:
-        """Return outcomes `begin` to `end` of all so far that are left, [2, outcomes]."""
-        first, chunks = self._rest
-        rest = np.concatenate([np.zeros((2, 0), np.int64), *chunks], axis=1)
-        return rest[:, max(0, begin - first) : max(0, end - first)]
-
-
-@dataclass(frozen=True)
-class OpenLogs:
-    """What was open at a position, from another position on.
-
-    Attributes:
-        impressions: the segments of that moment.
-        outcomes: the same of outcomes.
-        matches: numbers and times of the outcomes that met an impression.
-        oldest: the earliest time of an event that matters.
-        opened: of the position.
-        since: of the other one.
-    """
-
-    impressions: Sequence[Segment]
-    outcomes: Sequence[Segment]
-    matches: np.ndarray
-    oldest: int
-    opened: Mapping[str, int]
-    since: Mapping[str, int]
-
-    def batches(self, log: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a log that are still needed; of one without rows nothing."""
-        if log == "matches":
-            numbers, times = self.matches[:, self.matches[1] >= self.oldest]
-            if len(numbers):
-                columns = [pa.array(numbers), pa.array(times)]
-                yield pa.RecordBatch.from_arrays(columns, names=[NUMBER, TIME])
-            return
-        segments = self.impressions
-        if log == "outcomes":
-            segments = self.outcomes
-        chosen: list[tuple[Segment, np.ndarray]] = []
-        for segment in segments:
-            numbers = segment.numbers
-            is_open = (numbers >= self.since[log]) & (numbers < self.opened[log])
-            rows = np.flatnonzero(is_open & (segment.times >= self.oldest))
-            if len(rows):
-                chosen.append((segment, rows))
-        if not chosen:
-            return
-        schemas = [written_types(segment.types) for segment, _ in chosen]
-        schema = pa.unify_schemas(schemas, promote_options="default")
-        for segment, rows in chosen:
-            table = written(rows_of(segment.table(), rows)).cast(schema)
-            table = table.append_column(NUMBER, pa.array(segment.numbers[rows]))
-            table = table.append_column(TIME, pa.array(segment.times[rows]))
-            if segment.kinds is not None:
-                table = table.append_column(KIND, pa.array(segment.kinds[rows]))
-            yield from table.combine_chunks().to_batches()
-
-
-def _repeated(events: TurnEvents, order: np.ndarray) -> np.ndarray:
-    """Return which events are equal to one before them; `order` sorts their first keys."""
-    is_repeated = np.zeros(len(order), bool)
-    ordered = events.keys.first[order]
-    is_same = ordered[1:] == ordered[:-1]
-    if not is_same.any():
-        return is_repeated
-    has_equal = np.zeros(len(order), bool)
-    has_equal[1:] = is_same
-    has_equal[:-1] |= is_same
-    rows = np.sort(order[has_equal])
-    fields = [events.keys.first[rows], events.keys.second[rows], events.times[rows]]
-    if events.kinds is not None:
-        fields.append(events.kinds[rows])
-    places = np.lexsort([rows, *fields])
-    is_equal = np.ones(len(rows) - 1, bool)
-    for values in fields:
-        is_equal &= values[places][1:] == values[places][:-1]
-    is_repeated[rows[places[1:][is_equal]]] = True
-    return is_repeated
-
-
-def rows_of(table: pa.Table, rows: np.ndarray) -> pa.Table:
-    """Return some rows of a table, rising; without copying where they follow one another."""
-    if not len(rows):
-        return table.slice(0, 0)
-    first = int(rows[0])
-    count = int(rows[-1]) - first + 1
-    if count == len(rows):
-        return table.slice(first, count)
-    return table.take(pa.array(rows))

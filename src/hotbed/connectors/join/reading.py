@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +12,25 @@ import pyarrow as pa
 
 from hotbed.connectors.join.inputs import Input, live_of
 from hotbed.connectors.join.intake import Intake
-from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
-from hotbed.connectors.join.open_rows import NUMBER, TIME, JoinWindows, OpenRows
-from hotbed.connectors.join.places import loaded, placed
-from hotbed.connectors.join.segment import SEGMENT_ROWS
+from hotbed.connectors.join.lanes import Lanes
+from hotbed.connectors.join.open_rows import JoinWindows, OpenRows, TurnResult
+from hotbed.connectors.join.places import placed
 from hotbed.connectors.join.settings import JoinSettings
+from hotbed.connectors.join.states import saved_matches, saved_tables
+from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ROWS, ReadPlan
-from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
-from hotbed.errors import DataError
-
-logger = logging.getLogger("hotbed.connectors")
-
-Turn = Mapping[str, Any]
-"""A decision: `input`, None for a turn without rows; `rows` of it; `idle` partitions; `now`."""
+from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.position import (
+    COUNTED,
+    IMPRESSION,
+    OPENED,
+    PLACE,
+    PREVIEW,
+    TICK,
+    Batches,
+    Position,
+)
+from hotbed.errors import DataError, DecodeError, SchemaError
 
 
 class JoinReading:
@@ -51,18 +55,16 @@ class JoinReading:
         self.number: int = state.get("block", 0)
         self.now: int = state.get("now", 0)
         self._skip: int = self._goal.get("row", 0)
-        self._turn: Turn | None = state.get("turn")
         self._intake = Intake(join, plan)
         self._inputs = self._opened_inputs(state.get("inputs"))
         self._lanes = Lanes(len(self._inputs), state.get("lanes", ()))
-        self._idle: list[Lane] = [(number, name) for number, name in state.get("idle", ())]
-        self._clock = IdleClock(join.idle_seconds, self.live.clock)
         windows = [int(outcome.within * 1e6) for outcome in join.kinds.values()]
         lateness = int(join.lateness_seconds * 1e6)
         self.open = OpenRows(JoinWindows(windows, lateness), join.rule, join.spill)
         self.open.keeps = join.endless and self.live.saves_open_rows
-        self._is_paused = False
-        self._polled: dict[int, float] = {}  # when each input was read last
+        self.open.returns_unmatched = join.keeps_unmatched
+        self.open.returns_accepted = join.endless and self.live.wants_previews
+        self._turns = JoinTurns(join, self.live, self._inputs, self._lanes, self.open, state)
         if state:
             self._load(state)
         self.live.open_rows = self.open
@@ -88,18 +90,21 @@ class JoinReading:
     def batches(self, batch_rows: int) -> Batches:
         """Yield the samples after the position."""
         while self.number < self._goal.get("block", 0):
-            turn = self._decided()
+            turn = self._turns.decided(self.number)
             assert turn is not None
             self._take(turn)
-        while not self._is_over():
-            turn = self._decided()
+        while not self._turns.is_over():
+            turn = self._turns.decided(self.number)
             if turn is None:
                 yield TICK, self.position()
                 continue
             before = {**self.position(turn["input"]).state, "turn": dict(turn)}
             if self.join.endless:
                 yield OPENED, Position({**before, "row": self._skip})
-            samples = self._take(turn)
+            result = self._take(turn)
+            if result.accepted and not self._skip:
+                yield self._preview(result), Position({**before, "row": 0})
+            samples = self._samples(result)
             for start in range(self._skip, samples.num_rows, batch_rows):
                 end = min(start + batch_rows, samples.num_rows)
                 after = self.position()
@@ -124,39 +129,30 @@ class JoinReading:
                 "now": self.now,
                 "watermark": self.open.watermark,
                 "lanes": self._lanes.to_json(),
-                "idle": [list(lane) for lane in self._idle],
+                "idle": [list(lane) for lane in self._turns.idle],
                 "opened": self.open.opened,
                 "counts": dict(self.open.counts),
             }
         )
 
-    def _is_over(self) -> bool:
-        """Whether no turn follows: all inputs ended."""
-        self._look_ahead()
-        return all(source.ended and not source.num_rows for source in self._inputs)
-
-    def _look_ahead(self) -> None:
-        """Read inputs that end so far that it is known whether more follows a turn."""
-        for number, source in enumerate(self._inputs):
-            if not source.source.endless:
-                while not source.ended and source.num_rows <= READ_ROWS:
-                    source.poll()
-                if source.ended and not source.num_rows:
-                    self._lanes.end(number)
-
-    def _take(self, turn: Turn) -> pa.Table:
-        """Take a turn, whose rows are at hand; return its samples."""
+    def _take(self, turn: Turn) -> TurnResult:
+        """Take a turn, whose rows are at hand."""
         number = turn["input"]
         if number is not None:
-            self._take_rows(number, turn["rows"])
-        self._look_ahead()
+            try:
+                self._take_rows(number, turn["rows"])
+            except (DecodeError, SchemaError):
+                self._inputs[number].note_failure()
+                raise
+        self._turns.look_ahead()
         self.now = turn["now"]
-        self._idle = [(lane[0], lane[1]) for lane in turn["idle"]]
-        watermark = self._lanes.settle(self._idle)
-        tables, labels = self.open.end_turn(watermark)
+        self._turns.take(turn)
+        watermark = self._lanes.settle(self._turns.idle)
+        result = self.open.end_turn(watermark)
+        for outcomes in result.unmatched:
+            self._intake.put_aside_outcomes(outcomes)
         self.number += 1
-        self._turn = None
-        return self._samples(tables, labels)
+        return result
 
     def _take_rows(self, number: int, count: int) -> None:
         source = self._inputs[number]
@@ -168,7 +164,7 @@ class JoinReading:
         self._lanes.add(number, source.lanes)
         highs = self._intake.highs(rows, number)
         self._lanes.rise(number, highs)
-        self._clock.touch((number, name) for name in highs)
+        self._turns.touch(number, highs)
         if number == 0:
             impressions = self._intake.impressions(rows, source)
             late = self.open.add_impressions(impressions)
@@ -176,12 +172,34 @@ class JoinReading:
                 self._intake.put_aside(impressions.table.take(pa.array(late)), "late")
         outcomes = self._intake.outcomes(rows, number, source)
         if outcomes is not None:
-            self.open.add_outcomes(outcomes)
+            late = self.open.add_outcomes(outcomes)
+            if self.join.keeps_unmatched and len(late):
+                self._intake.put_aside_outcomes(outcomes.table.take(pa.array(late)))
 
-    def _samples(self, tables: list[pa.Table], labels: np.ndarray) -> pa.Table:
+    def _samples(self, result: TurnResult) -> pa.Table:
         """Return samples with the columns that are wanted."""
-        if not tables:
+        if not result.samples:
             return pa.table({})
+        table = self._wanted(result.samples)
+        for label, values in zip(self.join.kinds, result.labels, strict=True):
+            if self.plan.columns is None or label in self.plan.columns:
+                table = table.append_column(label, pa.array(values))
+        if self.join.rule.repeats(len(self.join.kinds)):
+            table = table.append_column(COUNTED, pa.array(result.is_first))
+        if self.open.returns_accepted:
+            table = table.append_column(IMPRESSION, pa.array(result.numbers))
+        return table
+
+    def _preview(self, result: TurnResult) -> pa.RecordBatch:
+        """Return the impressions that a turn accepted, which have no labels yet."""
+        table = self._wanted(result.accepted)
+        numbers = np.arange(result.first, result.first + table.num_rows)
+        table = table.append_column(IMPRESSION, pa.array(numbers))
+        (batch,) = table.replace_schema_metadata(PREVIEW).combine_chunks().to_batches()
+        return batch
+
+    def _wanted(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Return impressions with the columns that are wanted, but for labels."""
         table = pa.concat_tables(tables, promote_options="default")
         names = self._intake.columns
         if names is None:
@@ -189,117 +207,7 @@ class JoinReading:
         chosen = [name for name in names if name in table.schema.names]
         if PLACE in table.schema.names:
             chosen.append(PLACE)
-        table = table.select(chosen)
-        for label, values in zip(self.join.kinds, labels, strict=True):
-            if self.plan.columns is None or label in self.plan.columns:
-                table = table.append_column(label, pa.array(values))
-        return table
-
-    # --- turns
-
-    def _decided(self) -> Turn | None:
-        """Return the decision about the next turn, once its rows are at hand; None = not yet."""
-        if not self.join.endless:
-            return self._next_turn()
-        turn = self._turn
-        if turn is None:
-            turn = self.live.journal.decide("block", self.number, self._proposed, dense=True)
-        self._turn = turn
-        if turn is None or turn["input"] is None:
-            return turn
-        source = self._inputs[turn["input"]]
-        if source.num_rows < turn["rows"] and not source.ended:
-            source.poll()
-        if source.num_rows >= turn["rows"]:
-            return turn
-        if source.ended:
-            raise DataError(
-                f"join: the journal has a turn of {turn['rows']} rows of input {turn['input']}, "
-                f"got {source.num_rows} before its end. Give the sources that it was written for."
-            )
-        return None
-
-    def _next_turn(self) -> Turn:
-        """Return the next turn of a join that ends: of the input that is furthest behind."""
-        self._look_ahead()
-        waiting = [number for number, source in enumerate(self._inputs) if source.num_rows]
-        number = min(waiting, key=self._behind)
-        count = min(self._inputs[number].num_rows, READ_ROWS)
-        return {"input": number, "rows": count, "idle": [], "now": 0}
-
-    def _behind(self, number: int) -> tuple[int, int]:
-        """Return the order in which inputs are asked for rows."""
-        high = self._lanes.high(number)
-        assert high is not None
-        return high, number
-
-    def _proposed(self) -> dict[str, Any] | None:
-        """Return the decision about a new turn; None if none is due."""
-        self.live.lag = self._lag()
-        if self._must_pause():
-            return None
-        polled: set[int] = set()
-        for number in sorted(range(len(self._inputs)), key=self._behind):
-            source = self._inputs[number]
-            if not source.num_rows and not source.ended:
-                self._poll(number)
-                polled.add(number)
-            if source.num_rows:
-                return self._decision(number, source.next_rows, self._idle_lanes(polled))
-        idle = self._idle_lanes(polled)
-        if set(idle) == set(self._idle):
-            return None
-        return self._decision(None, 0, idle)
-
-    def _poll(self, number: int) -> None:
-        """Read an input once; what happened while it was not asked for long is not known."""
-        now = self.live.clock()
-        if now - self._polled.get(number, now) > self.join.idle_seconds / 2:
-            self._clock.touch((number, name) for name in self._lanes.names(number))
-        self._inputs[number].poll()
-        self._polled[number] = now
-
-    def _decision(self, number: int | None, rows: int, idle: list[Lane]) -> dict[str, Any]:
-        lanes = [list(lane) for lane in idle]
-        return {"input": number, "rows": rows, "idle": lanes, "now": self.live.now()}
-
-    def _must_pause(self) -> bool:
-        """Whether memory and disk are full, so that reading waits."""
-        is_full = self.open.is_full
-        if is_full and not self._is_paused:
-            logger.warning(
-                "join: reading waits, because open impressions fill %d bytes of the disk and %d of "
-                "memory; give spill more disk_bytes and start again",
-                self.open.disk_bytes,
-                self.open.memory_bytes,
-            )
-        self._is_paused = is_full
-        return is_full
-
-    def _lag(self) -> int | None:
-        """Return the rows that wait at all inputs; None if one does not know."""
-        lags = [source.live.lag for source in self._inputs if source.source.endless]
-        if any(lag is None for lag in lags):
-            return None
-        return sum(lag or 0 for lag in lags) + sum(source.num_rows for source in self._inputs)
-
-    def _idle_lanes(self, polled: set[int]) -> list[Lane]:
-        """Return the partitions that have had nothing to read for long enough.
-
-        `polled`: the inputs that were just read; partitions of the others stay as they are.
-        """
-        idle: list[Lane] = []
-        quiet: list[Lane] = []
-        for number, source in enumerate(self._inputs):
-            for name in self._lanes.names(number):
-                lane = (number, name)
-                if not source.is_quiet(name):
-                    self._clock.touch([lane])
-                elif number in polled:
-                    quiet.append(lane)
-                elif lane in self._idle:
-                    idle.append(lane)
-        return [*idle, *self._clock.idle(quiet)]
+        return table.select(chosen)
 
     # --- states
 
@@ -317,34 +225,10 @@ class JoinReading:
                 "hb.callbacks.Checkpoint and the folder that it wrote, or begin without the "
                 "position."
             )
-        for table in _whole_tables(saved.batches("impressions")):
+        for table in saved_tables(saved, "impressions"):
             self.open.impressions.put(self._intake.saved_impressions(table))
-        for table in _whole_tables(saved.batches("outcomes")):
+        for table in saved_tables(saved, "outcomes"):
             self.open.outcomes.put(self._intake.saved_outcomes(table))
-        matches = pa.table({NUMBER: pa.array([], pa.int64()), TIME: pa.array([], pa.int64())})
-        batches = [*matches.to_batches(), *saved.batches("matches")]
-        matches = pa.Table.from_batches(batches, matches.schema)
-        numbers, times = (matches[name].to_numpy() for name in (NUMBER, TIME))
-        self.open.matches.put(numbers, times, state["opened"]["matches"])
+        self.open.matches.put(*saved_matches(saved), state["opened"]["matches"])
         self.open.load(state)
         self.live.saved_open_rows = None
-
-
-def _whole_tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows of batches as tables of about a segment each."""
-    waiting: list[pa.RecordBatch] = []
-    num_rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        num_rows += batch.num_rows
-        if num_rows >= SEGMENT_ROWS // 2:
-            yield _as_table(waiting)
-            waiting = []
-            num_rows = 0
-    if waiting:
-        yield _as_table(waiting)
-
-
-def _as_table(batches: list[pa.RecordBatch]) -> pa.Table:
-    tables = [pa.Table.from_batches([batch]) for batch in batches]
-    return loaded(pa.concat_tables(tables, promote_options="default")).combine_chunks()

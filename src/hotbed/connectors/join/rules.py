@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,11 +22,27 @@ class Impressions:
         positive: whether each label had its outcome, [labels, impressions].
         fresh: whether it had the first one in this turn.
         closes: whether the window of each label closed in this turn.
+        closed: whether it closed in an earlier one.
     """
 
     positive: np.ndarray
     fresh: np.ndarray
     closes: np.ndarray
+    closed: np.ndarray
+
+
+class Decided(NamedTuple):
+    """Impressions that become samples in a turn.
+
+    Attributes:
+        rows: their numbers.
+        labels: [labels, rows].
+        is_first: whether there was no sample of the impression before.
+    """
+
+    rows: np.ndarray
+    labels: np.ndarray
+    is_first: np.ndarray
 
 
 class JoinRule(ABC):
@@ -40,8 +57,12 @@ class JoinRule(ABC):
         """
 
     @abstractmethod
-    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that become samples, and their labels, [labels, rows]."""
+    def decide(self, impressions: Impressions) -> Decided:
+        """Return the impressions that become samples."""
+
+    @abstractmethod
+    def repeats(self, num_labels: int) -> bool:
+        """Return whether an impression of so many labels may become several samples."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +75,13 @@ class Wait(JoinRule):
     def last_windows(self, windows: Sequence[int]) -> list[int]:
         return [max(windows)] * len(windows)
 
-    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
+    def decide(self, impressions: Impressions) -> Decided:
         rows = np.flatnonzero(impressions.closes[0])
-        return rows, impressions.positive[:, rows].astype(np.float64)
+        labels = impressions.positive[:, rows].astype(np.float64)
+        return Decided(rows, labels, np.ones(len(rows), bool))
+
+    def repeats(self, num_labels: int) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -72,9 +97,14 @@ class AsTheyCome(JoinRule):
     def last_windows(self, windows: Sequence[int]) -> list[int]:
         return list(windows)
 
-    def decide(self, impressions: Impressions) -> tuple[np.ndarray, np.ndarray]:
+    def decide(self, impressions: Impressions) -> Decided:
         negative = impressions.closes & ~impressions.positive
         is_decided = impressions.fresh | negative
         rows = np.flatnonzero(is_decided.any(axis=0))
         labels = np.where(is_decided[:, rows], impressions.fresh[:, rows], UNKNOWN)
-        return rows, labels.astype(np.float64)
+        was_positive = impressions.positive & ~impressions.fresh
+        is_first = ~(was_positive | impressions.closed)[:, rows].any(axis=0)
+        return Decided(rows, labels.astype(np.float64), is_first)
+
+    def repeats(self, num_labels: int) -> bool:
+        return num_labels > 1

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.join.keys import EventKeys
-from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable
+from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable, rows_of
 
 SEGMENT_ROWS = 1 << 18
 """Events of a whole segment: smaller ones are merged."""
@@ -121,16 +121,17 @@ class Segment:
             table = self._spilled.read()
         return table
 
-    def load(self) -> pa.Table:
-        """Return the columns of the events, and keep them in memory."""
-        self._table = self.table()
-        return self._table
+    def rows(self, rows: np.ndarray) -> pa.Table:
+        """Return the columns of some events, rising."""
+        if self._table is not None:
+            return rows_of(self._table, rows)
+        assert self._spilled is not None
+        return self._spilled.take(rows)
 
     def spill(self, spill: Spill) -> None:
         """Move the columns of the events to the disk."""
-        if self._spilled is None:
-            assert self._table is not None
-            self._spilled = SpilledTable(self._table, spill)
+        assert self._table is not None
+        self._spilled = SpilledTable(self._table, spill)
         self._table = None
 
     @property

@@ -87,6 +87,9 @@ class JoinSettings(Protocol):
     def spill(self) -> Spill: ...
 
     @property
+    def keeps_unmatched(self) -> bool: ...
+
+    @property
     def own_columns(self) -> list[str]: ...
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import weakref
@@ -55,16 +56,34 @@ class SpilledTable:
     """A table in a file without a name, which lives as long as this object."""
 
     def __init__(self, table: pa.Table, spill: Spill) -> None:
+        batches = table.to_batches(WRITTEN_ROWS)
+        self._ends = np.cumsum([batch.num_rows for batch in batches])
         with _writing(spill):
             self._file = _nameless(self, spill)
             with pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), table.schema) as sink:
-                sink.write_table(table, WRITTEN_ROWS)
+                for batch in batches:
+                    sink.write_batch(batch)
             self.num_bytes = os.fstat(self._file.fileno()).st_size
 
+    def _opened(self) -> pa.ipc.RecordBatchFileReader:
+        pages = mmap.mmap(self._file.fileno(), self.num_bytes, access=mmap.ACCESS_READ)
+        return pa.ipc.open_file(pa.py_buffer(pages))
+
     def read(self) -> pa.Table:
-        """Return the table."""
-        data = os.pread(self._file.fileno(), self.num_bytes, 0)
-        return pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        """Return the table, which is read by pages."""
+        return self._opened().read_all()
+
+    def take(self, rows: np.ndarray) -> pa.Table:
+        """Return some rows, rising; only the pages of those near them are read."""
+        reader = self._opened()
+        parts: list[pa.Table] = []
+        numbers = np.searchsorted(self._ends, rows, "right")
+        for number in np.unique(numbers).tolist():
+            batch = reader.get_batch(number)
+            first = int(self._ends[number]) - batch.num_rows
+            inside = rows[numbers == number] - first
+            parts.append(rows_of(pa.Table.from_batches([batch]), inside))
+        return pa.concat_tables(parts)
 
 
 class SpilledArrays:
@@ -82,6 +101,17 @@ class SpilledArrays:
             self._file.seek(offset)
             self._file.write(np.ascontiguousarray(values).data)
             return np.memmap(self._file, values.dtype, "r", offset, values.shape)
+
+
+def rows_of(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    """Return some rows of a table, rising; without copying where they follow one another."""
+    if not len(rows):
+        return table.slice(0, 0)
+    first = int(rows[0])
+    count = int(rows[-1]) - first + 1
+    if count == len(rows):
+        return table.slice(first, count)
+    return table.take(pa.array(rows))
 
 
 def _nameless(owner: object, spill: Spill) -> Any:

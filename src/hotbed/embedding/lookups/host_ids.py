@@ -31,6 +31,7 @@ class HostIds:
         weights: of each feature, float32 [m] or None.
         addresses: of each feature, the tuple that the native lookup takes; 0 = absent.
         num_samples: n, the same for all features.
+        counted: bool [n], the samples that policies of tables count; None = all.
 
     Raises:
         RowShapeError: an array has a wrong shape or dtype, or does not fit the others.
@@ -42,6 +43,7 @@ class HostIds:
         self.weights: list[Tensor | None] = []
         self.addresses: list[tuple[int, int, int, int, int]] = []
         self.num_samples = -1
+        self.counted: np.ndarray | None = None
         for feature, ids in zip(features, inputs, strict=True):
             values = int64(ids.values, feature.name)
             num_values = values.numel()

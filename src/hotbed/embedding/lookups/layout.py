@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hotbed import checks
+from hotbed.data.batch import CountedTimes
 from hotbed.data.schema import POOLINGS
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
@@ -169,6 +170,8 @@ class FeatureLayout:
 
         Raises ConfigError or RowShapeError if they are missing or wrong.
         """
+        if isinstance(time, CountedTimes):
+            time = time.time
         if not self.timed:
             return None
         if isinstance(time, Tensor):

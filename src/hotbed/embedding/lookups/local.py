@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.table import MapQueue, Step, Table
 from hotbed.errors import ConfigError
@@ -255,7 +255,17 @@ def _begun(
     host = HostIds(layout.features, inputs)
     times = layout.times(time, host.num_samples) if training else None
     natives = [table.native for table in layout.tables]
-    return host, times, Step(natives, layout.columns, grain_ends)
+    step = Step(natives, layout.columns, grain_ends)
+    if training:
+        mark(step, time, host)
+    return host, times, step
+
+
+def mark(step: Step, time: Any, host: HostIds) -> None:
+    """Let policies of tables pass over the samples that times say are not counted."""
+    if isinstance(time, CountedTimes):
+        host.counted = np.ascontiguousarray(time.counted, np.bool_)
+        step.mark(host.counted.ctypes.data)
 
 
 def _address(times: np.ndarray | None) -> int:

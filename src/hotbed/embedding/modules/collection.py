@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import Ids, times_of
 from hotbed.embedding.lookups import Feature, FeatureLayout, Pooled
 from hotbed.embedding.table import Table
 from hotbed.errors import RowShapeError
@@ -86,7 +86,7 @@ class EmbeddingCollection(TableModule):
             plans = getattr(batch, "plans", None)
             if plans is not None:
                 plan = plans.take(self, inputs)
-        return self.pool(inputs, getattr(batch, "time", None), plan)
+        return self.pool(inputs, times_of(batch), plan)
 
     def inputs_of(self, batch: Any) -> list[Ids]:
         """Return the ids of each feature of `batch`."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plan, Plans
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.embedding.policy import Lfu, Lru
@@ -124,7 +124,7 @@ class Planner:
     def _plan_of(self, collection: EmbeddingCollection, batch: Batch) -> Plan:
         return collection.map(
             collection.inputs_of(batch),
-            batch.time,
+            times_of(batch),
             training=True,
             queue=self._queue,
             grain_ends=batch.grain_ends,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Ids
+from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.lookups import Feature, FeatureLayout, Plan, Pooled
 from hotbed.embedding.modules import TableModule
 from hotbed.embedding.modules.compiled import alive
@@ -130,6 +130,8 @@ class DatedLayout(FeatureLayout):
         self._is_dated = False  # whether every row has a time
 
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
+        if isinstance(time, CountedTimes):
+            time = time.time
         if time is None and self.tables[0].needs_times:
             raise ConfigError(
                 f"{self.path}: the eviction of its table needs times, got none. Give hb.auto "
@@ -272,11 +274,20 @@ class MovedLookup(TableModule):
                 "batch alone."
             )
 
-    def _times_of(self, ids: Ids, times: Any) -> Tensor | None:
+    def _times_of(self, ids: Ids, times: Any) -> Any:
         """Return one time for each sample of `ids`, from those of the samples of the batch."""
-        if times is None or not self.layout.timed:
+        if isinstance(times, CountedTimes):
+            return CountedTimes(
+                self._of_ids(ids, times.time) if self.layout.timed else None,
+                self._of_ids(ids, times.counted),
+            )
+        return self._of_ids(ids, times) if self.layout.timed else None
+
+    def _of_ids(self, ids: Ids, of_samples: Any) -> Tensor | None:
+        """Return the values of the samples of a batch for each sample of `ids`."""
+        if of_samples is None:
             return None
-        moments = torch.as_tensor(times).reshape(-1)
+        moments = torch.as_tensor(of_samples).reshape(-1)
         if len(moments) in (1, len(ids)):
             return moments.expand(len(ids))
         if not len(moments) or len(ids) % len(moments):

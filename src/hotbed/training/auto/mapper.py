@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plan, statistics_after
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import MapQueue
@@ -100,7 +100,7 @@ class ModelMapper:
                 if self._state.id_graph().misfit(leaves):
                     return example
                 batch = example.batch
-                times = None if batch is None or not self._binds else batch.time
+                times = None if batch is None or not self._binds else times_of(batch)
                 foreseen = self._state.foresee(leaves, self._maps, times, self._queue)
         except Exception as error:
             return replace(example, error=error)

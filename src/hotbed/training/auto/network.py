@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, CountedTimes, times_of
 from hotbed.embedding.lookups import Plans
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
@@ -123,7 +123,7 @@ class Converted:
             queue: maps them later; None = now.
         """
         if self.times is not None and self.signature is not None and self._takes_times():
-            times = leaves[self.signature.names.index(self.times)]
+            times = _with_times(times, leaves[self.signature.names.index(self.times)])
         foreseen = []
         for path, ids in self.id_graph()(leaves):
             if path in maps:
@@ -152,7 +152,7 @@ class Converted:
         times = None
         self._turns = None
         if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
-            times = args[0].time
+            times = times_of(args[0])
             plans: Plans | None = args[0].plans
             if plans is not None and plans.rows_of is not None and self.model.training:
                 self._turns = plans.rows_of(plans)
@@ -192,11 +192,14 @@ class Converted:
             ConfigError: the arguments have no tensor of the name `times`.
         """
         signature = self.signature
-        if self.times is None or (others is not None and not self._takes_times()):
+        has_others = others is not None
+        if isinstance(others, CountedTimes):
+            has_others = others.time is not None
+        if self.times is None or (has_others and not self._takes_times()):
             return others
         if signature is None:
             signature = Signature.of(self.model, args, kwargs)
-        return signature.find(self.times, args, kwargs)
+        return _with_times(others, signature.find(self.times, args, kwargs))
 
     def _takes_times(self) -> bool:
         return self.signature is not None and self.times in self.signature.names
@@ -232,6 +235,11 @@ class Converted:
         if self.signature is None:
             raise ConfigError(f"hb.auto: the model has no signature, got: {self.problem}")
         return self.signature
+
+
+def _with_times(others: Any, times: Any) -> Any:
+    """Return times that an argument holds; which samples count, the batch says."""
+    return CountedTimes(times, others.counted) if isinstance(others, CountedTimes) else times
 
 
 def _with_ids(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plan, Plans, Sums
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
@@ -303,7 +303,7 @@ class GrainLearner(StepLearner):
                 inputs = module.inputs_of(batch)
                 plan = plans.take(module, inputs)
                 if plan is None:
-                    plan = module.map(inputs, batch.time, grain_ends=batch.grain_ends)
+                    plan = module.map(inputs, times_of(batch), grain_ends=batch.grain_ends)
                 of_grains = [None if grain is None else module.inputs_of(grain) for grain in grains]
                 divided = module.lookup.divide(module.layout, plan, of_grains)
             self._plans.append(plan)

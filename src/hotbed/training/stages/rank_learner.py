@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch, Ids
+from hotbed.data.batch import Batch, Ids, times_of
 from hotbed.embedding.lookups import Plan, Sums
 from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
@@ -220,7 +220,7 @@ class RankLearner(GrainLearner):
                 )
         return tables.ask(
             [ids for module in self._collections for ids in module.inputs_of(batch)],
-            batch.time,
+            times_of(batch),
             batch.grain_ends,
             training=True,
             digest=digest,

@@ -7,6 +7,7 @@ last_step.py      LastStep: the gradients of a training step that was taken
 progress.py       ProgressBar: what a run is doing, in a terminal or as lines
 prometheus.py     Prometheus: the values of a run at an HTTP address
 readings.py       readings: the numbers of a run, under one name each
+shown_scores.py   ShownScores: of impressions when they were shown, until their labels are known
 report.py         the training report: one HTML file that opens without a network or a library
 report_charts.py  choose what the report draws
 report_runs.py    choose what the report draws of several runs

@@ -6,10 +6,11 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from hotbed import checks
 from hotbed.config import described
 from hotbed.errors import ConfigError
 from hotbed.metrics import AUC, bounded, get_metric
@@ -19,6 +20,7 @@ from hotbed.training.run import Run
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.scorer import Scorer, host, scorer_of
 from hotbed.training.watching.readings import observations, statistics_of_ranks
+from hotbed.training.watching.shown_scores import ShownScores
 from hotbed.training.watching.window_log import Window, WindowCuts, WindowLog
 
 log = logging.getLogger("hotbed")
@@ -45,6 +47,10 @@ class Windows:
             are probabilities, and the model's own metrics, each in the form whose memory does not
             grow (`hb.metrics.bounded`).
         most: number of windows that are kept; when there are more, neighbours are joined.
+        scored: "learned", when a sample is learned; or "shown": an impression of a join of streams
+            is scored when it arrives, before anything is learned of it, and counts once for each of
+            its labels, by the final one, when that is known. An open impression takes 9 bytes and 4
+            a label in memory and in each checkpoint. Ids are not mapped ahead then.
         baseline: name of an Id feature with one id a sample. In each window, `baselines` holds the
             AUC of ranking by how many positives the id has had before, which the model should
             exceed.
@@ -59,7 +65,10 @@ class Windows:
         metrics: Sequence[str] | None = None,
         most: int = 512,
         baseline: str | None = None,
+        scored: Literal["learned", "shown"] = "learned",
     ) -> None:
+        checks.one_of("Windows.scored", scored, ("learned", "shown"))
+        self._shown = ShownScores() if scored == "shown" else None
         self._cuts = WindowCuts(seconds, samples)
         self._log = WindowLog(most)
         self._baseline = None if baseline is None else _Baseline(baseline, most)
@@ -76,6 +85,20 @@ class Windows:
         self._fresh = 0.0
         self._weight = 0.0
 
+    def on_stream_begin(self, run: Run) -> None:
+        if self._shown is not None:
+            self._shown.begin(run)
+
+    def on_step_begin(self, run: Run) -> None:
+        if self._shown is not None:
+            self._begin(run)
+            if self._scorer is None or self._scorer.has_own_outputs:
+                raise ConfigError(
+                    "Windows.scored: 'shown' needs predictions, got a network that computes its "
+                    "own loss or an eval_network. Give RecModel a loss_fn alone, or leave it out."
+                )
+            self._shown.score(run, self._scorer)
+
     def on_predicted(self, run: Run) -> None:
         self._begin(run)
         if run.observer is not None and self not in run.observer.watchers:
@@ -87,8 +110,8 @@ class Windows:
             self.watch(_forward(run), run.example)
 
     def barrier(self, step: int, now: int | None) -> bool:
-        # a window that closes takes the statistics of the tables
-        return now is None or self._cuts.window_at(now) != self._open
+        # a window that closes takes the statistics of the tables; impressions come at any step
+        return self._shown is not None or now is None or self._cuts.window_at(now) != self._open
 
     @property
     def newest(self) -> Window | None:
@@ -112,6 +135,8 @@ class Windows:
 
     def watch(self, outputs: tuple[Any, ...], example: Example) -> None:
         """Take the scores of a batch; the observer that made them calls this."""
+        if self._shown is not None and outputs:
+            outputs, example = self._shown.take(outputs, example)
         times = None if example.time is None else np.asarray(example.time)
         if self._baseline is not None:
             self._baseline.score(example)
@@ -163,6 +188,8 @@ class Windows:
         }
         if self._baseline is not None:
             state["baseline"] = self._baseline.state()
+        if self._shown is not None:
+            state["shown"] = self._shown.state()
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -181,6 +208,8 @@ class Windows:
         self._scorer = None
         if self._baseline is not None and "baseline" in state:
             self._baseline.load_state(state["baseline"])
+        if self._shown is not None and "shown" in state:
+            self._shown.load_state(state["shown"])
 
     def _begin(self, run: Run) -> None:
         self._run = run

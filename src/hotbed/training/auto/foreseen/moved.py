@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Batch, Ids, changed
+from hotbed.data.batch import Batch, CountedTimes, Ids, changed, times_of
 from hotbed.embedding.lookups import Feature, Plans
 from hotbed.embedding.modules import EmbeddingCollection, table_modules
 from hotbed.errors import ConfigError
@@ -56,7 +56,9 @@ class MovedLookups:
         if not self._paths:
             self._paths = self._foreseen_paths()
             self.collections = self._make_collections()
-        times = state.times_of(args, kwargs, batch.time)
+        times = state.times_of(args, kwargs, times_of(batch))
+        if isinstance(times, CountedTimes):
+            times = times.time
         if times is not None:
             times = torch.as_tensor(times).detach().cpu().reshape(-1).expand(batch.num_samples)
             for module in state.lookups.values():
@@ -72,7 +74,7 @@ class MovedLookups:
                     parts[name].append(ids)
         every = {name: Ids.concat(of_grains) for name, of_grains in parts.items()}
         looked_up = Batch(every, time=times, num_samples=batch.num_samples)
-        return changed(looked_up, {"grain_ends": batch.grain_ends})
+        return changed(looked_up, {"grain_ends": batch.grain_ends, "counted": batch.counted})
 
     def rows_of(self, plans: Plans) -> RowsInTurn:
         """Return the rows of a grain that was mapped, for the lookups of its forward pass.
