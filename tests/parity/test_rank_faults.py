@@ -24,7 +24,7 @@ import torch
 from forked import ranks_of
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.parallel import RankShard
 from hotbed.parallel.connections import call_timeout
 from hotbed.persist import content_digest, open_checkpoint
@@ -163,6 +163,61 @@ def test_a_rank_that_stands_still_is_started_again_with_the_others_and_costs_no_
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"digest {unbroken}") == ranks
     assert re.search(r"ranks: rank \d in step \d+, [a-z]+: the connection to another", done.stderr)
+
+
+# --- data that end unevenly, or are bad on one rank ------------------------------------------------
+
+
+def read(folder: str, bad_rank: int = -1) -> dict[str, str]:
+    """Fit 1,001 rows, and then learn them as a stream; on `bad_rank` the last row is bad.
+
+    Return the error of the fit, or the digest of the state after both.
+    """
+    torch.manual_seed(1)
+    rank = int(os.environ["RANK"])
+    draw = np.random.default_rng(0)
+    lines = [f"{y},{user}" for y, user in draw.integers(0, 2, (1001, 2)) * [1, 7]]
+    if rank == bad_rank:
+        lines[-1] = "5,no number"
+    file = Path(folder) / f"rows-{rank}.csv"
+    file.write_text("\n".join(["y,user", *lines, ""]))
+    schema = hb.Schema([hb.Label("y"), hb.Id("user")])
+    tables = hb.make_tables(schema, 2, admit=hb.MinCount(2))
+    network = hb.models.DCNv2(schema, tables, hidden=(4,), dropout=0.2)
+    model = hb.RecModel(network, "bce", "adam", grains=4)
+    data = hb.Dataset(hb.sources.Csv(str(file)), schema, batch_size=100)
+    try:
+        model.fit(data, progress=False)
+        model.online_train(data, progress=False)
+    except HotbedError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    assert model.counters["steps"] == 22  # the last batch of each has one row
+    model.save(f"{folder}/state")
+    return {"digest": content_digest(open_checkpoint(f"{folder}/state"))}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_without_a_sample_of_the_last_batch_end_with_the_others(
+    ranks: int, tmp_path: Path
+) -> None:
+    """1,001 rows in batches of 100, whose last has one: no other rank has data then."""
+    found = []
+    for number in (1, ranks):
+        (tmp_path / str(number)).mkdir()
+        found += ranks_of(read, number, str(tmp_path / str(number)))
+    assert "digest" in found[0]
+    assert found == found[:1] * (1 + ranks)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_bad_row_that_one_rank_reads_ends_the_others_too(ranks: int, tmp_path: Path) -> None:
+    """In a fit, whose rows each rank reads; the first rank reads a stream for all."""
+    found = ranks_of(read, ranks, str(tmp_path), ranks - 1)
+    assert found[-1]["error"].startswith("DecodeError: ")
+    for of_rank in found[:-1]:
+        assert of_rank["error"].startswith("RankLost: ")
 
 
 @pytest.mark.parametrize("seconds", ["", "0", "-1", "1.5", "a minute"])
