@@ -9,8 +9,8 @@ Prints in one run, as Markdown:
   and 8 bytes to the 8 of an id, where policies of tables want them.
 * speed: samples/s of N = 1 and N = 2 with a thread each, and of N = 1 with two threads. The jobs
   stand by side by side and train in turn, A B C A B C; the ratios are those of a round.
-* ahead, stream: a step of `fit` on two processes beside one with `hb.Ahead`, and beside one of
-  `online_train`, whose batches the first process sends; in turn.
+* ahead, stream: a step of `fit` on two processes beside one with `hb.Ahead`; and beside one of
+  `online_train`, whose batches the first process sends, on one process and on two; in turn.
 * tables: 100 tables of 10 features beside one table with the same rows.
 * rows: of a large table on each of 4 processes.
 * save: MiB/s of one process and of two that save such a table to one disk, in turn.
@@ -22,6 +22,7 @@ All draws are those of `workload.py`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -405,28 +406,27 @@ def measure_speed(a: argparse.Namespace) -> None:
 
 
 def measure_ahead(a: argparse.Namespace) -> None:
-    measure_beside_fit(a, "ahead")
+    measure_beside_fit(a, "ahead", [2])
 
 
 def measure_stream(a: argparse.Namespace) -> None:
-    measure_beside_fit(a, "stream")
+    measure_beside_fit(a, "stream", [1, 2])
 
 
-def measure_beside_fit(a: argparse.Namespace, task: str) -> None:
-    print_head(f"network, B 4,096, G {a.grains}, N = 2", "ms of fit", f"of {task}", "beside fit")
-    for network in ("DCNv2, 3 cross, 3x400", "perceptron 64-32"):
-        if a.only not in network:
-            continue
+def measure_beside_fit(a: argparse.Namespace, task: str, sizes: Sequence[int]) -> None:
+    print_head(f"network, B 4,096, G {a.grains}", "N", "ms of fit", f"of {task}", "beside fit")
+    networks = [n for n in ("DCNv2, 3 cross, 3x400", "perceptron 64-32") if a.only in n]
+    for network, size in itertools.product(networks, sizes):
         steps = a.steps if "64-32" in network else max(1, a.steps // 5)
         times: dict[str, list[float]] = {"fit": [], task: []}
-        with ranks_of(Job(network, grains=a.grains), 2) as ranks:
+        with ranks_of(Job(network, grains=a.grains), size) as ranks:
             ranks.ask("train", NUM_BATCHES)
             for _ in range(a.rounds):
                 for name, own in times.items():
                     own.append(ranks.ask(name, steps)[0])
         fit, other = (np.array(own) for own in times.values())
         medians = [f"{np.median(own):.1f}" for own in (fit, other)]
-        print_row(network, *medians, spread(fit / other))
+        print_row(network, size, *medians, spread(fit / other))
 
 
 def measure_tables(a: argparse.Namespace) -> None:

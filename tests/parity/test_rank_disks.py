@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ class ReadOnlyHere(Disk):
 
     def break_(self) -> None:
         self._mount("--bind", str(self.folder), str(self.folder))
-        self._mount("-o", "remount,bind,ro", str(self.folder))
+        remount = ["mount", "-o", "remount,bind,ro", str(self.folder)]
+        while subprocess.run(remount, check=False).returncode:
+            time.sleep(0.05)  # a file of the save before is still open for writing
 
     def mend(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)

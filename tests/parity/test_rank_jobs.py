@@ -14,18 +14,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import numpy as np
+import pyarrow.csv as pacsv
 import torch
 from typer.testing import CliRunner
 
+import hotbed as hb
 from hotbed.cli.commands import app
 from hotbed.persist.inspect import describe_checkpoint, diff
+from hotbed.persist.publish import Follower, TopicFeed
+from hotbed.persist.store import open_store
+from hotbed.testing import Broker
 
 ROOT = Path(__file__).parents[2]
+RATINGS = ROOT / "data" / "ml_latest_small" / "ratings.csv"
 JOB = """
 schema:
   columns:
@@ -45,8 +53,7 @@ fit: {batch_size: 4096, shuffle: 4096, epochs: 2}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a job on shipped data."""
-    ratings = ROOT / "data" / "ml_latest_small" / "ratings.csv"
-    (tmp_path / "job.yaml").write_text(JOB.replace("RATINGS", str(ratings)))
+    (tmp_path / "job.yaml").write_text(JOB.replace("RATINGS", str(RATINGS)))
     return tmp_path
 
 
@@ -157,6 +164,85 @@ def test_torchrun_starts_killed_ranks_again_and_they_resume(ranks: int, folder: 
         assert diff(folder / f"{name}several", folder / f"{name}one")["same"]
 
 
+def versions_of(feed: Any, folder: Path) -> tuple[list[int], list[float]]:
+    """The versions that are there, and what a server that follows them scores in the end."""
+    versions = []
+    if isinstance(feed, Path):  # whoever follows a folder late gets the newest alone
+        names = open_store(feed).folders()
+        versions = [describe_checkpoint(feed / name)["version"] for name in names[:-1]]
+    server = hb.ParameterServer(folder)
+    for reader in Follower(feed).poll():
+        versions.append(reader.manifest.version)
+        session = hb.InferenceSession(server.load("m", reader))
+    asked = pacsv.read_csv(RATINGS).slice(20000, 500).drop(["rating"])
+    return versions, np.asarray(session.predict(asked)).tolist()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("by", ["folder", "topic"])
+def test_ranks_of_torchrun_publish_each_version_once_and_a_server_follows(
+    by: str, ranks: int, folder: Path
+) -> None:
+    """The versions are those of one process, and so are the scores."""
+    job = folder / "job.yaml"
+    saves = "{kind: checkpoint, path: STATES, every_steps: 2, full_every: 3, wait: true}"
+    job.write_text(job.read_text().replace("{kind: best_weights, metric: auc}", saves))
+    answers = []
+    with Broker() as broker:
+        for number in (1, ranks):
+            root = folder / str(number)
+            publisher = f"{{kind: publish_directory, path: {root}/published, keep: 9}}"
+            feed: Any = root / "published"
+            if by == "topic":
+                broker.create(f"versions-{number}")
+                topic = {"servers": broker.servers, "topic": f"versions-{number}"}
+                publisher = json.dumps({"kind": "publish_topic", **topic})
+                feed = TopicFeed(**topic, cache=root / "cache")
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"]
+            process = start(
+                folder,
+                *["train", "job.yaml", "--set=grains=8", f"--set=output={root}/model"],
+                *[f"--set=callbacks.1.path={root}/states"],
+                *[f"--set=callbacks.1.publish={publisher}"],
+                launcher=launcher,
+            )
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+            assert "not published" not in errors
+            answers.append(versions_of(feed, root / "rows"))
+        assert diff(folder / str(ranks) / "states", folder / "1" / "states")["same"]
+        assert len(answers[0][0]) > 3
+        assert answers[1][0] == answers[0][0]
+        assert answers[1][1] == pytest.approx(answers[0][1], abs=1e-6)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("grains", [1, 8])
+def test_commands_under_torchrun_publish_and_export_once(
+    grains: int, ranks: int, folder: Path
+) -> None:
+    """A state of one process, with grains and without, as one process does."""
+    code, _, errors = hotbed(folder, "train", "job.yaml", f"--set=grains={grains}")
+    assert code == 0, errors
+    (states,) = {current.parent for current in folder.glob("**/CURRENT")} - {folder / "best"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    for name, starts in (("one", []), ("several", launcher)):
+        for command in (["publish", "--to"], ["export", "--out"]):
+            target = folder / f"{command[0]}-{name}"
+            arguments = [command[0], str(states), command[1], str(target)]
+            process = start(folder, *arguments, launcher=starts)
+            printed, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+            said = f"{target}: " if command[0] == "publish" else f"exported: {target}"
+            assert printed.count(said) == 1, printed
+    for command in ("publish", "export"):
+        one, several = (folder / f"{command}-{name}" for name in ("one", "several"))
+        assert diff(several, one)["same"]
+        assert open_store(several).folders() == open_store(one).folders()
+
+
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
     """The ids of the processes that a process started."""
     listed = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(process.pid)], text=True)
@@ -220,7 +306,7 @@ def test_a_signal_ends_a_stream_on_all_ranks_after_a_step_and_saves_it(
     folder: Path, end: Callable[[subprocess.Popen[str]], None]
 ) -> None:
     (folder / "arriving").mkdir()
-    ratings = (ROOT / "data" / "ml_latest_small" / "ratings.csv").read_text().splitlines(True)
+    ratings = RATINGS.read_text().splitlines(True)
     (folder / "arriving" / "first.csv").write_text("".join(ratings[:9000]))
     stream = 'stream={kind: follow, directory: arriving, pattern: "*.csv"}'
     process = start(folder, "online", "job.yaml", "--ranks", "2", "--set", stream)

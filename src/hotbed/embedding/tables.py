@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""make_tables: build the tables that a schema names."""
+"""make_tables: build the tables that a schema names; and the check of those that are given."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ def make_tables(
             "a Time column. Add hb.Time, or count steps: hb.Ttl(steps=…)."
         )
     return tables
+
+
+def check_table(where: str, value: object) -> None:
+    """Raise ConfigError unless this is a table."""
+    if not isinstance(value, Table):
+        raise ConfigError(
+            f"{where}: expected a Table, got {value!r:.60}. Make it with hb.Table or "
+            "hb.make_tables."
+        )
 
 
 def _check_overrides(

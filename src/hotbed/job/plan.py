@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hotbed.errors import ConfigError
 from hotbed.job.job import Job
+from hotbed.job.ranks import num_ranks
 from hotbed.job.workload import Sampled, workload_of
 
 if TYPE_CHECKING:
@@ -61,10 +62,16 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
     It reads up to 5 million samples, and takes about half a minute.
 
     Raises:
-        ConfigError: the job has no `train`; or a table of `rows` does not exist.
+        ConfigError: the job has no `train`; a table of `rows` does not exist; or this process is
+            one of several ranks itself.
     """
     from hotbed.parallel.plan import MOST_RANKS, needed_ranks, planned
 
+    if num_ranks() > 1:
+        raise ConfigError(
+            f"plan: it starts the ranks that it measures, got a process of {num_ranks()} ranks. "
+            "Run `hotbed plan` without torchrun."
+        )
     if job.train is None:
         raise ConfigError(
             "job.train: missing key, got none. A plan samples the ids of `train`: add a source."

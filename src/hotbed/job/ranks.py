@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,6 +30,15 @@ def from_first(make: Callable[[], T]) -> T:
     from hotbed.parallel import Ranks
 
     return Ranks.of_job().from_first(make)
+
+
+def together() -> AbstractContextManager[None]:
+    """Return a block whose errors are raised on every rank; one process has it, too."""
+    if num_ranks() == 1:
+        return nullcontext()
+    from hotbed import parallel
+
+    return parallel.together()
 
 
 def check_same(job: Job, command: str, flags: Mapping[str, object] | None = None) -> None:

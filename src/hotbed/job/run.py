@@ -23,7 +23,7 @@ from hotbed.job.draft_preparation import draft_preparation
 from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, ignore
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
-from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks
+from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.states import has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
@@ -155,9 +155,11 @@ def online(
     check_same(job, "online", {"--max-steps": max_steps, "--max-seconds": max_seconds})
     with _owned_states(job, restart=False, report=report) as live:
         if from_first(lambda: has_state(job.state_path)):
-            job = _with_grains_of(job.state_path, job)
+            with together():
+                job = _with_grains_of(job.state_path, job)
+                schema = job.schema_of(job.state_path)
             learning = _Learning(job, report, progress)
-            model = job.rec_model(job.schema_of(job.state_path))
+            model = job.rec_model(schema)
         else:
             job = for_ranks(job, num_ranks())
             learning = _Learning(job, report, progress)
@@ -202,7 +204,9 @@ class _Learning:
     def new_model(self) -> RecModel:
         """Return the job's model before it learned anything, with the rows it starts from."""
         job = self._job
-        model = job.rec_model(job.fitted())
+        with together():
+            schema = job.fitted()
+        model = job.rec_model(schema)
         start = job.warm_start
         if start is None:
             return model
@@ -317,7 +321,9 @@ def evaluate(job: Job) -> dict[str, float]:
             "it, or --set it."
         )
     check_same(job, "evaluate")
-    model = hb.load(trained(job))
+    with together():
+        states = trained(job)
+    model = hb.load(states)
     return model.evaluate(job.dataset(job.valid, model.schema))
 
 
@@ -340,7 +346,9 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
             "--set it."
         )
     check_same(job, "predict")
-    model = hb.load(trained(job))
+    with together():
+        states = trained(job)
+    model = hb.load(states)
     scores = model.predict(job.dataset(source, model.schema))
     if not isinstance(scores, Mapping):
         scores = {model.schema.labels[0].name: scores}
@@ -468,7 +476,10 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
 def _export(model: RecModel, states: Where, out: Where) -> Exported:
     from hotbed.persist.format import open_checkpoint
 
-    folder = model.export(out, states)
+    if model.learner.shard.size == num_ranks():
+        folder = model.export(out, states)
+    else:  # a model without grains is whole on each rank
+        folder = from_first(lambda: model.export(out, states))
     return Exported(open_checkpoint(folder).manifest, out)
 
 

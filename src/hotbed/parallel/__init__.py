@@ -27,7 +27,7 @@ from .halves import joined
 from .ids import AskedIds, has_fault
 from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
-from .ranks import Ranks, digest_of
+from .ranks import Ranks, digest_of, together
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
 from .software import digest_of_files
@@ -53,4 +53,5 @@ __all__ = [
     "joined",
     "reduced",
     "sum_counters",
+    "together",
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,14 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotbed.errors import ConfigError, HotbedError, RankLost
+from hotbed.optim.ranks import trains_together
 
 from .connections import call_timeout, connect, connect_again
 from .log_lines import name_rank_in_logs
 from .software import software
 from .traffic import Traffic
 
-SAVE_TIMEOUT = timedelta(minutes=30)
-"""How long a save waits for the other ranks, which write as much as this one."""
+LONGEST_PAUSE = 1.0
+"""Seconds after which a rank that works for long says again that it does."""
 T = TypeVar("T")
 
 
@@ -80,9 +83,13 @@ class Ranks:
         name_rank_in_logs(dist.get_rank())
         return cls(group)
 
-    def another(self, timeout: timedelta = SAVE_TIMEOUT) -> Ranks:
+    def another(self) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
-        return Ranks(connect_again(timeout))
+        return Ranks(connect_again(call_timeout()))
+
+    def patient(self) -> PatientRanks:
+        """Return the same ranks with connections of their own, for saves."""
+        return PatientRanks(connect_again(call_timeout()))
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -165,7 +172,10 @@ class Ranks:
             yield
         except Exception as error:
             own_error = error
-        every = self.gather_objects(None if own_error is None else _portable(own_error))
+        try:
+            every = self.gather_objects(None if own_error is None else _portable(own_error))
+        except RankLost as lost:
+            raise own_error or lost from lost
         failed = [rank for rank, received in enumerate(every) if received is not None]
         if not failed:
             return
@@ -205,6 +215,62 @@ class Ranks:
                     f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
                     "the same seed on each rank."
                 )
+
+
+class PatientRanks(Ranks):
+    """Ranks that work for as long as they must in `together` and `from_first`, such as to write.
+
+    A thread says now and then that this rank is at work. So the others wait for it, but not for a
+    process that stands still.
+    """
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with super().together(), self._at_work():
+            yield
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        outcome: Future[T] = Future()
+        with self._at_work():
+            if self.rank == 0:
+                try:
+                    outcome.set_result(make())
+                except Exception as error:
+                    outcome.set_exception(error)
+        return super().from_first(outcome.result)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Leave the block when all ranks are done with it; no other call is made within."""
+        done = threading.Event()
+        lost: list[RankLost] = []
+
+        def answer() -> None:
+            pause = 0.01
+            longest = min(LONGEST_PAUSE, call_timeout().total_seconds() / 4)
+            every = torch.zeros(self.size, 1)
+            try:
+                while not every.all():
+                    done.wait(pause)
+                    pause = min(2 * pause, longest)
+                    every = self.gather(torch.tensor([float(done.is_set())]))
+            except RankLost as error:
+                lost.append(error)
+
+        thread = threading.Thread(target=answer, name="hotbed-at-work", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        if lost:
+            raise lost[0]
+
+
+def together() -> AbstractContextManager[None]:
+    """Return a block whose errors are raised by every process of the job; see `Ranks.together`."""
+    return Ranks.of_job().together() if trains_together() else nullcontext()
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:

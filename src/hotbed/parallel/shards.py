@@ -39,7 +39,7 @@ class Shard:
         return self.rank == 0
 
     def another(self) -> Shard:
-        """Return the same with connections of its own, for another thread."""
+        """Return the same with connections of its own, for a thread that saves."""
         return self
 
     def enter(self, phase: str, step: int | None = None) -> None:
@@ -93,7 +93,7 @@ class RankShard(Shard):
         self.rank = ranks.rank
 
     def another(self) -> Shard:
-        return RankShard(self._ranks.another(), self._placement)
+        return RankShard(self._ranks.patient(), self._placement)
 
     def enter(self, phase: str, step: int | None = None) -> None:
         place = self._ranks.place
@@ -132,7 +132,9 @@ class RankShard(Shard):
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         every: list[pa.RecordBatch] = []
-        for data in self._ranks.collect(_packed(list(batches))):
+        with self.together():
+            packed = _packed(list(batches))
+        for data in self._ranks.collect(packed):
             if len(data):
                 every.extend(pa.ipc.open_stream(data))
         return iter(sorted(every, key=_partition))

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from hotbed.config import build, describe
 from hotbed.connectors.live import SavedRows
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, PersistError
+from hotbed.errors import ConfigError, PersistError, RankLost
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import WHOLE, Shard
@@ -423,13 +423,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         PersistError: a field, parameter, table or optimizer does not fit; the message names it.
     """
     shard = state.shard
-    digests = shard.gathered(reader.manifest.digest)
-    if any(digest != digests[0] for digest in digests):
-        raise PersistError(
-            f"{reader.folder}: all ranks must read one state, got digests "
-            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder "
-            "that they share."
-        )
+    check_one_state(reader, shard.gathered(reader.manifest.digest))
     with shard.together():
         tensors, accepted = _checked(reader, state, allow)
     with shard.together():
@@ -441,6 +435,16 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
     for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
         check_rows(reader.newest_link, name, sum(counts))
+
+
+def check_one_state(reader: Reader, digests: Sequence[str]) -> None:
+    """Raise PersistError if the digests of the states that several processes opened differ."""
+    if any(digest != digests[0] for digest in digests):
+        raise PersistError(
+            f"{reader.folder}: all ranks must read one state, got digests "
+            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder "
+            "that they share."
+        )
 
 
 def _checked(
@@ -650,6 +654,7 @@ class Saver:
 
         Raises:
             PersistError: the save failed.
+            RankLost: another process is gone, or stands still.
         """
         writing = self._writing
         self._writing = None
@@ -657,7 +662,7 @@ class Saver:
             self._failed = True  # until there is a result
             try:
                 self._last = writing.result()
-            except PersistError:
+            except (PersistError, RankLost):
                 raise
             except Exception as error:
                 raise PersistError(

@@ -16,8 +16,11 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Tier
 from hotbed.errors import ConfigError, FormatError, HotbedError
+from hotbed.optim.ranks import trains_together
+from hotbed.parallel import Ranks, together
 from hotbed.persist.check.manifest import NOT_BUILT
-from hotbed.persist.format import Reader, read_newest
+from hotbed.persist.checkpoint import check_one_state
+from hotbed.persist.format import Reader, open_checkpoint, read_newest
 from hotbed.training.described import rebuilt_argument
 from hotbed.training.model import RecModel
 
@@ -30,7 +33,8 @@ def load(
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
     A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
-    built as it was when it was saved.
+    built as it was when it was saved. Of several ranks all call it, with one folder that they
+    share.
 
     Args:
         path: of states or of one state, or a state as `hb.checkpoints.open_checkpoint` returns it.
@@ -38,16 +42,23 @@ def load(
         tier: where the rows of all tables lie here, such as `hb.Ram()`; default: as saved.
 
     Raises:
-        FormatError: a file is missing, torn or changed; the message names it.
+        FormatError: a file is missing, torn or changed; the message names it, and the rank where
+            that is so on some of several alone.
 
     Example: `hb.load("model").predict(dataset)`.
     """
     if isinstance(path, Reader):
         return _loaded(path, network, tier)
-    return read_newest(path, lambda reader: _loaded(reader, network, tier))
+    if not trains_together():
+        return read_newest(path, lambda reader: _loaded(reader, network, tier))
+    with together():  # before ranks wait for each other in RecModel
+        reader = open_checkpoint(path)
+    return _loaded(reader, network, tier)
 
 
 def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> RecModel:
+    if trains_together():
+        check_one_state(reader, Ranks.of_job().gather_objects(reader.manifest.digest))
     manifest = reader.manifest
     described: dict[str, Any] = dict(manifest.model or {})
     tables = described.pop("given_tables", None)
@@ -58,7 +69,8 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
             f"load: {reader.folder} holds a network that Hotbed cannot rebuild, got no network. "
             "Pass network=, built as it was when it was saved."
         )
-    reader.verify()  # nothing is built from a description that is not whole
+    with together():
+        reader.verify()  # nothing is built from a description that is not whole
     is_given = network is not None
     if is_given and tier is not None:
         raise ConfigError(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,6 +292,49 @@ def test_wrong_settings_are_config_errors_that_say_what_to_do() -> None:
     for build, message in cases:
         with pytest.raises(ConfigError, match=message):
             build()
+
+
+def test_tables_of_another_type_are_config_errors_that_say_what_to_give() -> None:
+    """Each way in which networks look up rows takes a mapping; a collection takes a list, too."""
+    tables = hb.make_tables(SCHEMA, dim=4)
+    history = hb.Id("seen", table="item", pooling="none", max_length=3)
+    with_history = hb.Schema([*SCHEMA.columns, history])
+    graph = {
+        "inputs": [{"input": "flat", "name": "f", "columns": ["user"]}],
+        "layers": [{"layer": "logit_head", "name": "h", "inputs": ["f"]}],
+        "outputs": {"y": "h", "z": "h"},
+    }
+    builds: list[Callable[[Any], Any]] = [
+        lambda wrong: hb.models.DNN(SCHEMA, wrong),
+        lambda wrong: hb.models.LR(SCHEMA, wrong),
+        lambda wrong: hb.models.DIN(with_history, wrong, histories={"seen": "item"}),
+        lambda wrong: hb.models.Graph(SCHEMA, wrong, graph),
+    ]
+    for wrong in (None, 16, "user", tables["user"], list(tables.values()), list(tables)):
+        for build in builds:
+            with pytest.raises(ConfigError, match=r"tables: expected a mapping .* hb\.make_tables"):
+                build(wrong)
+        if not isinstance(wrong, list | str):
+            with pytest.raises(ConfigError, match=r"tables: expected a mapping .* or a list"):
+                hb.EmbeddingCollection(SCHEMA, wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 16, "user", hb.Table])
+def test_what_is_no_table_is_a_config_error_that_names_it(value: Any) -> None:
+    tables = {**hb.make_tables(SCHEMA, dim=4), "user": value}
+    builds: list[Callable[[], Any]] = [
+        lambda: hb.models.DNN(SCHEMA, tables),
+        lambda: hb.models.LR(SCHEMA, tables),
+        lambda: hb.EmbeddingCollection(SCHEMA, tables),
+    ]
+    for build in builds:
+        with pytest.raises(ConfigError, match=r"tables\.user: expected a Table, got"):
+            build()
+    with pytest.raises(ConfigError, match=r"tables\.0: expected a Table, got"):
+        hb.EmbeddingCollection(SCHEMA, [value])
+    for module in (hb.Embedding, hb.EmbeddingBag):
+        with pytest.raises(ConfigError, match=rf"{module.__name__}\.table: expected a Table, got"):
+            module(value)
 
 
 def test_tables_of_different_dims_feed_the_models_that_only_concatenate() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from hotbed.data.batch import Ids, times_of
 from hotbed.embedding.lookups import Feature, FeatureLayout, Pooled
 from hotbed.embedding.table import Table
-from hotbed.errors import RowShapeError
+from hotbed.embedding.tables import check_table
+from hotbed.errors import ConfigError, RowShapeError
 
 from .base import TableModule
 
@@ -50,6 +51,14 @@ class EmbeddingCollection(TableModule):
             features = [
                 Feature(column.name, str(column.table), column.pooling) for column in features.ids
             ]
+        if not isinstance(tables, Mapping | Sequence):
+            raise ConfigError(
+                f"tables: expected a mapping of names to tables or a list of tables, got "
+                f"{tables!r:.60}. Give what hb.make_tables returns."
+            )
+        every = tables.items() if isinstance(tables, Mapping) else enumerate(tables)
+        for name, table in every:
+            check_table(f"tables.{name}", table)
         if isinstance(tables, Mapping):
             wanted = {feature.table for feature in features}
             tables = [table for table in tables.values() if table.name in wanted]

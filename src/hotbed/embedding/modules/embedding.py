@@ -13,6 +13,7 @@ from hotbed import checks
 from hotbed.data.batch import Ids
 from hotbed.embedding.lookups import Feature, FeatureLayout
 from hotbed.embedding.table import Table
+from hotbed.embedding.tables import check_table
 from hotbed.errors import ConfigError
 
 from .base import TableModule
@@ -31,6 +32,7 @@ class Embedding(TableModule):
     def __init__(
         self, table: Table, buckets: Sequence[int] = (), max_norm: float | None = None
     ) -> None:
+        check_table("Embedding.table", table)
         feature = Feature(table.name, table.name, "none")
         super().__init__(FeatureLayout([table], [feature], buckets))
         if max_norm is not None:
@@ -73,6 +75,7 @@ class EmbeddingBag(TableModule):
                 "EmbeddingBag: pooling must be sum, mean or max, got 'none'. "
                 "Use hb.Embedding for sequences."
             )
+        check_table("EmbeddingBag.table", table)
         feature = Feature(table.name, table.name, pooling)
         super().__init__(FeatureLayout([table], [feature], buckets))
 

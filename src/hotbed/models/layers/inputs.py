@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.schema import Id, Schema
 from hotbed.embedding.modules import EmbeddingCollection, Feature
+from hotbed.embedding.tables import check_table
 from hotbed.errors import ConfigError, RowShapeError, SchemaError
 from hotbed.models.layers.sequence import PadSequence
 
@@ -243,12 +244,18 @@ def dense_matrix(batch: Batch, names: list[str]) -> Tensor:
 
 def table_of(tables: Mapping[str, Table], column: Id) -> Table:
     """Return the table of an Id column; raise ConfigError if `tables` lacks it."""
+    if not isinstance(tables, Mapping):
+        raise ConfigError(
+            f"tables: expected a mapping of names to tables, got {tables!r:.60}. Give what "
+            "hb.make_tables returns, such as {'user': hb.Table('user', dim=16)}."
+        )
     name = column.table or column.name
     if name not in tables:
         raise ConfigError(
             f"tables: no table for column {column.name!r}, got {sorted(tables)}. "
             f"Add {name!r}, for example with hb.make_tables(schema, dim=16)."
         )
+    check_table(f"tables.{name}", tables[name])
     return tables[name]
 
 

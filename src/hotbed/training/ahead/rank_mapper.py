@@ -11,7 +11,6 @@ from hotbed.data.batch import Batch, changed
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import HotbedError
 from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
-from hotbed.parallel.connections import call_timeout
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.network import NetworkLookups
 
@@ -90,7 +89,7 @@ class RankMapper:
         self._waiting.clear()
         self._error = None
         if ahead and self._thread is None:
-            self._connections = self._ranks.another(call_timeout())
+            self._connections = self._ranks.another()
             self._thread = ThreadPoolExecutor(1, "hotbed-map")
 
     @property

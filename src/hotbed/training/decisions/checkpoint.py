@@ -20,7 +20,7 @@ from hotbed.connectors.live import SavedRows
 from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.tier import Ssd
-from hotbed.errors import ConfigError, MissingExtra, PersistError
+from hotbed.errors import ConfigError, MissingExtra, PersistError, RankLost
 from hotbed.files import Lock
 from hotbed.parallel import WHOLE
 from hotbed.persist.checkpoint import Saver, State, capture, track_changes
@@ -257,7 +257,7 @@ class Checkpoint:
         try:
             if saver is not None:
                 saver.wait()
-        except PersistError as error:
+        except (PersistError, RankLost) as error:
             log.error("%s", error)
         if self._thread is not None:
             self._thread.shutdown()
