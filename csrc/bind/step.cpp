@@ -134,21 +134,29 @@ std::vector<uint64_t> count_rows(Step& step, const std::vector<AskedTuple>& grai
   return step.count_rows(asked, timed);
 }
 
-void write_sums(const Step& step, const std::vector<Address>& sums, Address out) {
-  std::vector<const float*> arrays;
-  for (const Address sum : sums) arrays.push_back(pointer<const float>(sum));
+void write_rows(Step& step, const std::vector<std::vector<Address>>& out) {
+  std::vector<std::vector<float*>> rows;
+  for (const std::vector<Address>& of_grain : out) {
+    rows.emplace_back();
+    for (const Address address : of_grain) rows.back().push_back(pointer<float>(address));
+  }
   nb::gil_scoped_release release;
-  step.write_sums(arrays, pointer<float>(out));
+  step.write_rows(rows);
 }
 
 using Addresses = std::vector<std::optional<Address>>;                 // of each table's sums; None = it is left alone
 using GroupTuple = std::tuple<Address, int64_t, std::vector<size_t>>;  // (first sum, dim, tables one after another)
 
+std::vector<float*> outputs(const Addresses& addresses) {
+  std::vector<float*> out;
+  for (const std::optional<Address> address : addresses) out.push_back(pointer<float>(address.value()));
+  return out;
+}
+
 bool sum_gradients(Step& step, const std::vector<RowsTuple>& grads, const Addresses& sums) {
   std::vector<GradientRows> rows;
   for (const auto& [data, distance] : grads) rows.push_back({pointer<const float>(data), distance});
-  std::vector<float*> out;
-  for (const std::optional<Address> sum : sums) out.push_back(pointer<float>(sum.value()));
+  const std::vector<float*> out = outputs(sums);
   nb::gil_scoped_release release;
   return step.sum_gradients(rows, out);
 }
@@ -170,21 +178,45 @@ Sums sums_of(const Addresses& addresses) {
   return out;
 }
 
-constexpr Named<Order> kOrders[] = {{"flat", Order::kFlat}, {"tree", Order::kTree}};
-
-nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums, std::string_view order) {
+nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums) {
   std::vector<Sums> addresses;
   for (const Addresses& one : sums) addresses.push_back(sums_of(one));
   std::vector<std::vector<float>> merged_sums;
   std::unique_ptr<Step> merged;
-  const Order how = value_of(kOrders, "order", order);
   {
     nb::gil_scoped_release release;
-    merged = Step::merge(steps, addresses, how, &merged_sums);
+    merged = Step::merge(steps, addresses, &merged_sums);
   }
   nb::list arrays;
   for (std::vector<float>& sum : merged_sums) arrays.append(to_numpy(std::move(sum)));
   return nb::make_tuple(std::move(merged), arrays);
+}
+
+using GrainTuple = std::tuple<std::vector<int64_t>, Addresses>;  // (distinct ids of each table, their sums)
+
+std::vector<GrainSums> grain_sums(const std::vector<GrainTuple>& grains) {
+  std::vector<GrainSums> out;
+  for (const auto& [num_ids, addresses] : grains) out.push_back({num_ids, sums_of(addresses)});
+  return out;
+}
+
+bool join(const Step& step, const std::vector<GrainTuple>& grains, const Addresses& out) {
+  const std::vector<GrainSums> sums = grain_sums(grains);
+  const std::vector<float*> joined = outputs(out);
+  nb::gil_scoped_release release;
+  return step.join(sums, joined);
+}
+
+std::unique_ptr<Step> summed(const Step& step, const Addresses& sums) {
+  const std::vector<float*> joined = outputs(sums);
+  nb::gil_scoped_release release;
+  return step.summed(joined);
+}
+
+void write_sums(const Step& step, const std::vector<GrainTuple>& grains, Address out) {
+  const std::vector<GrainSums> sums = grain_sums(grains);
+  nb::gil_scoped_release release;
+  step.write_sums(sums, pointer<float>(out));
 }
 
 void apply(Step& step, const Addresses& sums, const std::vector<double>& rates) {
@@ -253,7 +285,8 @@ void init_step(nb::module_& m) {
           "write_asked", [](const Step& s, Address words) { s.write_asked(pointer<int64_t>(words)); }, nb::arg("words"))
       .def(
           "take_rows", [](Step& s, Address rows) { s.take_rows(pointer<const float>(rows)); }, nb::arg("rows"))
-      .def("write_sums", &write_sums, nb::arg("sums"), nb::arg("out"))
+      .def("write_sums", &write_sums, nb::arg("grains"), nb::arg("out"))
+      .def("write_rows", &write_rows, nb::arg("out"))
       .def("map_asked", &map_asked, nb::arg("grains"), nb::kw_only(), nb::arg("timed"), nb::arg("training"),
            nb::arg("num_rows"), nb::arg("logs"))
       .def("take_back", &Step::take_back, nb::call_guard<nb::gil_scoped_release>())
@@ -286,7 +319,9 @@ void init_step(nb::module_& m) {
           nb::arg("table"), nb::arg("numbers"))
       .def("sum_addresses", &sum_addresses, nb::arg("groups"))
       .def("sum_gradients", &sum_gradients, nb::arg("grads"), nb::arg("sums"))
-      .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"), nb::arg("order") = "flat")
+      .def_static("merge", &merge, nb::arg("steps"), nb::arg("sums"))
+      .def("join", &join, nb::arg("grains"), nb::arg("out"))
+      .def("summed", &summed, nb::arg("sums"))
       .def(
           "add_squares",
           [](const Step& s, int t, Address sums, Address squares) {

@@ -125,6 +125,7 @@ std::vector<std::unique_ptr<Step>> Step::split(const std::vector<size_t>& num_ta
       for (int& f : step->parts_.back().features) f -= static_cast<int>(first_feature);
     }
     step->retained_ = retained_;
+    step->num_grains_ = num_grains_;
     steps.push_back(std::move(step));
   }
   retained_ = false;
@@ -132,10 +133,42 @@ std::vector<std::unique_ptr<Step>> Step::split(const std::vector<size_t>& num_ta
   return steps;
 }
 
-void Step::write_sums(const std::vector<const float*>& sums, float* out) const {
+void Step::write_sums(const std::vector<GrainSums>& grains, float* out) const {
+  check_grains(grains);
+  std::vector<std::vector<float*>> to(parts_.size());  // where the sums for each owner begin
   each_asked([&](size_t t, size_t first, size_t last) {
-    const size_t dim = static_cast<size_t>(parts_[t].table->config().dim);
-    for (size_t i = first; i < last; i++, out += dim) std::copy_n(sums[t] + parts_[t].asked[i] * dim, dim, out);
+    to[t].push_back(out);
+    out += (last - first) * static_cast<size_t>(parts_[t].table->config().dim);
+  });
+  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int i) {
+    const auto t = static_cast<size_t>(i);
+    const Part& part = parts_[t];
+    const size_t dim = static_cast<size_t>(part.table->config().dim);
+    Column<float> sums(static_cast<size_t>(part.num_unique) * dim);
+    for (const Uniques& range : part.ranges)
+      join_range(t, range, grains.data(), 0, grains.size(), sums.data() + range.base * dim);
+    size_t n = 0;
+    for (size_t owner = 0; owner < to[t].size(); owner++)
+      for (float* at = to[t][owner]; n < part.asked_ends[owner]; n++, at += dim)
+        std::copy_n(sums.data() + part.asked[n] * dim, dim, at);
+  });
+}
+
+void Step::write_rows(const std::vector<std::vector<float*>>& out) {
+  const Locked locked(*this);
+  pooled_ = true;
+  for (Part& part : parts_) {
+    update_plan(part);
+    if (part.ranges.size() > 1) read(part);
+  }
+  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {
+    Part& part = parts_[static_cast<size_t>(t)];
+    if (part.ranges.size() == 1) read(part);
+    const size_t dim = static_cast<size_t>(part.table->config().dim);
+    for (size_t g = 0; g < num_grains_; g++) {
+      float* to = out[g][static_cast<size_t>(t)];
+      for (const uint32_t u : members_of(part, g)) std::copy_n(part.rows[u], dim, to), to += dim;
+    }
   });
 }
 

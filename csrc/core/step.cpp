@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -14,6 +15,7 @@ namespace hotbed {
 namespace {
 
 constexpr int64_t kSamplesPerTask = 8192;
+constexpr float kNoSum = -0.0f;
 
 }  // namespace
 
@@ -345,12 +347,13 @@ std::vector<std::unique_ptr<Step>> Step::divide() {
     }
     grains[g]->retained_ = true;
   }
+  for (Part& part : parts_) part.members.assign(num_grains_, {});
   grains[last]->task_ = task_;
   ThreadPool::instance().run(static_cast<int>(grains.size() * parts_.size()), [&](int task) {
     const size_t g = static_cast<size_t>(task) / parts_.size(), t = static_cast<size_t>(task) % parts_.size();
     Part& part = grains[g]->parts_[t];
     part.distinct = parts_[t].distinct.grain(g, grains.size());
-    take_ids(parts_[t], part);
+    take_ids(parts_[t], part, parts_[t].members[g]);
   });
   return grains;
 }
@@ -360,7 +363,7 @@ void Step::check_undivided() const {
   if (num_grains_ > 0) throw std::logic_error("step: a batch of grains is pooled grain by grain. Call divide.");
 }
 
-void Step::take_ids(const Part& whole, Part& part) {
+void Step::take_ids(const Part& whole, Part& part, std::vector<uint32_t>& members) {
   constexpr uint32_t kAbsent = 0xffffffffu;
   part.withdrawn = whole.withdrawn;
   part.step = whole.step;
@@ -369,29 +372,34 @@ void Step::take_ids(const Part& whole, Part& part) {
     part.ranges[r].first_partition = whole.ranges[r].first_partition;
     part.ranges[r].last_partition = whole.ranges[r].last_partition;
   }
+  if (part.distinct.num_positions() == whole.distinct.num_positions()) {  // the other grains have no ids
+    for (size_t r = 0; r < whole.ranges.size(); r++) part.ranges[r].take_all(whole.ranges[r]);
+    part.num_unique = whole.num_unique;
+    part.received = whole.received;
+    members.resize(static_cast<size_t>(whole.num_unique));
+    std::iota(members.begin(), members.end(), 0u);
+    return;
+  }
   std::vector<uint32_t> numbers(static_cast<size_t>(whole.num_unique), kAbsent);  // in their range of the part
+  std::vector<std::vector<uint32_t>> of_range(whole.ranges.size());
   for (const uint32_t u : part.distinct.inverse()) {
     if (numbers[u] != kAbsent) continue;
     size_t r = whole.ranges.size() - 1;
     while (whole.ranges[r].base > u) r--;
-    const Uniques& from = whole.ranges[r];
-    Uniques& to = part.ranges[r];
-    numbers[u] = static_cast<uint32_t>(to.ids.size());
-    to.append(from, u - from.base);
+    numbers[u] = static_cast<uint32_t>(of_range[r].size());
+    of_range[r].push_back(u);
   }
-  uint32_t base = 0;
   for (size_t r = 0; r < whole.ranges.size(); r++) {
-    const Uniques& from = whole.ranges[r];
+    const uint32_t base = static_cast<uint32_t>(members.size());
     part.ranges[r].base = base;
-    for (size_t u = from.base; u < from.base + from.ids.size(); u++)
-      if (numbers[u] != kAbsent) numbers[u] += base;
-    base += static_cast<uint32_t>(part.ranges[r].ids.size());
+    part.ranges[r].take_ids(whole.ranges[r], of_range[r]);
+    for (const uint32_t u : of_range[r]) numbers[u] += base;
+    members.insert(members.end(), of_range[r].begin(), of_range[r].end());
   }
-  part.num_unique = base;
+  part.num_unique = static_cast<int64_t>(members.size());
   if (!whole.received.empty()) {
-    part.received.resize(base);
-    for (size_t u = 0; u < numbers.size(); u++)
-      if (numbers[u] != kAbsent) part.received[numbers[u]] = whole.received[u];
+    part.received.resize(members.size());
+    for (size_t u = 0; u < members.size(); u++) part.received[u] = whole.received[members[u]];
   }
   part.distinct.renumber(numbers);
 }
@@ -681,9 +689,8 @@ struct Step::Shares {
   }
 };
 
-std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums, Order order,
+std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                   std::vector<std::vector<float>>* merged_sums) {
-  if (order == Order::kTree && steps.size() > 2) return merge_halves(steps, sums, merged_sums);
   std::vector<std::shared_ptr<Table>> tables;
   std::unordered_map<const Table*, size_t> place;
   std::vector<Shares> shares;
@@ -737,20 +744,98 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const s
   return merged;
 }
 
-std::unique_ptr<Step> Step::merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
-                                         std::vector<std::vector<float>>* merged_sums) {
-  const auto middle = static_cast<std::ptrdiff_t>(std::bit_ceil(steps.size()) / 2);
-  std::unique_ptr<Step> halves[2];
-  std::vector<std::vector<float>> arrays[2];
-  std::vector<Sums> addresses(2);
-  for (int half = 0; half < 2; half++) {
-    const auto first = half ? middle : 0, last = half ? static_cast<std::ptrdiff_t>(steps.size()) : middle;
-    halves[half] = merge({steps.begin() + first, steps.begin() + last}, {sums.begin() + first, sums.begin() + last},
-                         Order::kTree, &arrays[half]);
-    for (const std::vector<float>& array : arrays[half])
-      addresses[static_cast<size_t>(half)].emplace_back(array.data());
+// The numbers here of the distinct ids of a grain; they rise from one range to the next.
+std::span<const uint32_t> Step::members_of(const Part& part, size_t grain) {
+  if (!part.members.empty()) return part.members[grain];
+  return {part.distinct.inverse(grain), static_cast<size_t>(part.distinct.feature(grain).num_values)};
+}
+
+// `join` of the grains [first, last), for the ids of one range, whose first sum is sums[0].
+void Step::join_range(size_t table, const Uniques& range, const GrainSums* grains, size_t first, size_t last,
+                      float* sums) const {
+  const Part& part = parts_[table];
+  const size_t dim = static_cast<size_t>(part.table->config().dim), length = range.ids.size() * dim;
+  if (last - first > 2) {
+    const size_t middle = first + (last - first) / 2;
+    Column<float> second(length);
+    join_range(table, range, grains, first, middle, sums);
+    join_range(table, range, grains, middle, last, second.data());
+    for (size_t i = 0; i < length; i++) sums[i] += second[i];
+    return;
   }
-  return merge({halves[0].get(), halves[1].get()}, addresses, Order::kFlat, merged_sums);
+  std::fill_n(sums, length, kNoSum);
+  // A sum of a grain may be -0.0, which must not say that there is none; askers have seen to it.
+  const float zero = part.members.empty() ? kNoSum : 0.0f;
+  for (size_t g = first; g < last; g++) {
+    const std::optional<const float*> of_grain = grains[g].sums[table];
+    if (!of_grain) continue;
+    const std::span<const uint32_t> members = members_of(part, g);
+    const uint32_t end = range.base + static_cast<uint32_t>(range.ids.size());
+    auto at = std::partition_point(members.begin(), members.end(), [&](uint32_t u) { return u < range.base; });
+    const float* gradient = *of_grain + static_cast<size_t>(at - members.begin()) * dim;
+    for (; at != members.end() && *at < end; at++, gradient += dim) {
+      const size_t u = *at - range.base;
+      if (range.slots[u] == kNoSlot) continue;  // refused when it was mapped: it had no row to take a gradient
+      for (size_t d = 0; d < dim; d++) sums[u * dim + d] += gradient[d] + zero;
+    }
+  }
+}
+
+void Step::check_grains(const std::vector<GrainSums>& grains) const {
+  if (grains.size() != num_grains_)
+    throw std::invalid_argument("step: join needs the sums of each grain, got " + std::to_string(grains.size()) +
+                                " of " + std::to_string(num_grains_) + ".");
+  for (size_t t = 0; t < parts_.size(); t++)
+    for (size_t g = 0; g < grains.size(); g++)
+      if (grains[g].sums[t] && grains[g].num_ids[t] != static_cast<int64_t>(members_of(parts_[t], g).size()))
+        throw std::invalid_argument("step: a grain must have a sum for each of its distinct ids, got " +
+                                    std::to_string(grains[g].num_ids[t]) + " for " +
+                                    std::to_string(members_of(parts_[t], g).size()) + " ids.");
+}
+
+bool Step::join(const std::vector<GrainSums>& grains, const std::vector<float*>& out) const {
+  check_grains(grains);
+  std::vector<std::pair<size_t, size_t>> tasks;  // table, range
+  for (size_t t = 0; t < parts_.size(); t++)
+    for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.emplace_back(t, r);
+  std::atomic<bool> finite{true};
+  ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {
+    const auto [t, r] = tasks[static_cast<size_t>(i)];
+    const Uniques& range = parts_[t].ranges[r];
+    const size_t dim = static_cast<size_t>(parts_[t].table->config().dim);
+    float* sums = out[t] + range.base * dim;
+    join_range(t, range, grains.data(), 0, grains.size(), sums);
+    if (!kernels().finite(sums, static_cast<int64_t>(range.ids.size() * dim))) finite.store(false);
+  });
+  return finite.load();
+}
+
+std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) const {
+  auto step = std::make_unique<Step>(tables(), std::vector<Feature>{});
+  for (size_t t = 0; t < parts_.size(); t++) {
+    const Part& from = parts_[t];
+    Part& part = step->parts_[t];
+    part.num_unique = from.num_unique, part.withdrawn = from.withdrawn, part.step = from.step;
+    part.generation = from.generation;
+    part.table->retain(part.generation);
+    part.ranges.resize(from.ranges.size());
+  }
+  step->retained_ = true;
+  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int i) {
+    const auto t = static_cast<size_t>(i);
+    const size_t dim = static_cast<size_t>(parts_[t].table->config().dim);
+    float* sum = sums[t];
+    for (size_t r = 0; r < parts_[t].ranges.size(); r++) {
+      Uniques& range = step->parts_[t].ranges[r];
+      range.take_all(parts_[t].ranges[r]);
+      for (size_t u = 0; u < range.ids.size(); u++, sum += dim) {
+        if (std::bit_cast<uint32_t>(*sum) != std::bit_cast<uint32_t>(kNoSum)) continue;
+        range.drop_row(u);
+        std::fill_n(sum, dim, 0.0f);
+      }
+    }
+  });
+  return step;
 }
 
 // Brings a plan up to date after withdrawals and updates: a withdrawn id has no row any more, so that it reads as

@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "pooling.h"
@@ -23,9 +24,11 @@ struct GradientRows {
 // Of each table of a step the summed gradients of its distinct ids, [num_unique, dim]; a table without is left alone.
 using Sums = std::vector<std::optional<const float*>>;
 
-// How the sums of several steps are added: one after another, or by halves: (0 + 1) + (2 + 3). A step without an id is
-// left out of the sum of that id.
-enum class Order : uint8_t { kFlat, kTree };
+// What a grain leaves: of each table the number of its distinct ids, and their sums; a table without sums is left out.
+struct GrainSums {
+  std::vector<int64_t> num_ids;
+  Sums sums;
+};
 
 // To which process each partition of a table belongs, a table after the other.
 using Owners = std::vector<std::array<uint8_t, kPartitions>>;
@@ -79,8 +82,8 @@ class Step {
               const std::vector<OutputRows>& out);
   // --- rows that other processes own (exchange.cpp). A process asks the owners for the rows of the distinct ids of its
   // grains; an owner maps what it is asked for as a batch whose grains are those of the askers.
-  //   process: find, ask, write_asked; take_rows; divide, split, pool, sum_gradients, merge; ask, write_sums
-  //   owner:   count_rows, map_asked; divide, pool; merge, apply
+  //   process: find, ask, write_asked; take_rows; divide, split, pool, sum_gradients; write_sums
+  //   owner:   count_rows, map_asked; write_rows; split, join, summed, apply
   // Makes the ids distinct and counts and times them as the tables want. No table changes; the rows come with
   // `take_rows`.
   void find(const std::vector<FeatureIds>& ids, const int64_t* times);
@@ -96,14 +99,16 @@ class Step {
   // Takes the rows of the ids in the order in which they were asked for, [num_unique, dim] of a table after the other
   // for each owner. The rows must live as long as this.
   void take_rows(const float* rows);
-  // Writes sums, [num_unique, dim] of each table, in the order in which `take_rows` takes rows.
-  void write_sums(const std::vector<const float*>& sums, float* out) const;
-  // Maps what the processes ask for, a grain after the other: as many as a power of two. `divide` gives a step for each
-  // of them, whose output has a row for every id asked for. The step needs one feature a table, without pooling.
+  // Writes the sums that `join` makes of the grains, in the order in which `take_rows` takes rows.
+  void write_sums(const std::vector<GrainSums>& grains, float* out) const;
+  // Maps what the processes ask for, a grain after the other: as many as a power of two. The step needs one feature a
+  // table, without pooling.
   // `num_rows`: of each table the rows that the batch uses, of all owners, which a table with a cap must have room for.
   // `logs`: it may be taken back.
   void map_asked(const std::vector<Asked>& grains, bool timed, bool training,
                  const std::vector<uint64_t>& num_rows = {}, bool logs = false);
+  // Writes the rows of the ids that each grain asks for, as they are now, to out[grain][table]: [asked, dim].
+  void write_rows(const std::vector<std::vector<float*>>& out);
   // The rows of tables with a cap that `map_asked` would use in this process; 0 for other tables. No table changes.
   std::vector<uint64_t> count_rows(const std::vector<Asked>& grains, bool timed);
 
@@ -126,9 +131,15 @@ class Step {
   // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
   // Returns whether all of them are finite.
   bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
-  // The tables of all steps that have sums, each with the distinct ids of all and their sums added in this order.
-  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums, Order order,
+  // The tables of all steps that have sums, each with the distinct ids of all and their sums added one after another.
+  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
                                      std::vector<std::vector<float>>* merged_sums);
+  // out[table] = [num_unique, dim]: the sums of the grains that `divide` gave, or that `map_asked` was asked for, added
+  // by halves: (0 + 1) + (2 + 3). A grain without an id is left out of its sum. Where all are left out, the sum is
+  // -0.0, which adds nothing; no other sum is. Returns whether all of them are finite.
+  bool join(const std::vector<GrainSums>& grains, const std::vector<float*>& out) const;
+  // A step of these ids, for sums that `join` made: an id without one takes no gradient, and its sum becomes 0.
+  std::unique_ptr<Step> summed(const std::vector<float*>& sums) const;
   // Adds the squares of the lanes of the sums of `table` to squares[partition of their id], an id after the other.
   void add_squares(int table, const float* sums, double* squares) const noexcept;
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
@@ -154,12 +165,13 @@ class Step {
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
     int generation = 0;
-    std::shared_ptr<Residency::Plan> frames;  // where rows lie on a disk: the plan that keeps the frames
-    std::unique_ptr<Residency::Room> room;    // likewise, for the length of a call
-    std::vector<Seen> seen;                   // of each grain that was asked for
-    std::vector<uint32_t> asked;              // the unique ids by owner and partition
-    std::vector<size_t> asked_ends;           // of each owner
-    std::vector<const float*> received;       // unique id -> row, where another process owns it
+    std::shared_ptr<Residency::Plan> frames;     // where rows lie on a disk: the plan that keeps the frames
+    std::unique_ptr<Residency::Room> room;       // likewise, for the length of a call
+    std::vector<Seen> seen;                      // of each grain that was asked for
+    std::vector<uint32_t> asked;                 // the unique ids by owner and partition
+    std::vector<size_t> asked_ends;              // of each owner
+    std::vector<const float*> received;          // unique id -> row, where another process owns it
+    std::vector<std::vector<uint32_t>> members;  // of each grain that `divide` gave, the numbers of its unique ids here
   };
   class Locked {  // holds the locks of all tables, taken in one order
    public:
@@ -178,10 +190,12 @@ class Step {
   void map_parts(const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
   void check_undivided() const;
-  static void take_ids(const Part& whole, Part& part);
+  static void take_ids(const Part& whole, Part& part, std::vector<uint32_t>& members);
+  static std::span<const uint32_t> members_of(const Part& part, size_t grain);
+  void check_grains(const std::vector<GrainSums>& grains) const;
+  void join_range(size_t table, const Uniques& range, const GrainSums* grains, size_t first, size_t last,
+                  float* sums) const;
   static void cut(std::vector<Uniques>& ranges, int64_t num_ids);
-  static std::unique_ptr<Step> merge_halves(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
-                                            std::vector<std::vector<float>>* merged_sums);
   void map_part(Part& part, const int64_t* times, bool training) const;
   void find_distinct(Part& part, Uniques& range, const int64_t* times) const;
   void observe(const Part& part, Uniques& range, const int64_t* times) const;

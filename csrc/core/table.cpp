@@ -69,6 +69,22 @@ void Table::next_generation() {
   quarantined_.store(waits);
 }
 
+void Uniques::take_all(const Uniques& from) {
+  static_cast<UniqueIds&>(*this) = from;
+  slots = from.slots;
+  own_frames = from.own_frames;
+}
+
+void Uniques::take_ids(const Uniques& from, const std::vector<uint32_t>& numbers) {
+  const size_t n = numbers.size();
+  ids.resize(n), hashes.resize(n), slots.resize(n), own_frames.resize(from.own_frames.empty() ? 0 : n);
+  for (size_t i = 0; i < n; i++) {
+    const size_t u = numbers[i] - from.base;
+    ids[i] = from.ids[u], hashes[i] = from.hashes[u], slots[i] = from.slots[u];
+    if (!own_frames.empty()) own_frames[i] = from.own_frames[u];
+  }
+}
+
 void Uniques::append(const Uniques& from, size_t u) {
   ids.push_back(from.ids[u]);
   hashes.push_back(from.hashes[u]);

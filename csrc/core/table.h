@@ -73,8 +73,10 @@ struct Uniques : UniqueIds {
   }
   // Where in the pool the row of each id lies; kNoFrame = no row, kColdFrame = not there.
   const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
-  void append(const Uniques& from, size_t u);             // an id with its row
-  void set_row(size_t u, const Uniques& from, size_t v);  // the row of the same id
+  void take_all(const Uniques& from);                                        // its range, and all ids with their rows
+  void take_ids(const Uniques& from, const std::vector<uint32_t>& numbers);  // some ids with their rows
+  void append(const Uniques& from, size_t u);                                // an id with its row
+  void set_row(size_t u, const Uniques& from, size_t v);                     // the row of the same id
   void drop_row(size_t u);
 };
 

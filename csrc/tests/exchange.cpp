@@ -75,7 +75,7 @@ void learn_alone(const std::vector<std::shared_ptr<Table>>& tables, const Batch&
   for (size_t g = 0; g < 2; g++)
     sums.push_back(pool_and_sum(*grains[g], out.data() + g * kSamples / 2 * 2 * kDim, kSamples / 2));
   const auto merged =
-      Step::merge({grains[0].get(), grains[1].get()}, {{sums[0].data()}, {sums[1].data()}}, Order::kTree, &merged_sums);
+      Step::merge({grains[0].get(), grains[1].get()}, {{sums[0].data()}, {sums[1].data()}}, &merged_sums);
   merged->apply({merged_sums[0].data()}, {0.1});
 }
 
@@ -103,28 +103,27 @@ void learn_together(const std::vector<std::shared_ptr<Table>>& tables, const Bat
       asked[o].push_back({counts[r][o], words[r].data() + (o ? fronts[r]->num_words(counts[r][0], true) : 0)});
     num_rows[0] += owned[o]->count_rows(asked[o], true)[0];
   }
-  std::vector<std::vector<std::unique_ptr<Step>>> leaves;
   std::vector<std::vector<float>> rows(2), sent(2);
   for (size_t r = 0; r < 2; r++) rows[r].resize(static_cast<size_t>(fronts[r]->num_unique(0)) * kDim);
   for (size_t o = 0; o < 2; o++) {
     owned[o]->map_asked(asked[o], true, true, num_rows);
-    leaves.push_back(owned[o]->divide());
-    for (size_t r = 0; r < 2; r++) leaves[o][r]->pool({{rows[r].data() + (o ? counts[r][0][0] * kDim : 0), kDim}});
+    std::vector<std::vector<float*>> out_of;
+    for (size_t r = 0; r < 2; r++) out_of.push_back({rows[r].data() + (o ? counts[r][0][0] * kDim : 0)});
+    owned[o]->write_rows(out_of);
   }
   for (size_t r = 0; r < 2; r++) {
     fronts[r]->take_rows(rows[r].data());
     const auto grains = fronts[r]->divide();
     const std::vector<float> sums = pool_and_sum(*grains[0], out.data() + r * kSamples / 2 * 2 * kDim, kSamples / 2);
-    REQUIRE(grains[0]->ask(owners, 2) == counts[r]);
     sent[r].resize(sums.size());
-    grains[0]->write_sums({sums.data()}, sent[r].data());
+    fronts[r]->write_sums({{{grains[0]->num_unique(0)}, {sums.data()}}}, sent[r].data());
   }
   for (size_t o = 0; o < 2; o++) {
-    std::vector<std::vector<float>> merged_sums;
-    std::vector<Sums> sums;
-    for (size_t r = 0; r < 2; r++) sums.push_back({sent[r].data() + (o ? counts[r][0][0] * kDim : 0)});
-    const auto merged = Step::merge({leaves[o][0].get(), leaves[o][1].get()}, sums, Order::kTree, &merged_sums);
-    merged->apply({merged_sums[0].data()}, {0.1});
+    std::vector<GrainSums> sums;
+    for (size_t r = 0; r < 2; r++) sums.push_back({counts[r][o], {sent[r].data() + (o ? counts[r][0][0] * kDim : 0)}});
+    std::vector<float> joined(static_cast<size_t>(owned[o]->num_unique(0)) * kDim);
+    owned[o]->join(sums, {joined.data()});
+    owned[o]->summed({joined.data()})->apply({joined.data()}, {0.1});
   }
 }
 

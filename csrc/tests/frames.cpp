@@ -75,15 +75,17 @@ struct Drive {
     Step step({table}, kFeatures, {kSamples / 2, kSamples});
     step.map(next_batch(now), times.data(), true);
     const auto grains = step.divide();
-    std::vector<std::vector<float>> sums, merged_sums;
+    std::vector<std::vector<float>> sums;
+    std::vector<GrainSums> of_grains;
     for (int64_t g = 0; g < 2; g++) {
       grains[static_cast<size_t>(g)]->pool(outputs(g * kSamples / 2));
       sums.push_back(sums_of(*grains[static_cast<size_t>(g)], g * kSamples / 2));
     }
-    const auto merged = Step::merge({grains[0].get(), grains[1].get()}, {{sums[0].data()}, {sums[1].data()}},
-                                    Order::kTree, &merged_sums);
-    merged->apply({merged_sums[0].data()}, {0.1});
-    record(out), record(merged_sums[0]);
+    for (size_t g = 0; g < 2; g++) of_grains.push_back({{grains[g]->num_unique(0)}, {sums[g].data()}});
+    std::vector<float> joined(static_cast<size_t>(step.num_unique(0)) * kDim);
+    step.join(of_grains, {joined.data()});
+    step.summed({joined.data()})->apply({joined.data()}, {0.1});
+    record(out), record(joined);
   }
 
   // Two batches share an update; the first may have refused an id that the second admits.
@@ -95,8 +97,7 @@ struct Drive {
       step->pool(outputs());
       sums.push_back(sums_of(*step));
     }
-    const auto merged =
-        Step::merge({&first, &second}, {{sums[0].data()}, {sums[1].data()}}, Order::kFlat, &merged_sums);
+    const auto merged = Step::merge({&first, &second}, {{sums[0].data()}, {sums[1].data()}}, &merged_sums);
     merged->apply({merged_sums[0].data()}, {0.1});
     record(merged_sums[0]);
   }

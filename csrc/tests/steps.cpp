@@ -576,50 +576,92 @@ std::optional<std::vector<float>> tree_sum(const std::vector<std::map<int64_t, s
 
 }  // namespace
 
-TEST_CASE("merged steps hold the sum of each id in the order that is asked for, for any number of threads") {
+TEST_CASE("merged steps hold the sum of each id in the order of the steps, for any number of threads") {
   for (const size_t batch : {size_t{0}, size_t{50}, size_t{30'000}})
     for (const size_t num_steps : {size_t{1}, size_t{2}, size_t{3}, size_t{8}})
-      for (const Order order : {Order::kFlat, Order::kTree})
-        for (const int threads : {1, 4}) {
-          const Threads guard(threads);
-          Group group({config("a", 3)});
-          Draw draw(batch + num_steps);
-          std::vector<std::unique_ptr<Step>> steps;
-          std::vector<const Step*> pointers;
-          std::vector<std::vector<float>> arrays;
-          std::vector<Sums> sums;
-          std::vector<std::map<int64_t, std::vector<float>>> of_steps(num_steps);
-          for (size_t s = 0; s < num_steps; s++) {
-            steps.push_back(group.make_step());
-            group.look(draw_ids(draw, 1, batch, 40'000), nullptr, true, *steps.back());
-            const std::vector<int64_t> ids = steps.back()->unique_ids(0);
-            for (float& x : arrays.emplace_back(ids.size() * 3)) x = draw.around() * 1e3f;
-            for (size_t u = 0; u < ids.size(); u++)
-              of_steps[s][ids[u]] = {arrays[s][3 * u], arrays[s][3 * u + 1], arrays[s][3 * u + 2]};
-            pointers.push_back(steps.back().get());
-          }
-          for (const auto& array : arrays) sums.push_back({array.data()});
-          std::vector<std::vector<float>> merged_sums;
-          const auto merged = Step::merge(pointers, sums, order, &merged_sums);
-          std::map<int64_t, size_t> place;
-          const std::vector<int64_t> ids = merged->unique_ids(0);
-          for (size_t u = 0; u < ids.size(); u++) REQUIRE(place.emplace(ids[u], u).second);
-          size_t num_ids = 0;
-          for (const auto& of_step : of_steps)
-            for (const auto& [id, gradient] : of_step) {
-              const auto at = place.find(id);
-              REQUIRE(at != place.end());
-              std::vector<float> expected(3, 0.0f);
-              if (order == Order::kTree) expected = *tree_sum(of_steps, id, 0, num_steps);
-              else
-                for (const auto& other : of_steps)
-                  if (const auto part = other.find(id); part != other.end())
-                    for (size_t d = 0; d < 3; d++) expected[d] += part->second[d];
-              REQUIRE(std::memcmp(expected.data(), merged_sums[0].data() + 3 * at->second, 12) == 0);
-              num_ids++;
-            }
-          CHECK(num_ids >= ids.size());
+      for (const int threads : {1, 4}) {
+        const Threads guard(threads);
+        Group group({config("a", 3)});
+        Draw draw(batch + num_steps);
+        std::vector<std::unique_ptr<Step>> steps;
+        std::vector<const Step*> pointers;
+        std::vector<std::vector<float>> arrays;
+        std::vector<Sums> sums;
+        std::vector<std::map<int64_t, std::vector<float>>> of_steps(num_steps);
+        for (size_t s = 0; s < num_steps; s++) {
+          steps.push_back(group.make_step());
+          group.look(draw_ids(draw, 1, batch, 40'000), nullptr, true, *steps.back());
+          const std::vector<int64_t> ids = steps.back()->unique_ids(0);
+          for (float& x : arrays.emplace_back(ids.size() * 3)) x = draw.around() * 1e3f;
+          for (size_t u = 0; u < ids.size(); u++)
+            of_steps[s][ids[u]] = {arrays[s][3 * u], arrays[s][3 * u + 1], arrays[s][3 * u + 2]};
+          pointers.push_back(steps.back().get());
         }
+        for (const auto& array : arrays) sums.push_back({array.data()});
+        std::vector<std::vector<float>> merged_sums;
+        const auto merged = Step::merge(pointers, sums, &merged_sums);
+        std::map<int64_t, size_t> place;
+        const std::vector<int64_t> ids = merged->unique_ids(0);
+        for (size_t u = 0; u < ids.size(); u++) REQUIRE(place.emplace(ids[u], u).second);
+        size_t num_ids = 0;
+        for (const auto& of_step : of_steps)
+          for (const auto& [id, gradient] : of_step) {
+            const auto at = place.find(id);
+            REQUIRE(at != place.end());
+            std::vector<float> expected(3, 0.0f);
+            for (const auto& other : of_steps)
+              if (const auto part = other.find(id); part != other.end())
+                for (size_t d = 0; d < 3; d++) expected[d] += part->second[d];
+            REQUIRE(std::memcmp(expected.data(), merged_sums[0].data() + 3 * at->second, 12) == 0);
+            num_ids++;
+          }
+        CHECK(num_ids >= ids.size());
+      }
+}
+
+TEST_CASE("the sums of grains are joined by halves, without the grains that have none, for any number of threads") {
+  for (const int64_t batch : {int64_t{0}, int64_t{50}, int64_t{60'000}})  // the last has several ranges
+    for (const size_t num_grains : {size_t{1}, size_t{2}, size_t{8}})
+      for (const int threads : {1, 4}) {
+        const Threads guard(threads);
+        Group group({config("a", 3)});
+        Draw draw(static_cast<uint64_t>(batch) + num_grains);
+        const std::vector<int64_t> ids = draw_ids(draw, 1, static_cast<size_t>(batch), 40'000)[0];
+        std::vector<int64_t> ends;
+        for (size_t g = 1; g < num_grains; g++) ends.push_back(batch * static_cast<int64_t>(g) / 9);
+        ends.push_back(batch);
+        Step step({group.tables[0]}, {{0, Pooling::kSum}}, ends);
+        step.map({{ids.data(), batch, nullptr, nullptr, batch}}, nullptr, true);
+        const auto grains = step.divide();
+        std::vector<std::vector<float>> arrays(num_grains);
+        std::vector<GrainSums> sums(num_grains);
+        std::vector<std::map<int64_t, std::vector<float>>> of_grains(num_grains);
+        for (size_t g = 0; g < num_grains; g++) {
+          const std::vector<int64_t> of_grain = grains[g]->unique_ids(0);
+          for (size_t i = 0; i < of_grain.size() * 3; i++) arrays[g].push_back(i % 5 ? draw.around() * 1e3f : -0.0f);
+          sums[g] = {{static_cast<int64_t>(of_grain.size())}, {std::nullopt}};
+          if (g == 1) continue;  // it has no sums
+          sums[g].sums[0] = arrays[g].data();
+          for (size_t u = 0; u < of_grain.size(); u++)
+            of_grains[g][of_grain[u]] = {arrays[g][3 * u], arrays[g][3 * u + 1], arrays[g][3 * u + 2]};
+        }
+        std::vector<float> joined(static_cast<size_t>(step.num_unique(0)) * 3);
+        CHECK(step.join(sums, {joined.data()}));
+        const auto summed = step.summed({joined.data()});
+        const std::vector<int64_t> all = step.unique_ids(0);
+        const std::vector<uint32_t> slots = step.unique_slots(0), slots_with_sum = summed->unique_slots(0);
+        CHECK(summed->unique_ids(0) == all);
+        for (size_t u = 0; u < all.size(); u++) {
+          const auto expected = tree_sum(of_grains, all[u], 0, num_grains);
+          REQUIRE(slots_with_sum[u] == (expected ? slots[u] : kNoSlot));
+          for (size_t d = 0; d < 3; d++) REQUIRE(joined[3 * u + d] == (expected ? (*expected)[d] : 0.0f));
+        }
+        if (batch == 0) continue;
+        arrays[0][0] = INFINITY;
+        CHECK(!step.join(sums, {joined.data()}));
+        sums[0].num_ids[0]--;
+        CHECK_THROWS_AS(step.join(sums, {joined.data()}), std::invalid_argument);
+      }
 }
 
 TEST_CASE("the grains of a mapped batch pool its rows, and sum the gradients of their own ids") {

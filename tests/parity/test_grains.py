@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.embedding.lookups import Feature, LocalLookup, local
+from hotbed.embedding.lookups import Feature, LocalLookup
 from hotbed.embedding.table import num_threads
 from hotbed.models.layers import BatchNorm
 from hotbed.persist import content_digest
@@ -217,6 +217,16 @@ def joined_in_ranks(values: Sequence[Any], join: Join, ranks: int) -> Any:
     return block(0, len(values))
 
 
+def by_pairs(lookup: LocalLookup, parts: Sequence[Any]) -> Any:
+    """Join sums by halves, two at a time, each with the ids that it has itself."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    halves = [by_pairs(lookup, parts[:middle]), by_pairs(lookup, parts[middle:])]
+    present = [half for half in halves if half is not None]
+    return lookup.join(present) if present else None
+
+
 class AnyOrder(GrainLearner):
     """Computes the grains of a step in a random order, after others have drawn numbers."""
 
@@ -237,16 +247,16 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = plain()
-    join_values, join_sums = grains.joined, LocalLookup.join
+    join_values = grains.joined
+
+    def join_grains(self: LocalLookup, layout: Any, mapped: Any, parts: Sequence[Any]) -> Any:
+        return joined_in_ranks(parts, lambda of_block: by_pairs(self, of_block), ranks)
+
     monkeypatch.setattr("hotbed.training.model.GrainLearner", AnyOrder)
     monkeypatch.setattr(
         grains, "joined", lambda values: joined_in_ranks(values, join_values, ranks)
     )
-    monkeypatch.setattr(
-        LocalLookup,
-        "join",
-        lambda self, sums: joined_in_ranks(sums, lambda part: join_sums(self, part), ranks),
-    )
+    monkeypatch.setattr(LocalLookup, "join_grains", join_grains)
     assert learn() == expected
 
 
@@ -255,8 +265,11 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
 
 def test_a_flat_sum_of_row_gradients_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = plain()
-    merged = local.merged_sums
-    monkeypatch.setattr(local, "merged_sums", lambda parts, order: merged(parts, "flat"))
+
+    def flat(self: LocalLookup, layout: Any, mapped: Any, parts: Sequence[Any]) -> Any:
+        return self.join([part for part in parts if part is not None])
+
+    monkeypatch.setattr(LocalLookup, "join_grains", flat)
     assert learn().tables != expected.tables
 
 

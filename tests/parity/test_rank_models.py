@@ -285,6 +285,28 @@ def no_dense_parameter() -> Found:
     return trained(network, dataset(ONE_LABEL), epochs=3)
 
 
+class Choosy(OwnLoss):
+    """It learns nothing from the rows of a grain whose first label is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = hb.models.LR(ONE_LABEL, tables(ONE_LABEL, rule=hb.Adam(lr=0.1)))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores = self.network(batch)
+        labels = batch.labels["y"]
+        if labels[0] == 1:
+            scores = scores.detach()
+        return nn.functional.binary_cross_entropy_with_logits(scores + self.bias, labels)
+
+
+@quick
+def grains_without_gradients_of_rows() -> Found:
+    """An id of such grains alone does not move; one of other grains, too, takes their sums."""
+    return trained(Choosy(), dataset(ONE_LABEL), loss=None, metrics=())
+
+
 def ahead(depth: int) -> Case:
     """Fits whose ids are mapped ahead, up to evictions and the last step; one ends by an error."""
 

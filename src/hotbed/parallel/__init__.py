@@ -24,7 +24,7 @@ from .counters import Counters, sum_counters
 from .dense import DenseExchange
 from .exchange import TableExchange
 from .halves import joined
-from .ids import AskedIds, has_fault
+from .ids import AskedIds
 from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
 from .ranks import Ranks, digest_of, together
@@ -49,7 +49,6 @@ __all__ = [
     "Traffic",
     "digest_of",
     "digest_of_files",
-    "has_fault",
     "joined",
     "reduced",
     "sum_counters",

@@ -11,6 +11,7 @@ The tables of all modules of a network go together: the number of messages does 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -21,12 +22,13 @@ from torch import Tensor
 from hotbed.data.batch import CountedTimes, Ids
 from hotbed.embedding.lookups import (
     FeatureLayout,
+    GrainSums,
     HostIds,
     LocalIds,
     Plan,
     Sums,
-    merged_sums,
-    with_empty_sums,
+    grain_sums,
+    joined_sums,
 )
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import Step, Table
@@ -163,19 +165,15 @@ class TableExchange:
             parts: the sums of each grain, [module][grain]; None = there are none.
         """
         sent: list[Sequence[Tensor]] = []
-        for number, block in enumerate(self._blocks):
-            counts_of_rank = [of_rank[number] for of_rank in ids.asks]
-            for tables, layout, of_module in self._each_module(parts):
-                grains = with_empty_sums(layout, of_module[block.first : block.first + block.size])
-                dims = self._dims[tables]
-                sizes = [_floats(dims, counts[tables]) for counts in counts_of_rank]
-                sums = torch.zeros(sum(sizes))
-                if grains:
-                    merged, arrays = merged_sums(grains, "tree")
-                    merged.step.ask(self._owners_of(tables), self._ranks.size)
-                    addresses = [array.__array_interface__["data"][0] for array in arrays]
-                    merged.step.write_sums(addresses, sums.data_ptr())
-                sent.append(sums.split(sizes))
+        for number, (block, front) in enumerate(zip(self._blocks, ids.fronts, strict=True)):
+            sizes = [_floats(self._dims, of_rank[number]) for of_rank in ids.asks]
+            sums = torch.empty(sum(sizes))
+            grains = [
+                self._of_grain([of_module[grain] for of_module in parts])
+                for grain in range(block.first, block.first + block.size)
+            ]
+            front.write_sums(grains, sums.data_ptr())
+            sent.append(sums.split(sizes))
         return sent
 
     def num_sums(self, ids: AskedIds) -> list[int]:
@@ -189,25 +187,17 @@ class TableExchange:
             ids: of the batch.
             received: what `sums_to_owners` of each rank sent.
         """
-        nothing = torch.zeros(1)
-        addresses_of = [[nothing.data_ptr()] * len(self._dims) for _ in ids.leaves]
-        starts = [of_rank.data_ptr() for of_rank in received]
-        for leaf, rows in self._rows_of_leaves(ids, starts):
-            addresses_of[leaf] = [address for address, _ in rows]
+        leaves = self._leaves(ids, [of_rank.data_ptr() for of_rank in received])
+        steps = self._split(ids.step)
         owned = []
-        for tables, layout, _ in self._each_module(self._modules):
-            of_module: list[list[int | None]] = []
-            for addresses in addresses_of:
-                here: list[int | None] = [None] * len(addresses)
-                here[tables] = addresses[tables]
-                of_module.append(here)
-            step, arrays = Step.merge(ids.leaves, of_module, "tree")
-            grads = []
-            for group in layout.groups:
-                of_tables = [torch.from_numpy(arrays[n]).view(-1, group.dim) for n in group.tables]
-                grads.append(of_tables[0] if len(of_tables) == 1 else torch.cat(of_tables))
-            ids_of_module = OwnedIds(layout.tables, step, ranks=self._ranks)
-            owned.append(Sums(ids_of_module, layout.groups, grads, finite=False))
+        for tables, layout, step in self._each_module(steps):
+            of_module: list[GrainSums] = []
+            for counts, addresses in leaves:
+                of_module.append((counts[tables], [*addresses[tables]]))
+            sums = joined_sums(layout, LocalIds(layout.tables, step), of_module)
+            assert isinstance(sums.mapped, LocalIds), "the ids of a step are"
+            mapped = OwnedIds(layout.tables, sums.mapped.step, ranks=self._ranks)
+            owned.append(replace(sums, mapped=mapped))
         return owned
 
     def _front(self, inputs: Sequence[Ids], times: Any, counted: Any, ends: Sequence[int]) -> Step:
@@ -265,12 +255,10 @@ class TableExchange:
 
     def _fetch_rows(self, ids: AskedIds) -> None:
         """Send the rows that this rank is asked for, and take those that it asked for."""
-        ids.leaves.extend(ids.step.divide())
         to_rank = self.num_sums(ids)
         sent = torch.empty(sum(to_rank))
         starts = [of_rank.data_ptr() for of_rank in sent.split(to_rank)]
-        for leaf, out in self._rows_of_leaves(ids, starts):
-            ids.leaves[leaf].pool(out)
+        ids.step.write_rows([addresses for _, addresses in self._leaves(ids, starts)])
         of_blocks = [[_floats(self._dims, block) for block in blocks] for blocks in ids.asks]
         received = self._ranks.send(sent, to_rank, [sum(sizes) for sizes in of_blocks])
         pieces = received.split([size for sizes in of_blocks for size in sizes])
@@ -281,30 +269,38 @@ class TableExchange:
             ids.rows.append(rows)
             front.take_rows(rows.data_ptr())
 
-    def _rows_of_leaves(
-        self, ids: AskedIds, starts: Sequence[int]
-    ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Yield the leaf of each block, and where the rows of each table lie: address, dim.
+    def _leaves(self, ids: AskedIds, starts: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+        """Return of each leaf how many ids of each table are asked for, and where rows of them lie.
 
-        `starts`: where those lie that each rank asks this one for, block after block.
+        `starts`: the address of the rows that each rank asks this one for, block after block.
         """
+        nothing = [0] * len(self._dims)
+        leaves = [(nothing, nothing)] * self._placement.leaves
         every_leaf = iter(self._placement.every_leaf)
         for address, blocks in zip(starts, ids.asked, strict=True):
             for counts in blocks:
-                rows = []
+                addresses = []
                 for dim, count in zip(self._dims, counts, strict=True):
-                    rows.append((address, dim))
+                    addresses.append(address)
                     address += 4 * count * dim
-                yield next(every_leaf), rows
+                leaves[next(every_leaf)] = (counts, addresses)
+        return leaves
+
+    def _of_grain(self, parts: Sequence[Sums | None]) -> GrainSums:
+        """Return the sums of a grain for the tables of all modules; `parts`: of each module."""
+        uniques: list[int] = []
+        addresses: list[int | None] = []
+        for _, layout, part in self._each_module(parts):
+            of_module = grain_sums(part, len(layout.tables))
+            uniques += of_module[0]
+            addresses += of_module[1]
+        return uniques, addresses
 
     def _each_module(self, values: Sequence[Any]) -> Iterator[tuple[slice, FeatureLayout, Any]]:
         """Yield, of each module, the numbers of its tables, its layout and its value."""
         ends = accumulate((len(layout.tables) for layout in self._modules), initial=0)
         for (first, last), layout, value in zip(pairwise(ends), self._modules, values, strict=True):
             yield slice(first, last), layout, value
-
-    def _owners_of(self, tables: slice) -> np.ndarray:
-        return self._owners.reshape(len(self._dims), -1)[tables].reshape(-1)
 
     def _split(self, step: Step) -> list[Step]:
         """Return the parts of a step that belong to each module."""

@@ -30,7 +30,6 @@ class AskedIds:
         fronts: of each block of this rank, its distinct ids, whose rows are asked for.
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
-        leaves: `step`, divided by blocks.
         rows: which the owners sent, of each block.
     """
 
@@ -38,7 +37,6 @@ class AskedIds:
     fronts: Sequence[Step]
     asks: Counts
     asked: Counts
-    leaves: list[Step] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
 
 
@@ -75,9 +73,3 @@ class OwnedIds(LocalIds):
 
     def without_ids(self) -> OwnedIds:
         return OwnedIds(self.tables, super().without_ids().step, ranks=self.ranks)
-
-
-def has_fault(sums: Sums) -> bool:
-    """Return whether a sum of the ids that this rank owns is not finite."""
-    assert isinstance(sums.mapped, OwnedIds), "they are of an exchange"
-    return LocalIds.find_nonfinite(sums.mapped, sums) is not None

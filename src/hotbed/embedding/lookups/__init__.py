@@ -13,9 +13,9 @@ plan.py      Plans: ids that were mapped before the network looks them up
 
 from .host_ids import HostIds
 from .layout import Buckets, Feature, FeatureLayout, Group
-from .local import LocalIds, LocalLookup, merged_sums
+from .local import GrainSums, LocalIds, LocalLookup, grain_sums, joined_sums
 from .lookup import Lookup, Pooled
-from .mapped import MappedIds, Sums, with_empty_sums
+from .mapped import MappedIds, Sums
 from .plan import Plan, Plans, statistics_after
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Feature",
     "Group",
     "FeatureLayout",
+    "GrainSums",
     "HostIds",
     "LocalIds",
     "LocalLookup",
@@ -32,7 +33,7 @@ __all__ = [
     "Plans",
     "Pooled",
     "Sums",
-    "merged_sums",
+    "grain_sums",
+    "joined_sums",
     "statistics_after",
-    "with_empty_sums",
 ]

@@ -182,7 +182,7 @@ class LocalLookup(Lookup):
         return Sums(local, groups, grads, finite)
 
     def join(self, parts: Sequence[Sums]) -> Sums:
-        mapped, arrays = merged_sums(parts, "tree")
+        mapped, arrays = _merged_sums(parts)
         groups = parts[0].groups
         grads = []
         for group in groups:
@@ -197,9 +197,17 @@ class LocalLookup(Lookup):
         # sums of finite sums may overflow: they must be checked again
         return Sums(mapped, groups, grads, finite=False)
 
+    def join_grains(
+        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
+    ) -> Sums | None:
+        if all(part is None for part in parts):
+            return None
+        num_tables = len(layout.tables)
+        return joined_sums(layout, _local(mapped), [grain_sums(part, num_tables) for part in parts])
+
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         if len(parts) > 1 and _share_tables(parts):
-            mapped, arrays = merged_sums(parts, "flat")
+            mapped, arrays = _merged_sums(parts)
             addresses = [array.__array_interface__["data"][0] for array in arrays]
             rate_of: dict[Table, float] = {}
             for part, group_rates in zip(parts, rates, strict=True):
@@ -211,6 +219,28 @@ class LocalLookup(Lookup):
             mapped = _local(part.mapped)
             addresses = mapped.addresses(part.groups, part.grads)
             mapped.step.apply(addresses, _table_rates(part, group_rates))
+
+
+GrainSums = tuple[list[int], list[int | None]]
+"""Of each table, the distinct ids of a grain, and the address of their sums; None = it has none."""
+
+
+def grain_sums(part: Sums | None, num_tables: int) -> GrainSums:
+    """Return the sums of a grain, which must live on; `part`: None = it has none."""
+    uniques = [] if part is None else part.mapped.num_uniques()
+    if part is None or not any(uniques):  # also where somebody has set them to zero
+        return [0] * num_tables, [None] * num_tables
+    return uniques, _local(part.mapped).addresses(part.groups, part.grads)
+
+
+def joined_sums(layout: FeatureLayout, mapped: LocalIds, grains: Sequence[GrainSums]) -> Sums:
+    """Return the sums of the grains of mapped ids, as `Lookup.join_grains`."""
+    uniques = mapped.num_uniques()
+    grads = [group.empty(uniques) for group in layout.groups]
+    addresses = mapped.addresses(layout.groups, grads)
+    finite = mapped.step.join(grains, addresses)
+    ids = LocalIds(mapped.tables, mapped.step.summed(addresses))
+    return Sums(ids, layout.groups, grads, finite)
 
 
 class _Results:
@@ -322,18 +352,15 @@ def _updated_tables(part: Sums) -> list[Table]:
     return [part.mapped.tables[number] for number in numbers]
 
 
-def merged_sums(parts: Sequence[Sums], order: str) -> tuple[LocalIds, list[Any]]:
-    """Return the ids of all parts, each table once, and the sums of each table as an array.
-
-    `order`: in which the sums of an id are added, "flat" or "tree".
-    """
+def _merged_sums(parts: Sequence[Sums]) -> tuple[LocalIds, list[Any]]:
+    """Return the ids of all parts, each table once, and the sums of each table as an array."""
     every_ids = [_local(part.mapped) for part in parts]
     dense = [[dense_rows(grad) for grad in part.grads] for part in parts]  # as a caller left them
     addresses = [
         ids.addresses(part.groups, grads)
         for part, grads, ids in zip(parts, dense, every_ids, strict=True)
     ]
-    step, arrays = Step.merge([ids.step for ids in every_ids], addresses, order)
+    step, arrays = Step.merge([ids.step for ids in every_ids], addresses)
     # in the order of merge: as the tables come first
     tables = dict.fromkeys(table for part in parts for table in _updated_tables(part))
     return LocalIds(list(tables), step), arrays

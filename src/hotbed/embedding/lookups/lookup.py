@@ -21,7 +21,7 @@ from hotbed.data.batch import Ids
 from hotbed.embedding.table import MapQueue
 
 from .layout import FeatureLayout, Group
-from .mapped import MappedIds, Sums, with_empty_sums
+from .mapped import MappedIds, Sums
 from .plan import Plan
 
 Pooled = tuple[Tensor, list[Tensor]]
@@ -130,22 +130,24 @@ class Lookup(ABC):
     def join(self, parts: Sequence[Sums]) -> Sums:
         """Return the sums of parts of a step, in the same groups, as those of all their ids.
 
-        The sums of an id are added by halves, as in (0 + 1) + (2 + 3). A part without the id is
-        left out. Ids come in the order of their first part, and in the order that they have there.
+        The sums of an id are added one after another. Ids come in the order of their first part,
+        and in the order that they have there.
         """
 
+    @abstractmethod
     def join_grains(
         self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
     ) -> Sums | None:
-        """Return the sums of the grains of a batch, as `join`; None if no grain has any.
+        """Return the sums of the grains of a batch; None if no grain has any.
+
+        The sums of an id are added by halves, as in (0 + 1) + (2 + 3). A grain without the id is
+        left out, and an id of no grain with sums takes no gradient.
 
         Args:
             layout: the features and tables.
             mapped: the ids of the batch, which was divided.
-            parts: of each grain; None = it has no sums.
+            parts: of each grain, with the ids that `divide` gave it; None = it has no sums.
         """
-        every = with_empty_sums(layout, parts)
-        return self.join(every) if every else None
 
     @abstractmethod
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hotbed.embedding.table import Table
 from hotbed.errors import NonFiniteGradient
 
-from .layout import FeatureLayout, Group
+from .layout import Group
 
 
 class MappedIds(Protocol):
@@ -104,13 +104,3 @@ class Sums:
             name,
             id,
         )
-
-
-def with_empty_sums(layout: FeatureLayout, parts: Sequence[Sums | None]) -> list[Sums]:
-    """Return the parts, with the sums of no id in place of None; [] where all are None."""
-    mapped = [part.mapped for part in parts if part is not None]
-    if not mapped:
-        return []
-    grads = [group.empty([0] * len(layout.tables)) for group in layout.groups]
-    nothing = Sums(mapped[0].without_ids(), layout.groups, grads, finite=True)
-    return [part or nothing for part in parts]

@@ -34,7 +34,6 @@ from hotbed.parallel import (
     Traffic,
     digest_of,
     digest_of_files,
-    has_fault,
     sum_counters,
 )
 from hotbed.persist.spread import keep_own_rows
@@ -250,7 +249,7 @@ class RankLearner(GrainLearner):
         counts, row_parts, dense_parts = self._to_owners(asked, rows, dense)
         num_rows, num_dense = counts.split([len(rows), len(dense)])
         owned = self._exchange.sums_of_owner(asked, row_parts)
-        faults = torch.tensor([float(has_fault(sums)) for sums in owned])
+        faults = torch.tensor([float(not sums.finite) for sums in owned])
 
         shares = self._ranks.gather(torch.cat([faults, self._dense.share(dense_parts)]))
         is_faulty = shares[:, : len(owned)].any(0).tolist()
