@@ -816,7 +816,7 @@ std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) const {
     const Part& from = parts_[t];
     Part& part = step->parts_[t];
     part.num_unique = from.num_unique, part.withdrawn = from.withdrawn, part.step = from.step;
-    part.generation = from.generation;
+    part.generation = from.generation, part.frames = from.frames;
     part.table->retain(part.generation);
     part.ranges.resize(from.ranges.size());
   }
