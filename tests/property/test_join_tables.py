@@ -163,7 +163,7 @@ def check(steps: list[Any], kept: dict[str, Any]) -> None:
         assert waiting, "no id waits"
 
 
-@pytest.mark.parametrize(("ahead", "grains"), [(0, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("ahead", "grains"), [(0, 1), (3, 2)])
 def test_policies_count_an_impression_of_several_samples_once(ahead: int, grains: int) -> None:
     check(*learn(ahead + grains, ahead, grains))
 
@@ -256,7 +256,7 @@ def shown_metrics(seed: int, scores: dict[int, dict[str, float]]) -> dict[str, f
     return found
 
 
-@pytest.mark.parametrize(("ahead", "grains"), [(0, 1), (3, 2)])
+@pytest.mark.parametrize(("ahead", "grains"), [pytest.param(0, 1, marks=pytest.mark.soak), (3, 2)])
 def test_metrics_of_shown_impressions_are_of_final_labels_and_change_no_bit(
     ahead: int, grains: int, tmp_path: Any
 ) -> None:
