@@ -259,3 +259,12 @@ def test_what_a_plan_cannot_do_is_refused(job: str, flag: str, message: str) -> 
     error = CliRunner().invoke(app, ["plan", job, flag]).exception
     assert isinstance(error, ConfigError)
     assert message in str(error)
+
+
+def test_a_plan_of_one_of_several_ranks_is_refused(
+    job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    error = CliRunner().invoke(app, ["plan", job]).exception
+    assert isinstance(error, ConfigError)
+    assert "it starts the ranks that it measures, got a process of 2 ranks" in str(error)
