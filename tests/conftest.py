@@ -50,6 +50,7 @@ ALLOWED_SKIPS = (
     "needs /proc",
     "network namespaces absent",
     "mounts absent",
+    "disk space absent",
 )
 
 

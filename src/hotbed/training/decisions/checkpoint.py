@@ -70,8 +70,8 @@ class Checkpoint:
         path: a local path, or a URL for fsspec, where decisions of the clock are not journalled.
         every_steps: steps between two saves.
         every_seconds: seconds between two saves.
-        full_every: every `full_every`-th save is a full. Tables on a disk are not read for it, where
-            their changes are tracked: it is made of the files before it.
+        full_every: every `full_every`-th save is a full. Tables on a disk whose changes are tracked
+            are not read for it: it is made of the files before it.
         keep: number of fulls that are kept, with the deltas that build on them.
         publish: a `Publisher` that receives each saved version; fulls come with the network as a
             graph for servers.
