@@ -52,7 +52,8 @@ class Dataset:
     without a new row, the pending rows become a batch, even if there are fewer than `batch_size`
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
     the clock are left out and become dead letters. `live` holds the journal, the dead letters and
-    the clock; put your own there before reading.
+    the clock; put your own there before reading. `reading` has the batches that the thread of the
+    newest iteration has read ahead.
 
     Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
 
@@ -109,7 +110,7 @@ class Dataset:
         self._next_epoch = 0
         self._resume: Position | None = None
         self._position = self._at(0, self._start)
-        self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
+        self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Batch] = []  # of each lane; none before the first epoch
         self._num_rows: int | None = None
 
@@ -159,7 +160,7 @@ class Dataset:
 
         It is False without `prefetch`.
         """
-        return self._reading is not None and self._reading.has_next
+        return self.reading is not None and self.reading.has_next
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
@@ -406,7 +407,7 @@ class Dataset:
         batches = self._batches(epoch, start, divided=divided)
         items: Any = batches
         if self.prefetch:
-            items = self._reading = ReadAhead(batches, self.prefetch)
+            items = self.reading = ReadAhead(batches, self.prefetch)
         with closing(items):
             for batch in items:
                 if batch is not None:

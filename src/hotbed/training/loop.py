@@ -107,6 +107,8 @@ def _calls(
         run.step,
         run.now,
     )
+    if update is not None and (run.goal.depth or isinstance(run.dataset, Dataset)):
+        stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead
     examples: list[Example] = []
     with closing(stage):
         for example in stage:

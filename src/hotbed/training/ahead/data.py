@@ -116,6 +116,7 @@ class Ahead:
             self._step,
             self._now,
         )
+        stage.fetch_for(self.network)
         with closing(stage), closing(cores):
             cores.begin(self._step)
             for step, example in enumerate(stage, self._step + 1):

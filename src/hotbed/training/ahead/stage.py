@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map stage: decides how far ids are mapped, and lets a thread map them."""
+"""The map stage: decides how far ids are mapped and rows fetched, and lets threads do it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
 from hotbed.training.stages.example import Example
 
+from .fetcher import Fetcher
 from .mapper import Mapper
 
 Barrier = Callable[[int, int | None], bool]
@@ -64,6 +67,7 @@ class MapStage:
         now: int | None,
     ) -> None:
         self.ahead = 0
+        self._fetcher: Fetcher | None = None
         self._mapper = mapper
         self._depth = depth
         self._barrier = barrier
@@ -76,7 +80,7 @@ class MapStage:
         self._examples: Generator[Example | None, None, None] | ReadAhead[Example | None] = examples
         self._reader: Dataset | ReadAhead[Example | None] | None = None
         self._queue: MapQueue | None = None
-        if depth and isinstance(data, Dataset) and data.prefetch:
+        if isinstance(data, Dataset) and data.prefetch:
             self._reader = data
         elif depth and mapper is not None and not mapper.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
@@ -107,12 +111,17 @@ class MapStage:
             return {}
         return self._mapper.statistics(self._current.example)
 
+    def fetch_for(self, network: nn.Module) -> None:
+        """Let tables of a network that lie on a disk read the rows of coming batches."""
+        self._fetcher = Fetcher.of(network)
+
     def advance(self, example: Example) -> None:
-        """Let the next examples be mapped, up to the next barrier.
+        """Let the next examples be mapped, up to the next barrier, and rows of others be fetched.
 
         Args:
             example: the current one; its ids are mapped.
         """
+        self._fetch()
         if self._queue is None or self._mapper is None or not self._mapper.foresees:
             return
         self._current.example = example
@@ -133,6 +142,8 @@ class MapStage:
         Examples that were mapped and will not be looked up are taken back, so that the tables hold
         what was learned and no more.
         """
+        if self._fetcher is not None:
+            self._fetcher.close()
         if self._queue is not None:
             self._queue.close()
             assert self._mapper is not None
@@ -142,6 +153,21 @@ class MapStage:
             self._waiting.clear()
             self.ahead = 0
         self._examples.close()
+
+    def _fetch(self) -> None:
+        """Let rows be fetched of the batches that were read and do not wait here yet."""
+        if self._fetcher is None or self._reader is None:
+            return
+        reading: ReadAhead[Any] | None
+        if isinstance(self._reader, Dataset):
+            reading = self._reader.reading
+            if reading is not None:  # an iterator of the user's own is read no further ahead
+                reading.deepen(self._fetcher.depth)
+        else:
+            reading = self._reader
+        if reading is not None:
+            coming = reading.coming(max(0, self._fetcher.depth - len(self._waiting)))
+            self._fetcher.look([batch for batch in coming if batch is not None])
 
     def _read_ahead(self) -> None:
         """Read examples up to the depth: those that can be had without waiting, or all."""
