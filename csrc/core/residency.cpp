@@ -8,10 +8,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memory.h"
+
 namespace hotbed {
 namespace {
 
-constexpr uint64_t kRowsOfSpan = uint64_t{1} << 20;
+constexpr uint64_t kRowsOfSpan = uint64_t{1} << 19;
 constexpr size_t kAhead = 12;
 
 // The store of a folder: one file for all tables of the process that lie there.
@@ -41,9 +43,10 @@ Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, con
       store_(config.store ? config.store : store_at(config.folder, config.engine)),
       owner_(store_->add_owner(*this, key, layout.value_bytes, layout.state_bytes)),
       words_(0, sizeof(uint64_t)),
-      frames_(config.ram_rows) {
+      num_frames_(config.ram_rows),
+      frames_(static_cast<Frame*>(map_pages(num_frames_ * sizeof(Frame), false))) {
   spans_.push_back(store_->add_span(owner_));
-  while (pool_.slabs().size() < frames_.size()) pool_.add_chunk();  // pages come when they are touched
+  while (pool_.slabs().size() < num_frames_) pool_.add_chunk();  // likewise
 }
 
 Residency::~Residency() {
@@ -53,6 +56,7 @@ Residency::~Residency() {
     finish_loads();
   }
   store_->remove_owner(owner_);
+  unmap_pages(frames_, num_frames_ * sizeof(Frame));
 }
 
 // Plans.
@@ -78,7 +82,7 @@ void Residency::use(uint32_t number, uint64_t plan) {
   Frame& frame = frames_[number];
   if (frame.used == plan) return;
   LivePlan& user = plans_[plan - first_live_];
-  if (user.frames.size() >= 2 * frames_.size()) {  // it was brought up to date again and again
+  if (user.frames.size() >= 2 * num_frames_) {  // it was brought up to date again and again
     std::sort(user.frames.begin(), user.frames.end());
     user.frames.erase(std::unique(user.frames.begin(), user.frames.end()), user.frames.end());
   }
@@ -92,7 +96,7 @@ void Residency::use(uint32_t number, uint64_t plan) {
 bool Residency::recount() {
   const std::lock_guard lock(mutex_);
   if (std::all_of(plans_.begin(), plans_.end(), [](const LivePlan& plan) { return plan.lives; })) return false;
-  for (Frame& frame : frames_) frame.used = 0;
+  for (uint32_t i = 0; i < num_used_; i++) frames_[i].used = 0;
   num_pinned_ = 0;
   for (LivePlan& plan : plans_) plan.num_frames = 0;
   for (size_t i = 0; i < plans_.size(); i++)
@@ -164,7 +168,7 @@ void Residency::unlink(uint32_t number) {
 
 uint32_t Residency::victim(bool ahead) {
   uint32_t at = hand_;
-  for (uint64_t looked = 0; looked <= 2 * frames_.size(); looked++) {
+  for (uint64_t looked = 0; looked <= 2 * num_frames_; looked++) {
     if (at == kNoFrame) at = oldest_;
     if (at == kNoFrame) break;
     Frame& frame = frames_[at];
@@ -201,7 +205,10 @@ uint32_t Residency::take_frame(Room& room, bool ahead) {
     free_.pop_back();
     return number;
   }
-  if (num_used_ < frames_.size()) return num_used_++;
+  if (num_used_ < num_frames_) {
+    frames_[num_used_] = Frame();
+    return num_used_++;
+  }
   const uint32_t number = victim(ahead);
   if (number != kNoFrame) evict(number, room);
   return number;
@@ -255,7 +262,7 @@ std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, c
   frames.reserve(slots.size());
   try {
     while (frames.size() < slots.size()) {
-      if (!plan && num_ahead_ + frames.size() >= (frames_.size() - num_pinned_) / 2) break;
+      if (!plan && num_ahead_ + frames.size() >= (num_frames_ - num_pinned_) / 2) break;
       const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
       if (number == kNoFrame) break;
       frames.push_back(number);
@@ -478,7 +485,7 @@ ResidencyStats Residency::stats() const {
   ResidencyStats stats;
   stats.hits = hits_, stats.misses = misses_, stats.fetched = fetched_, stats.wait_ns = wait_ns_;
   stats.num_frames = num_used_ - static_cast<uint32_t>(free_.size());
-  stats.memory_bytes = words_.num_bytes() + frames_.size() * sizeof(Frame) + free_.capacity() * sizeof(uint32_t);
+  stats.memory_bytes = words_.num_bytes() + num_used_ * sizeof(Frame) + free_.capacity() * sizeof(uint32_t);
   stats.store = store_->stats();
   stats.engine = store_->engine_name();
   return stats;

@@ -102,7 +102,7 @@ class Residency final : RecordOwner {
   // A plan that outlives younger ones seems to use their frames, too, until these are counted anew. Returns whether
   // there may be fewer now.
   bool recount();
-  uint64_t num_frames() const noexcept { return frames_.size(); }
+  uint64_t num_frames() const noexcept { return num_frames_; }
 
   // Gives the rows of the slots frames for the plan, and begins to read them; kNoSlot and slots without a row are
   // passed over. There are frames enough. `arrive` waits, and reads once more what did not come. It throws RecordLost
@@ -217,7 +217,8 @@ class Residency final : RecordOwner {
   mutable std::mutex mutex_;
   Slabs words_;  // by slot
   std::atomic<uint64_t> num_slots_{0};
-  std::vector<Frame> frames_;  // all of them; from num_used_ on none was ever taken
+  const uint64_t num_frames_;
+  Frame* const frames_;  // pages come when they are touched: from num_used_ on none was ever taken
   uint32_t num_used_ = 0;
   std::vector<uint32_t> free_;
   uint32_t newest_ = kNoFrame, oldest_ = kNoFrame, hand_ = kNoFrame;
