@@ -9,8 +9,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
-#include <optional>
 
 #include "arrays.h"
 #include "core/step.h"
@@ -129,10 +129,10 @@ void load_rows(Table& table, const nb::dict& in) {
   rows.updated = column<uint32_t>(in, "updated");
   rows.scores = column<double>(in, "score");
   nb::gil_scoped_release release;
-  std::optional<Residency::Room> room;
-  if (table.residency()) room.emplace(*table.residency(), rows.ids.size());
+  std::unique_ptr<Residency::Room> room;
+  if (table.residency()) room = table.make_room(rows.ids.size());
   std::lock_guard lock(table.mutex());
-  table.load_rows(rows, room ? &*room : nullptr);
+  table.load_rows(rows, room.get());
 }
 
 // Fills out[n, dim] with the rows of slots; -1 gives the default vector.

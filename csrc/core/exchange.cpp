@@ -203,7 +203,8 @@ void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training
                      bool logs) {
   release();
   plan_asked(grains, timed);
-  if (training) make_room();
+  Rooms rooms(*this);
+  if (training) rooms.make_for_ids();
   const Locked locked(*this);
   num_rows_ = num_rows;
   map_planned(nullptr, training, logs);

@@ -50,15 +50,12 @@ Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, con
 }
 
 Residency::~Residency() {
-  try {
-    std::unique_lock lock(mutex_);
-    settle(lock, num_loads_);
-  } catch (...) {  // nobody wants these rows any more
+  if (is_foreign()) return;  // the parent's threads may hold the mutexes for ever
+  {
+    const std::lock_guard guard(mutex_of_table_);  // compaction asks still
+    finish_loads();
   }
-  try {
-    store_->remove_owner(owner_);
-  } catch (const std::logic_error&) {  // of the parent process
-  }
+  store_->remove_owner(owner_);
   unmap_pages(frames_, num_frames_ * sizeof(Frame));
 }
 
@@ -73,17 +70,39 @@ Residency::Plan::Plan(Residency& residency) : residency_(residency) {
 Residency::Plan::~Plan() { residency_.end_plan(number_); }
 
 void Residency::end_plan(uint64_t number) {
+  if (is_foreign()) return;
   const std::lock_guard lock(mutex_);
-  plans_[number - first_live_].lives = false;
+  LivePlan& plan = plans_[number - first_live_];
+  plan.lives = false, plan.frames = {};
   for (; !plans_.empty() && !plans_.front().lives; plans_.pop_front(), first_live_++)
     num_pinned_ -= plans_.front().num_frames;
 }
 
-void Residency::use(Frame& frame, uint64_t plan) {
-  if (frame.used >= plan) return;
+void Residency::use(uint32_t number, uint64_t plan) {
+  Frame& frame = frames_[number];
+  if (frame.used == plan) return;
+  LivePlan& user = plans_[plan - first_live_];
+  if (user.frames.size() >= 2 * num_frames_) {  // it was brought up to date again and again
+    std::sort(user.frames.begin(), user.frames.end());
+    user.frames.erase(std::unique(user.frames.begin(), user.frames.end()), user.frames.end());
+  }
+  user.frames.push_back(number);
+  if (frame.used > plan) return;
   if (pinned(frame)) plans_[frame.used - first_live_].num_frames--, num_pinned_--;
   frame.used = plan;
-  plans_[plan - first_live_].num_frames++, num_pinned_++;
+  user.num_frames++, num_pinned_++;
+}
+
+bool Residency::recount() {
+  const std::lock_guard lock(mutex_);
+  if (std::all_of(plans_.begin(), plans_.end(), [](const LivePlan& plan) { return plan.lives; })) return false;
+  for (uint32_t i = 0; i < num_used_; i++) frames_[i].used = 0;
+  num_pinned_ = 0;
+  for (LivePlan& plan : plans_) plan.num_frames = 0;
+  for (size_t i = 0; i < plans_.size(); i++)
+    for (const uint32_t number : std::exchange(plans_[i].frames, {}))
+      if (frames_[number].slot != kNoSlot) use(number, first_live_ + i);
+  return true;
 }
 
 uint64_t Residency::num_pinned() {
@@ -121,6 +140,7 @@ Residency::Room::Room(Residency& residency, uint64_t most) : residency_(residenc
 }
 
 Residency::Room::~Room() {
+  if (residency_.is_foreign()) return;
   residency_.store_->give_back(residency_.owner_, left_);
   const std::lock_guard lock(residency_.mutex_);
   residency_.num_rooms_--;
@@ -197,10 +217,7 @@ uint32_t Residency::take_frame(Room& room, bool ahead) {
 uint32_t Residency::take_frame(std::unique_lock<std::mutex>& lock, Room& room) {
   uint32_t number = take_frame(room, false);
   if (number == kNoFrame) {  // rows are on their way into those that are left
-    try {
-      settle(lock, num_loads_);
-    } catch (const RecordLost&) {  // whoever wants that row reads it once more
-    }
+    settle(lock, num_loads_);
     number = take_frame(room, false);
   }
   if (number == kNoFrame) throw std::logic_error("residency: a batch needs more frames than were counted");
@@ -237,31 +254,47 @@ uint64_t Residency::number_of(const Frame& frame) const noexcept {
   return first + ((frame.load - static_cast<uint32_t>(first)) & ((1u << 29) - 1));
 }
 
-void Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots, const Plan* plan,
-                     Room& room) {
-  if (slots.empty()) return;
-  Load load{num_loads_ + 1, plan == nullptr, nullptr, {}};
-  std::vector<RecordRead> reads;
-  reads.reserve(slots.size());
-  for (const uint32_t slot : slots) {
-    if (!plan && num_ahead_ >= (num_frames_ - num_pinned_) / 2) break;
-    const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
-    if (number == kNoFrame) break;
-    Frame& frame = frames_[number];
-    frame.place = word(slot), frame.slot = slot;
-    frame.flags = kLoading | (plan ? 0u : kAhead);
-    frame.load = static_cast<uint32_t>(load.number);
-    word(slot) = kInFrame | number;
-    link(number);
-    if (plan) use(frame, plan->number());
-    else num_ahead_++;
-    reads.push_back({place_of(frame.place), slot, pool_.values(number), pool_.state(number)});
-    load.frames.push_back(number);
+std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
+                                           const Plan* plan, Room& room) {
+  if (slots.empty()) return nullptr;
+  // First the frames, for which the mutex may be let go, and then what is done with them.
+  std::vector<uint32_t> frames;
+  frames.reserve(slots.size());
+  try {
+    while (frames.size() < slots.size()) {
+      if (!plan && num_ahead_ + frames.size() >= (num_frames_ - num_pinned_) / 2) break;
+      const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
+      if (number == kNoFrame) break;
+      frames.push_back(number);
+    }
+    if (frames.empty()) return nullptr;
+    std::vector<RecordRead> reads;
+    reads.reserve(frames.size());
+    for (size_t i = 0; i < frames.size(); i++)
+      reads.push_back({place_of(word(slots[i])), slots[i], pool_.values(frames[i]), pool_.state(frames[i])});
+    loads_.push_back({num_loads_ + 1, nullptr, frames});
+    try {
+      loads_.back().batch = store_->read(owner_, std::move(reads));
+    } catch (...) {
+      loads_.pop_back();
+      throw;
+    }
+  } catch (...) {
+    free_.insert(free_.end(), frames.begin(), frames.end());
+    throw;
   }
-  if (reads.empty()) return;
   num_loads_++;
-  load.batch = store_->read(owner_, std::move(reads));
-  loads_.push_back(std::move(load));
+  for (size_t i = 0; i < frames.size(); i++) {
+    Frame& frame = frames_[frames[i]];
+    frame.place = word(slots[i]), frame.slot = slots[i];
+    frame.flags = kLoading | (plan ? 0u : kAhead);
+    frame.load = static_cast<uint32_t>(num_loads_);
+    word(slots[i]) = kInFrame | frames[i];
+    link(frames[i]);
+    if (plan) use(frames[i], plan->number());
+    else num_ahead_++;
+  }
+  return loads_.back().batch;
 }
 
 void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
@@ -271,7 +304,7 @@ void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
     lock.unlock();
     try {
       batch->wait();
-    } catch (const RecordLost&) {  // told of below
+    } catch (const RecordLost&) {  // whoever wants that row reads it once more
     }
     lock.lock();
     if (loads_.empty() || loads_.front().number != first) continue;
@@ -288,7 +321,6 @@ void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
       word(lost.slot) = kStored | lost.place.bits;
       release(static_cast<uint32_t>(at));
     }
-    if (!load.is_ahead && !batch->lost().empty()) throw batch->lost().front();
   }
 }
 
@@ -308,11 +340,11 @@ void Residency::bring(const uint32_t* slots, size_t n, const Plan& plan, Room& r
     if (slots[i] == kNoSlot) continue;
     const uint64_t at = word(slots[i]);
     if (!(at & kInFrame)) {
-      cold.push_back(slots[i]);
+      if (at & kStored) cold.push_back(slots[i]);
       continue;
     }
     Frame& frame = frames_[static_cast<uint32_t>(at)];
-    use(frame, plan.number());
+    use(static_cast<uint32_t>(at), plan.number());
     if (frame.flags & kAhead) frame.flags &= ~kAhead, num_ahead_--, misses_++, fetched_++;
     else frame.flags |= kVisited, hits_++;
   }
@@ -322,17 +354,20 @@ void Residency::bring(const uint32_t* slots, size_t n, const Plan& plan, Room& r
 
 void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& room) {
   std::unique_lock lock(mutex_);
+  std::shared_ptr<ReadBatch> again;
   for (;;) {
     uint64_t needed = 0;
-    std::vector<uint32_t> lost;  // by a read ahead
+    std::vector<uint32_t> lost;
     for (size_t i = 0; i < n; i++) {
       if (slots[i] == kNoSlot) continue;
       const uint64_t at = word(slots[i]);
-      if (!(at & kInFrame)) lost.push_back(slots[i]);
+      if (at & kStored) lost.push_back(slots[i]);
+      else if (!(at & kInFrame)) continue;
       else if (const Frame& frame = frames_[static_cast<uint32_t>(at)]; frame.flags & kLoading)
         needed = std::max(needed, number_of(frame));
     }
-    if (!lost.empty()) load(lock, lost, &plan, room), needed = num_loads_;
+    if (again && !again->lost().empty()) throw again->lost().front();
+    if (!lost.empty()) again = load(lock, lost, &plan, room), needed = num_loads_;
     if (needed == 0) return;
     const auto start = std::chrono::steady_clock::now();
     settle(lock, needed);
@@ -364,7 +399,7 @@ void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* r
       fresh->push_back(static_cast<uint32_t>(i));
     }
     frames[i] = frame_at(slots[i]);
-    if (plan && frames[i] < kColdFrame) use(frames_[frames[i]], plan->number());
+    if (plan && frames[i] < kColdFrame) use(frames[i], plan->number());
   }
 }
 

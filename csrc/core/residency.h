@@ -59,6 +59,9 @@ class Residency final : RecordOwner {
   Residency(const Residency&) = delete;
   Residency& operator=(const Residency&) = delete;
 
+  // In the child of a fork: it has the frames, and none of what reads and writes the disk.
+  bool is_foreign() const noexcept { return store_->is_foreign(); }
+
   void add_chunk() {
     words_.add_chunk();
     num_slots_.store(words_.size(), std::memory_order_relaxed);
@@ -96,10 +99,14 @@ class Residency final : RecordOwner {
   // Frames that plans use; the frames of these slots among them, each slot once; those that there are.
   uint64_t num_pinned();
   uint64_t num_pinned(const uint32_t* slots, size_t n);
+  // A plan that outlives younger ones seems to use their frames, too, until these are counted anew. Returns whether
+  // there may be fewer now.
+  bool recount();
   uint64_t num_frames() const noexcept { return num_frames_; }
 
-  // Gives the rows of the slots frames for the plan, and begins to read them; kNoSlot is passed over. There are frames
-  // enough. `arrive` waits, and throws RecordLost where rows could not be read: they are where they were.
+  // Gives the rows of the slots frames for the plan, and begins to read them; kNoSlot and slots without a row are
+  // passed over. There are frames enough. `arrive` waits, and reads once more what did not come. It throws RecordLost
+  // where a row could not be read: all rows are where they were.
   void bring(const uint32_t* slots, size_t n, const Plan& plan, Room& room);
   void arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& room);
   // Reads ahead what is in no frame, as far as frames can be had without harm. Only time depends on it.
@@ -110,6 +117,7 @@ class Residency final : RecordOwner {
   void place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
              std::vector<uint32_t>* fresh);
   bool in_frame(uint32_t slot) const noexcept { return frame_at(slot) < kColdFrame; }
+  bool has_row(uint32_t slot) const noexcept { return word(slot) != 0; }
   // kColdFrame also while the row is being read.
   uint32_t frame_of(uint32_t slot) const noexcept { return frame_at(slot); }
   // The row in the frame is about to change: its record is not its own any more.
@@ -154,13 +162,13 @@ class Residency final : RecordOwner {
   static_assert(sizeof(Frame) == 32);
   struct Load {
     uint64_t number;
-    bool is_ahead;
     std::shared_ptr<ReadBatch> batch;
     std::vector<uint32_t> frames;
   };
   struct LivePlan {
     bool lives = true;
-    uint64_t num_frames = 0;  // whose newest plan it is
+    uint64_t num_frames = 0;       // whose newest plan it is
+    std::vector<uint32_t> frames;  // all that it uses, some of them more than once
   };
 
   void lock() override { mutex_of_table_.lock(); }
@@ -182,17 +190,19 @@ class Residency final : RecordOwner {
   bool pinned(const Frame& frame) const noexcept { return frame.used >= first_live_; }
 
   // With the mutex held, as all below.
-  void use(Frame& frame, uint64_t plan);
+  void use(uint32_t frame, uint64_t plan);
   uint32_t take_frame(Room& room, bool ahead);
   uint32_t victim(bool ahead);
   void evict(uint32_t frame, Room& room);
   void release(uint32_t frame);
   void link(uint32_t frame);
   void unlink(uint32_t frame);
-  void load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots, const Plan* plan, Room& room);
+  std::shared_ptr<ReadBatch> load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
+                                  const Plan* plan, Room& room);
   uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);  // for a batch
-  void settle(std::unique_lock<std::mutex>& lock, uint64_t number);     // waits for loads up to this one
-  uint64_t number_of(const Frame& frame) const noexcept;                // of its load
+  // Waits for loads up to this one; rows that did not come are where they were.
+  void settle(std::unique_lock<std::mutex>& lock, uint64_t number);
+  uint64_t number_of(const Frame& frame) const noexcept;  // of its load
   void end_plan(uint64_t number);
   uint32_t span_of(uint32_t slot) const noexcept;
   void free_record(uint32_t frame);

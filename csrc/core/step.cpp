@@ -52,15 +52,14 @@ void Step::release() noexcept {
   retained_ = false;
 }
 
-Step::Locked::Locked(const Step& step) : step_(step) {
-  std::vector<Table*> order;
-  for (const Part& part : step.parts_) order.push_back(part.table.get());
-  std::sort(order.begin(), order.end());
-  for (Table* table : order) table->mutex().lock();
+Step::Locked::Locked(const Step& step) {
+  for (const Part& part : step.parts_) mutexes_.push_back(&part.table->mutex());
+  std::sort(mutexes_.begin(), mutexes_.end());
+  for (TableMutex* mutex : mutexes_) mutex->lock();
 }
 
 Step::Locked::~Locked() {
-  for (const Part& part : step_.parts_) part.table->mutex().unlock();
+  for (TableMutex* mutex : mutexes_) mutex->unlock();
 }
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
@@ -153,17 +152,24 @@ Bags Step::bags(const Part& part, size_t k) const {
   return bags_of(part.distinct.feature(k), pooling, part.distinct.inverse(k));
 }
 
-// Where rows lie on a disk: room for those that will make way for the planned ids. Without the locks, since it waits;
-// where the disk is full it throws, and no table has changed.
-void Step::make_room() {
-  for (Part& part : parts_)
-    if (Residency* residency = part.table->residency())
-      part.room = std::make_unique<Residency::Room>(*residency, static_cast<uint64_t>(part.distinct.num_positions()));
+Step::Rooms::~Rooms() {
+  for (Part& part : step_.parts_) part.room.reset();
+}
+
+void Step::Rooms::make(Part& part, int64_t most) {
+  // A frame that was taken is not taken again in one call.
+  if (const Residency* residency = part.table->residency())
+    part.room = part.table->make_room(std::min(static_cast<uint64_t>(most), residency->num_frames()));
+}
+
+void Step::Rooms::make_for_ids() {
+  for (Part& part : step_.parts_) make(part, part.distinct.num_positions());
 }
 
 void Step::fetch(const std::vector<FeatureIds>& ids) {
   plan(ids);
-  make_room();
+  Rooms rooms(*this);
+  rooms.make_for_ids();
   for (Part& part : parts_) {
     if (!part.room) continue;
     for (Uniques& range : part.ranges) {
@@ -172,7 +178,6 @@ void Step::fetch(const std::vector<FeatureIds>& ids) {
       part.table->resolve(range, false);
       part.table->residency()->fetch(range.slots.data(), range.slots.size(), *part.room);
     }
-    part.room.reset();
   }
 }
 
@@ -203,6 +208,8 @@ template <class F>
 void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
+  // A table that is frozen as well: what follows reads no disk, and fails for none.
+  const auto brings = [&](const Part& part) { return training && on_disk(part); };
   // A small part goes from ids to slots in one task. Parts of several ranges, and those that may refuse the batch, go
   // through the phases together, so that a refusal comes before any table has changed.
   std::vector<std::pair<Part*, size_t>> phased;
@@ -231,17 +238,21 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
   });
   for (size_t t = 0; t < parts_.size(); t++) {
     const Part& part = parts_[t];
-    if (!trains(part) || !part.table->counts_rows()) continue;
-    uint64_t num_rows = 0, num_frames = 0;
-    for (const Uniques& range : part.ranges) num_rows += range.num_rows, num_frames += range.num_frames;
-    part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
-    if (on_disk(part)) part.table->check_frames(num_frames);
+    uint64_t num_rows = 0, num_new = 0;
+    if (trains(part) && part.table->counts_rows()) {
+      for (const Uniques& range : part.ranges) {
+        num_rows += range.num_rows;
+        if (part.table->learns()) num_new += range.num_rows - (range.ids.size() - range.missing.size());
+      }
+      part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
+    }
+    if (brings(part)) part.table->check_frames(part.ranges, num_new);
   }
   each([&](Part& part, size_t r) {
-    if (trains(part) && on_disk(part)) part.table->fetch(part.ranges[r], *part.frames, *part.room);
+    if (brings(part)) part.table->fetch(part.ranges[r], *part.frames, *part.room);
   });
   each([&](Part& part, size_t r) {
-    if (trains(part) && on_disk(part)) part.table->arrive(part.ranges[r], *part.frames, *part.room);
+    if (brings(part)) part.table->arrive(part.ranges[r], *part.frames, *part.room);
   });
   for (Part& part : parts_)
     if (trains(part)) part.table->begin_batch();
@@ -311,7 +322,8 @@ void Step::keep() {
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
   release();
   plan(ids);
-  if (training) make_room();
+  Rooms rooms(*this);
+  if (training) rooms.make_for_ids();
   const Locked locked(*this);
   map_planned(times, training, logs);
 }
@@ -325,10 +337,9 @@ void Step::map_planned(const int64_t* times, bool training, bool logs) {
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
     logs_ = false;
-    for (Part& part : parts_) part.frames.reset(), part.room.reset();
+    for (Part& part : parts_) part.frames.reset();
     throw;
   }
-  for (Part& part : parts_) part.room.reset();
   keep();
 }
 
@@ -466,15 +477,15 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   check_undivided();
   release();
   plan(ids);
-  if (training) make_room();
+  Rooms rooms(*this);
+  if (training) rooms.make_for_ids();
   const Locked locked(*this);
   try {
     map_parts(times, training, keeps, [&](Part& part) { pool_part(part, out); });
   } catch (...) {
-    for (Part& part : parts_) part.frames.reset(), part.room.reset();
+    for (Part& part : parts_) part.frames.reset();
     throw;
   }
-  for (Part& part : parts_) part.room.reset();
   if (keeps) keep();
   else
     for (Part& part : parts_) part.frames.reset();
@@ -498,14 +509,14 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
 // Lets a part that was mapped in evaluation, or by its slots, learn: its rows come into frames.
 void Step::bring(Part& part) {
   if (!part.room) return;
-  uint64_t num_frames = 0;
-  part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
-  for (const Uniques& range : part.ranges) num_frames += part.table->num_frames_of(range);
-  part.table->check_frames(num_frames);
+  if (!part.frames) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+  part.table->check_frames(part.ranges, 0);
   for (const Uniques& range : part.ranges) part.table->fetch(range, *part.frames, *part.room);
   for (Uniques& range : part.ranges) {
     part.table->arrive(range, *part.frames, *part.room);
     part.table->place(range, part.frames.get(), nullptr);
+    for (size_t u = 0; u < range.slots.size(); u++)
+      if (range.own_frames[u] == kColdFrame) range.drop_row(u);  // a slot without a row
   }
 }
 
@@ -861,16 +872,16 @@ void Step::update_plan(Part& part) const {
 }
 
 void Step::apply(const Sums& sums, const std::vector<double>& rates) {
+  Rooms rooms(*this);
   for (size_t t = 0; t < parts_.size(); t++) {
     const auto is_cold = [](const Uniques& range) {
       return std::find(range.own_frames.begin(), range.own_frames.end(), kColdFrame) != range.own_frames.end();
     };
     if (sums[t] && parts_[t].table->learns() && std::any_of(parts_[t].ranges.begin(), parts_[t].ranges.end(), is_cold))
-      parts_[t].room =
-          std::make_unique<Residency::Room>(*parts_[t].table->residency(), static_cast<uint64_t>(parts_[t].num_unique));
+      rooms.make(parts_[t], parts_[t].num_unique);
   }
   const Locked locked(*this);
-  for (Part& part : parts_) bring(part), part.room.reset();
+  for (Part& part : parts_) bring(part);
   struct Task {
     size_t part, range;
   };

@@ -181,7 +181,21 @@ class Step {
     Locked& operator=(const Locked&) = delete;
 
    private:
-    const Step& step_;
+    std::vector<TableMutex*> mutexes_;
+  };
+  // Where rows lie on a disk: room for those that will make way, for the length of a call. Made without the locks,
+  // since it waits; where the disk is full it throws, and no table has changed.
+  class Rooms {
+   public:
+    explicit Rooms(Step& step) : step_(step) {}
+    ~Rooms();
+    Rooms(const Rooms&) = delete;
+    Rooms& operator=(const Rooms&) = delete;
+    void make(Part& part, int64_t most);
+    void make_for_ids();
+
+   private:
+    Step& step_;
   };
   class Numbers;
   struct Shares;
@@ -205,7 +219,6 @@ class Step {
   void each_asked(F&& visit) const;
   void plan_asked(const std::vector<Asked>& grains, bool timed);
   void map_planned(const int64_t* times, bool training, bool logs);
-  void make_room();
   void bring(Part& part);
   void read(Part& part) const;
   void pool_parts(const std::vector<OutputRows>& out);

@@ -185,15 +185,6 @@ void Table::count_rows(Uniques& uniques) const {
       const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
       if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
     }
-  if (!residency_) return;
-  uniques.num_frames = num_frames_of(uniques);
-  if (learns()) uniques.num_frames += uniques.num_rows - num_found;
-}
-
-uint64_t Table::num_frames_of(const Uniques& uniques) const {
-  const size_t n = uniques.slots.size();
-  const auto none = std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot);
-  return n - static_cast<size_t>(none) - residency_->num_pinned(uniques.slots.data(), n);
 }
 
 void Table::check_capacity(uint64_t num_rows) const {
@@ -203,12 +194,46 @@ void Table::check_capacity(uint64_t num_rows) const {
                     std::to_string(num_rows) + ". Raise max_rows or make the batch smaller.");
 }
 
-void Table::check_frames(uint64_t num_frames) const {
-  const uint64_t needed = residency_->num_pinned() + num_frames, ram_rows = residency_->num_frames();
+void Table::check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) const {
+  const uint64_t ram_rows = residency_->num_frames();
+  const auto count = [&](bool exact) {
+    uint64_t needed = residency_->num_pinned() + num_new;
+    for (const Uniques& range : ranges) {
+      const size_t n = range.slots.size();
+      needed += n - range.missing.size();
+      if (!exact) continue;
+      if (range.missing.empty()) needed -= std::count(range.slots.begin(), range.slots.end(), kNoSlot);
+      needed -= residency_->num_pinned(range.slots.data(), n);
+    }
+    return needed;
+  };
+  if (count(false) <= ram_rows) return;
+  uint64_t needed = count(true);
+  if (needed > ram_rows && residency_->recount()) needed = count(true);
   if (needed > ram_rows)
     throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) +
                     " rows, ram_rows is " + std::to_string(ram_rows) + ". Raise ram_rows to at least " +
                     std::to_string(needed) + ", or map fewer batches ahead.");
+}
+
+std::unique_ptr<Residency::Room> Table::make_room(uint64_t most) const {
+  const auto named = [&](const std::string& message) { return "table '" + config_.name + "': " + message; };
+  if (residency_->is_foreign()) throw_foreign();
+  try {
+    return std::make_unique<Residency::Room>(*residency_, most);
+  } catch (StorageFull& full) {
+    full.message = named(full.message);
+    throw;
+  } catch (StorageFailed& failed) {
+    failed.message = named(failed.message);
+    throw;
+  }
+}
+
+void Table::throw_foreign() const {
+  throw std::logic_error("table '" + config_.name +
+                         "': its rows lie on a disk for the process that made it, got a use in a child that was forked "
+                         "from it. Make the table in the child, or start the child by 'spawn'.");
 }
 
 void Table::admit(Uniques& uniques) {
@@ -401,6 +426,9 @@ void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
       continue;
     }
     const auto slot = static_cast<uint32_t>(slots[i]);
+    if (residency_ && !residency_->has_row(slot))
+      throw std::invalid_argument("table '" + config_.name + "': slot " + std::to_string(slot) +
+                                  " has no row. Give slots of ids that have one, or -1.");
     if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].read(out + i * dim);
     else waiting.rows.push_back({i * dim, slot, updated(slot)});
   }
@@ -510,9 +538,21 @@ void Table::write_row(ExportedRows& out, size_t at, const Row& row) const noexce
 
 void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
   const RowLayout& fields = layout();
-  std::vector<uint8_t> aside(residency_ ? fields.value_bytes + fields.state_bytes : 0);  // a row for the disk
+  // Rows that lie on the disk are read before anything changes.
+  ColdRows cold;
+  if (residency_) {
+    residency_->finish_loads();
+    for (size_t i = 0; i < in.ids.size(); i++) {
+      const uint64_t hash = hash_id(in.ids[i]);
+      const uint32_t slot = maps_[partition_of(hash)].find(in.ids[i], hash);
+      if (slot != kNoSlot && !residency_->in_frame(slot)) cold.rows.push_back({i, slot, 0});
+    }
+    begin_read(cold);
+    if (cold.batch) naming_lost([&] { cold.batch->wait(); });
+  }
+  size_t next_cold = 0;
+  std::vector<uint8_t> aside(residency_ ? fields.value_bytes + fields.state_bytes : 0);  // a new row for the disk
   const Row row_aside(aside.data(), aside.data() + fields.value_bytes, fields);
-  if (residency_) residency_->finish_loads();
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   for (size_t i = 0; i < in.ids.size(); i++) {
     const uint64_t hash = hash_id(in.ids[i]);
@@ -520,6 +560,7 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
     IdMap& map = maps_[p];
     Partition& partition = partitions_[p];
     uint32_t slot = map.find(in.ids[i], hash);
+    const bool was_cold = next_cold < cold.rows.size() && cold.rows[next_cold].at == i;
     if (slot == kNoSlot) {
       if (partition.free.empty()) {
         const uint32_t first = add_chunk(p);
@@ -531,13 +572,13 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
       mark_born(p, in.ids[i], slot);
       start_row(residency_ ? row_aside : pool_[slot], in.ids[i]);
       start_entry(slot);
-    } else if (frame_of(slot) == kColdFrame) {
+    } else if (!was_cold && frame_of(slot) == kColdFrame) {  // an id that comes twice
       residency_->read({{slot, Residency::kNotKept, row_aside}})->wait();
     }
     changing(slot);
     const uint32_t frame = frame_of(slot);
     if (residency_ && frame < kColdFrame) residency_->changing(frame);
-    const Row row = frame < kColdFrame ? pool_[frame] : row_aside;
+    const Row row = frame < kColdFrame ? pool_[frame] : was_cold ? row_in(cold, next_cold++) : row_aside;
     const LedgerEntry entry = ledger_[slot];
     row.write(in.values.data() + i * dim, nullptr);
     if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));

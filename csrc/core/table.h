@@ -63,7 +63,6 @@ struct Uniques : UniqueIds {
   std::vector<uint32_t> missing;
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
-  uint64_t num_frames = 0;      // and frames, beside those that plans in flight have
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 
   // Whether policies count the id now; false where all samples with it were counted before.
@@ -117,7 +116,11 @@ class Table {
   const RowLayout& layout() const noexcept { return layout_; }
   uint64_t num_slots() const noexcept { return owners_.size() * Slabs::kChunk; }
   uint64_t key() const noexcept { return key_; }
-  TableMutex& mutex() noexcept { return mutex_; }
+  // Throws std::logic_error in the child of a fork where rows lie on a disk.
+  TableMutex& mutex() {
+    if (residency_ && residency_->is_foreign()) throw_foreign();
+    return mutex_;
+  }
 
   bool admits_all() const noexcept { return config_.admission.kind == AdmitKind::kAll; }
   // `marked`: some samples of the batch are not counted, which times alone do not say.
@@ -136,10 +139,12 @@ class Table {
   bool capped() const noexcept { return cap_ != 0; }
   // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
   bool counts_rows() const noexcept { return capped() || residency_ != nullptr; }
-  void count_rows(Uniques& uniques) const;               // those found and those that will enter
-  void check_capacity(uint64_t num_rows) const;          // throws TableFull before anything changes
-  uint64_t num_frames_of(const Uniques& uniques) const;  // of the rows found, beside those that plans in flight have
-  void check_frames(uint64_t num_frames) const;          // likewise
+  void count_rows(Uniques& uniques) const;       // those found and those that will enter
+  void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
+  // Likewise, for the rows found, `num_new` more and those of plans in flight.
+  void check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) const;
+  // Room on the disk for rows that will leave their frames, or are loaded.
+  std::unique_ptr<Residency::Room> make_room(uint64_t most) const;
   // Where rows lie on a disk: reads those that were found into frames. `arrive` waits for them, and throws RecordLost.
   void fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
@@ -233,7 +238,7 @@ class Table {
   // Entries [first, first + n) into the same places of `out`; those that lie on the disk when they are finished,
   // without the mutex.
   ColdRows read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
-  void finish(ColdRows& rows, ExportedRows& out) const;
+  void finish(ColdRows& rows, ExportedRows& out);
   void drop_images(int partition);
   Snapshot::Part& snapshot_part(int partition) { return snapshot_->parts[static_cast<size_t>(partition)]; }
   void end_snapshot(bool saved);
@@ -252,6 +257,7 @@ class Table {
     bool stale = false, counts_stale = false;
   };
 
+  [[noreturn]] void throw_foreign() const;
   uint64_t num_alive(int partition) const noexcept;
   bool expired(int64_t seen) const noexcept;
   bool has_late_time(const Uniques& uniques, size_t u) const noexcept;

@@ -185,7 +185,7 @@ struct Drive {
       const ExportedRows rows = table->export_partition(p);
       record(rows);
       std::unique_ptr<Residency::Room> room;
-      if (loaded.residency()) room = std::make_unique<Residency::Room>(*loaded.residency(), rows.ids.size());
+      if (loaded.residency()) room = loaded.make_room(rows.ids.size());
       loaded.load_rows(rows, room.get());
       record(loaded.export_partition(p));
     }
