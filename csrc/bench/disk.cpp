@@ -64,7 +64,7 @@ struct Rows : RecordOwner {
   void lock() override { mutex.lock(); }
   void unlock() override { mutex.unlock(); }
   bool lies_at(uint32_t slot, Place place) const override { return places[slot] == place; }
-  void moved(uint32_t slot, Place to) override { places[slot] = to; }
+  void moved(uint32_t slot, Place, Place to) override { places[slot] = to; }
 
   void reserve(uint64_t done) {  // as a batch does
     if (done % 1024 == 0) store.reserve(owner, 1024);

@@ -24,7 +24,10 @@ inline constexpr Named<hotbed::Pooling> kPoolings[] = {{"sum", hotbed::Pooling::
                                                        {"none", hotbed::Pooling::kNone}};
 inline constexpr Named<hotbed::Dtype> kDtypes[] = {
     {"float32", hotbed::Dtype::kFloat32}, {"bfloat16", hotbed::Dtype::kBfloat16}, {"float16", hotbed::Dtype::kFloat16}};
-inline constexpr Named<hotbed::Tier> kTiers[] = {{"Ram", hotbed::Tier::kRam}, {"_Scattered", hotbed::Tier::kScattered}};
+inline constexpr Named<hotbed::Tier> kTiers[] = {{"Ram", hotbed::Tier::kRam}, {"Ssd", hotbed::Tier::kSsd}};
+inline constexpr Named<hotbed::EngineKind> kEngines[] = {{"best", hotbed::EngineKind::kBest},
+                                                         {"io_uring", hotbed::EngineKind::kUring},
+                                                         {"threads", hotbed::EngineKind::kThreads}};
 inline constexpr Named<hotbed::FrozenDtype> kFrozenDtypes[] = {{"float32", hotbed::FrozenDtype::kFloat32},
                                                                {"float16", hotbed::FrozenDtype::kFloat16},
                                                                {"int8", hotbed::FrozenDtype::kInt8}};

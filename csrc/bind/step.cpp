@@ -87,6 +87,12 @@ void lookup(Step& step, const std::vector<IdsTuple>& ids, Address times, const s
   step.lookup(features, pointer<const int64_t>(times), training, keeps, rows);
 }
 
+void fetch(Step& step, const std::vector<IdsTuple>& ids) {
+  const std::vector<FeatureIds> features = checked_features(ids);
+  nb::gil_scoped_release release;
+  step.fetch(features);
+}
+
 void find(Step& step, const std::vector<IdsTuple>& ids, Address times) {
   const std::vector<FeatureIds> features = checked_features(ids);
   nb::gil_scoped_release release;
@@ -217,6 +223,7 @@ void init_step(nb::module_& m) {
       .def("map", &map, nb::arg("ids"), nb::arg("times"), nb::kw_only(), nb::arg("training"))
       .def("map_later", &map_later, nb::arg("queue"), nb::arg("ids"), nb::arg("times"), nb::arg("owner"), nb::kw_only(),
            nb::arg("training"), nb::keep_alive<1, 5>())
+      .def("fetch", &fetch, nb::arg("ids"))
       .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
       .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
       .def("set_weights", &set_weights, nb::arg("weights"))

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "arrays.h"
 #include "core/step.h"
@@ -75,8 +76,12 @@ nb::dict snapshot_rows(Table& table, int partition) {
     rows.resize(entries.size(), table.layout());
     for (size_t i = 0; i < entries.size(); i += kPiece) {
       table.mutex().give_way();
-      std::lock_guard lock(table.mutex());
-      table.read_snapshot(partition, entries.data(), i, std::min(kPiece, entries.size() - i), rows);
+      ColdRows cold;
+      {
+        std::lock_guard lock(table.mutex());
+        cold = table.read_snapshot(partition, entries.data(), i, std::min(kPiece, entries.size() - i), rows);
+      }
+      table.finish(cold, rows);
     }
     table.mutex().give_way();
     std::lock_guard lock(table.mutex());
@@ -124,22 +129,21 @@ void load_rows(Table& table, const nb::dict& in) {
   rows.updated = column<uint32_t>(in, "updated");
   rows.scores = column<double>(in, "score");
   nb::gil_scoped_release release;
+  std::optional<Residency::Room> room;
+  if (table.residency()) room.emplace(*table.residency(), rows.ids.size());
   std::lock_guard lock(table.mutex());
-  table.load_rows(rows);
+  table.load_rows(rows, room ? &*room : nullptr);
 }
 
 // Fills out[n, dim] with the rows of slots; -1 gives the default vector.
 void gather(Table& table, const Input<int64_t>& slots, uint64_t out) {
   nb::gil_scoped_release release;
   std::lock_guard lock(table.mutex());
-  const int64_t dim = table.config().dim, n = static_cast<int64_t>(slots.size());
-  const int64_t block = 4096;
-  ThreadPool::instance().run(static_cast<int>((n + block - 1) / block), [&](int b) {
-    for (int64_t i = b * block; i < std::min(n, (b + 1) * block); i++) {
-      float* row = reinterpret_cast<float*>(out) + i * dim;
-      if (slots.data()[i] < 0) std::fill_n(row, dim, table.config().default_value);
-      else table.row_of(static_cast<uint32_t>(slots.data()[i])).read(row);
-    }
+  const auto dim = static_cast<size_t>(table.config().dim), n = static_cast<size_t>(slots.size());
+  constexpr size_t kBlock = 4096;
+  ThreadPool::instance().run(static_cast<int>((n + kBlock - 1) / kBlock), [&](int b) {
+    const size_t first = static_cast<size_t>(b) * kBlock;
+    table.read_slots(slots.data() + first, std::min(kBlock, n - first), reinterpret_cast<float*>(out) + first * dim);
   });
 }
 
@@ -168,6 +172,28 @@ uint64_t size(Table& table) {
 nb::dict stats(Table& table) {
   std::lock_guard lock(table.mutex());
   return statistics_of(table.stats());
+}
+
+// Of a table on a disk; empty for others.
+nb::dict tier_stats(Table& table) {
+  nb::dict out;
+  if (!table.residency()) return out;
+  ResidencyStats stats;
+  {
+    nb::gil_scoped_release release;
+    std::lock_guard lock(table.mutex());
+    stats = table.residency()->stats();
+  }
+  const RowLayout& fields = table.layout();
+  out["hits"] = stats.hits, out["misses"] = stats.misses, out["fetched"] = stats.fetched;
+  out["waited_seconds"] = static_cast<double>(stats.wait_ns) * 1e-9;
+  out["resident"] = stats.num_frames, out["ram_rows"] = table.residency()->num_frames();
+  out["row_bytes"] = fields.value_bytes + fields.state_bytes, out["memory_bytes"] = stats.memory_bytes;
+  out["engine"] = stats.engine;
+  out["num_reads"] = stats.store.num_read, out["put_bytes"] = stats.store.put_bytes;
+  out["written_bytes"] = stats.store.written_bytes, out["file_bytes"] = stats.store.file_bytes;
+  out["live_bytes"] = stats.store.live_bytes, out["waiting_extents"] = stats.store.num_waiting;
+  return out;
 }
 
 // Counts of the ids that wait for admission to one partition; null = every id is admitted.
@@ -259,6 +285,15 @@ void init_values(nb::module_& m) {
       .def_prop_rw(
           "tier", [](const TableConfig& c) { return name_of(kTiers, c.tier); },
           [](TableConfig& c, std::string_view tier) { c.tier = value_of(kTiers, "tier", tier); })
+      .def_prop_rw(
+          "folder", [](const TableConfig& c) { return c.disk.folder; },
+          [](TableConfig& c, const std::string& folder) { c.disk.folder = folder; })
+      .def_prop_rw(
+          "ram_rows", [](const TableConfig& c) { return c.disk.ram_rows; },
+          [](TableConfig& c, uint32_t rows) { c.disk.ram_rows = rows; })
+      .def_prop_rw(
+          "engine", [](const TableConfig& c) { return name_of(kEngines, c.disk.engine); },
+          [](TableConfig& c, std::string_view engine) { c.disk.engine = value_of(kEngines, "engine", engine); })
       .def_rw("rule", &TableConfig::rule)
       .def_prop_rw(
           "init_kind", [](const TableConfig& c) { return name_of(kInits, c.init.kind); },
@@ -293,6 +328,7 @@ void init_table(nb::module_& m) {
       .def("catch_up", &catch_up)
       .def("size", &size)
       .def("stats", &stats)
+      .def("tier_stats", &tier_stats)
       .def("load_counters", &Table::load_counters, nb::arg("admitted"), nb::arg("refused"), nb::arg("evicted"),
            nb::arg("reasons"))
       .def("export_partition", &export_partition, nb::arg("partition"))

@@ -71,9 +71,20 @@ void Table::remove_row(int p, int64_t id, uint32_t slot, Reason reason) {
     partition.fresh.push_back(slot);
     quarantined_.store(true);
   } else {
-    partition.free.push_back(slot);
+    free_slot(p, slot);
   }
   partition.evicted[static_cast<size_t>(reason)]++;
+}
+
+// Nobody knows the slot any more; its row ends, unless a snapshot still wants it.
+void Table::free_slot(int p, uint32_t slot) {
+  partitions_[p].free.push_back(slot);
+  if (!residency_) return;
+  if (snapshot_ && !snapshot_->settled.test(slot)) {
+    if (!residency_->in_frame(slot)) return keep_image(p, slot);
+    mark_changing(slot);
+  }
+  residency_->forget(slot);
 }
 
 int64_t Table::victim_key(uint32_t slot) const noexcept {

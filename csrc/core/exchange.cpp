@@ -168,9 +168,10 @@ void Step::plan_asked(const std::vector<Asked>& grains, bool timed) {
 
 void Step::map_asked(const std::vector<Asked>& grains, bool timed, bool training, const std::vector<uint64_t>& num_rows,
                      bool logs) {
-  const Locked locked(*this);
   release();
   plan_asked(grains, timed);
+  if (training) make_room();
+  const Locked locked(*this);
   num_rows_ = num_rows;
   map_planned(nullptr, training, logs);
   for (Part& part : parts_) part.seen.clear();

@@ -62,7 +62,7 @@ void Table::take_back(Uniques& uniques) {
       if (at == resting->end()) continue;
       resting->erase(at);
       maps_[p].insert(id, hash, slot);
-      mark_born(p, id, slot);
+      mark_back(p, id, slot);
       break;
     }
   }

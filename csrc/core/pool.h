@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool of a table: values and optimizer state of its rows, by frame. Its tier says where the rows lie.
+// The pool of a table: values and optimizer state of its rows, by frame. Its tier says which row lies in a frame.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +10,19 @@
 namespace hotbed {
 
 enum class Tier : uint8_t {
-  kRam,        // a frame is the slot of its row; an entry of the ledger lies behind the row's state
-  kScattered,  // as a tier with frames of its own: those of a slab are in reverse. For tests
+  kRam,  // a frame is the slot of its row; an entry of the ledger lies behind the row's state
+  kSsd,  // rows lie on a disk, and some of them in frames
 };
 
 class Pool {
  public:
   Pool(const RowLayout& layout, Tier tier)
       : layout_(layout),
-        slabs_(layout.value_bytes, layout.state_bytes + (tier == Tier::kRam ? layout.ledger_bytes : 0)),
-        flipped_(tier == Tier::kRam ? 0 : slabs_.per_slab() - 1) {}
-
-  bool frames_are_slots() const noexcept { return flipped_ == 0; }
-  uint32_t frame_of(uint32_t slot) const noexcept { return slot ^ flipped_; }
+        slabs_(layout.value_bytes, layout.state_bytes + (tier == Tier::kRam ? layout.ledger_bytes : 0)) {}
 
   Row operator[](uint32_t frame) const noexcept { return {slabs_.front(frame), slabs_.back(frame), layout_}; }
   uint8_t* values(uint32_t frame) const noexcept { return slabs_.front(frame); }
+  uint8_t* state(uint32_t frame) const noexcept { return slabs_.back(frame); }
   [[gnu::always_inline]] void prefetch_values(uint32_t frame) const noexcept { slabs_.prefetch_front(frame); }
   [[gnu::always_inline]] void prefetch(uint32_t frame) const noexcept { slabs_.prefetch(frame); }
 
@@ -35,7 +32,6 @@ class Pool {
  private:
   const RowLayout& layout_;
   Slabs slabs_;
-  uint32_t flipped_;  // bits of a slot that differ in its frame
 };
 
 }  // namespace hotbed

@@ -59,7 +59,9 @@ void ImageIndex::put(uint32_t slot, uint32_t image) noexcept {
 }
 
 uint32_t Table::add_chunk(int p) {
-  const uint32_t first = pool_.add_chunk();
+  const auto first = static_cast<uint32_t>(num_slots());
+  if (residency_) residency_->add_chunk();
+  else pool_.add_chunk();
   ledger_.add_chunk();
   owners_.push_back(static_cast<uint8_t>(p));
   if (tracking_) changed_.add_chunk(0);
@@ -74,7 +76,19 @@ void Table::mark_changing(uint32_t slot) {
   snapshot_->imaged.set(slot);
   Snapshot::Part& part = snapshot_->parts[owners_[slot / Slabs::kChunk]];
   part.image_slots.push_back(slot);
-  part.images.push_back(row_of(slot), ledger_[slot]);
+  const Row image = part.images.push_back(ledger_[slot]);
+  if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].copy_to(image);
+  else naming_lost([&] { residency_->read({{slot, Residency::kNotKept, image}})->wait(); });
+}
+
+// The row of a slot that is given up lies on the disk: its record stays.
+void Table::keep_image(int p, uint32_t slot) {
+  snapshot_->settled.set(slot);
+  snapshot_->imaged.set(slot);
+  Snapshot::Part& part = snapshot_part(p);
+  part.kept.emplace(static_cast<uint32_t>(part.image_slots.size()), residency_->keep(slot));
+  part.image_slots.push_back(slot);
+  part.images.push_back(ledger_[slot]);
 }
 
 void Table::mark_born(int p, int64_t id, uint32_t slot) {
@@ -87,11 +101,20 @@ void Table::mark_born(int p, int64_t id, uint32_t slot) {
 
 void Table::mark_gone(int p, int64_t id, uint32_t slot) {
   if (!marking_) return;
-  mark_changing(slot);
+  // A row on the disk lies still until its slot is given up.
+  if (frame_of(slot) < kColdFrame) mark_changing(slot);
+  else if (tracking_) changed_.set(slot);
   if (tracking_) partitions_[p].removed.push_back(id);
   if (!snapshot_) return;
   Snapshot::Part& part = snapshot_part(p);
   if (!part.collected) part.events.push_back({id, slot, false});
+}
+
+void Table::mark_back(int p, int64_t id, uint32_t slot) {
+  if (tracking_) changed_.set(slot);
+  if (!snapshot_) return;
+  Snapshot::Part& part = snapshot_part(p);
+  if (!part.collected) part.events.push_back({id, slot, true});
 }
 
 void Table::track(bool on) {
@@ -108,7 +131,7 @@ void Table::begin_snapshot(bool changes) {
   if (changes && !tracking_)
     throw std::logic_error("snapshot: the table does not track changes, got changes=True. Call track first.");
   auto snapshot = std::make_unique<Snapshot>();
-  snapshot->changes = changes;
+  snapshot->changes = changes, snapshot->step = step_;
   snapshot->settled = changes ? changed_.inverse() : Marks(owners_.size(), 0);
   snapshot->imaged = Marks(owners_.size(), 0);
   snapshot->parts.reserve(kPartitions);
@@ -131,12 +154,13 @@ std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   part.collected = true;
   std::unordered_map<uint32_t, const Snapshot::Event*> first;  // of slots whose owner may be another by now
   for (const Snapshot::Event& event : part.events)
-    if (snapshot_->imaged.test(event.slot)) first.try_emplace(event.slot, &event);
+    if (snapshot_->imaged.test(event.slot) || !snapshot_->settled.test(event.slot))
+      first.try_emplace(event.slot, &event);
   std::vector<SnapshotEntry> entries;
   entries.reserve(maps_[p].size());
   maps_[p].for_each([&](int64_t id, uint32_t slot) {
-    const bool alive = first.empty() || first.count(slot) == 0;
-    if (!snapshot_->settled.test(slot) || (snapshot_->imaged.test(slot) && alive)) entries.push_back({id, slot});
+    if (!first.empty() && first.count(slot) > 0) return;
+    if (!snapshot_->settled.test(slot) || snapshot_->imaged.test(slot)) entries.push_back({id, slot});
   });
   for (const auto& [slot, event] : first)
     if (!event->born) entries.push_back({event->id, slot});
@@ -144,8 +168,10 @@ std::vector<SnapshotEntry> Table::snapshot_entries(int p) {
   return entries;
 }
 
-void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, size_t n, ExportedRows& out) {
+ColdRows Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, size_t n, ExportedRows& out) {
   Snapshot::Part& part = snapshot_part(p);
+  ColdRows cold;
+  cold.step = snapshot_->step;
   part.image_of.follow(part.image_slots);
   const size_t end = begin + n;
   for (size_t i = begin; i < end; i++) {
@@ -153,22 +179,46 @@ void Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin, siz
     const uint32_t slot = entries[i].slot;
     if (snapshot_->imaged.test(slot)) {
       const uint32_t image = part.image_of.find(slot);
-      write_out(out, i, entries[i].id, part.images.row(image), part.images.entry(image));
+      const LedgerEntry entry = part.images.entry(image);
+      const uint64_t updated = layout().has_updated ? entry.updated() : cold.step;
+      if (const auto kept = part.kept.find(image); kept != part.kept.end()) {
+        cold.rows.push_back({i, slot, updated, kept->second});
+      } else {
+        const Row row = part.images.row(image);
+        replay(row, updated, cold.step);
+        write_row(out, i, row);
+      }
+      write_entry(out, i, entries[i].id, entry, cold.step);
     } else {
-      write_out(out, i, entries[i].id, row_of(slot), ledger_[slot]);
+      write_out(out, i, entries[i], cold);
       snapshot_->settled.set(slot);
     }
+  }
+  begin_read(cold);
+  return cold;
+}
+
+void Table::finish(ColdRows& rows, ExportedRows& out) const {
+  try {
+    finish(rows, [&](size_t at, const Row& row) { write_row(out, at, row); });
+  } catch (const RecordLost& lost) {
+    for (const ColdRows::Row& row : rows.rows)
+      if (row.slot == lost.slot) throw RecordLost(lost, config_.name, out.ids[row.at]);
+    throw;
   }
 }
 
 void Table::drop_images(int p) {
   Snapshot::Part& part = snapshot_part(p);
+  for (const auto& [image, number] : part.kept) residency_->drop_kept(number);
+  part.kept.clear();
   part.images.clear();
   part.image_slots = {}, part.image_of = {};
 }
 
 void Table::end_snapshot(bool saved) {
   if (!snapshot_) return;
+  for (int p = 0; residency_ && p < kPartitions; p++) drop_images(p);
   if (tracking_ && !saved) {  // what this snapshot took is changed still
     changed_.unite(snapshot_->changed);
     for (int p = 0; p < kPartitions; p++) {

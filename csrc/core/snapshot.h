@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -63,11 +64,12 @@ class Images {
 
   Row row(size_t i) const noexcept { return {at(i), at(i) + layout_.value_bytes, layout_}; }
   LedgerEntry entry(size_t i) const noexcept { return {at(i) + layout_.value_bytes + layout_.state_bytes, layout_}; }
-  void push_back(const Row& row_now, const LedgerEntry& entry_now) {
+  // The row of the new image is not set.
+  Row push_back(const LedgerEntry& entry_now) {
     if (size_ == blocks_.size() * kBlock)
       blocks_.push_back(static_cast<uint8_t*>(allocate_block(block_bytes(), BlockUse::kSnapshot)));
-    row_now.copy_to(row(size_));
-    entry_now.copy_to(entry(size_++));
+    entry_now.copy_to(entry(size_));
+    return row(size_++);
   }
   void clear() noexcept {
     for (uint8_t* block : blocks_) release_block(block, block_bytes(), BlockUse::kSnapshot);
@@ -122,12 +124,14 @@ struct Snapshot {
     std::unique_ptr<const Candidates> candidates;  // null where every id is admitted
     std::vector<uint32_t> image_slots;
     Images images;
+    std::unordered_map<uint32_t, uint32_t> kept;  // image -> the number of its row, where that lies on the disk
     std::vector<Event> events;
     ImageIndex image_of;  // follows image_slots when it is read
     bool collected = false;
   };
 
   bool changes;   // only rows changed or removed since the last snapshot
+  uint64_t step;  // of the table, then
   Marks settled;  // rows that are not part of the snapshot, are read already, or have an image
   Marks imaged;   // those that have one
   Marks changed;  // the marks that this snapshot took from the table

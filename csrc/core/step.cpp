@@ -46,6 +46,7 @@ Step::~Step() {
 void Step::release() noexcept {
   if (retained_)
     for (Part& part : parts_) part.table->retire(part.generation);
+  for (Part& part : parts_) part.frames.reset();
   retained_ = false;
 }
 
@@ -147,6 +148,29 @@ Bags Step::bags(const Part& part, size_t k) const {
   return bags_of(part.distinct.feature(k), pooling, part.distinct.inverse(k));
 }
 
+// Where rows lie on a disk: room for those that will make way for the planned ids. Without the locks, since it waits;
+// where the disk is full it throws, and no table has changed.
+void Step::make_room() {
+  for (Part& part : parts_)
+    if (Residency* residency = part.table->residency())
+      part.room = std::make_unique<Residency::Room>(*residency, static_cast<uint64_t>(part.distinct.num_positions()));
+}
+
+void Step::fetch(const std::vector<FeatureIds>& ids) {
+  plan(ids);
+  make_room();
+  for (Part& part : parts_) {
+    if (!part.room) continue;
+    for (Uniques& range : part.ranges) {
+      part.distinct.find(range);
+      const std::lock_guard lock(part.table->mutex());
+      part.table->resolve(range, false);
+      part.table->residency()->fetch(range.slots.data(), range.slots.size(), *part.room);
+    }
+    part.room.reset();
+  }
+}
+
 // Maps one part of a single range, from ids to slots.
 void Step::map_part(Part& part, const int64_t* times, bool training) const {
   Table& table = *part.table;
@@ -165,7 +189,7 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
     }
     if (logs_) table.end_log(uniques);
   }
-  table.bring(uniques);
+  table.place(uniques, nullptr, nullptr);
 }
 
 // Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
@@ -173,12 +197,15 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
 template <class F>
 void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
-  // A small part goes from ids to slots in one task. Parts of several ranges, or with a cap on rows that may refuse the
-  // batch, go through the phases together, so that a refusal comes before any table has changed.
+  const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
+  // A small part goes from ids to slots in one task. Parts of several ranges, and those that may refuse the batch, go
+  // through the phases together, so that a refusal comes before any table has changed.
   std::vector<std::pair<Part*, size_t>> phased;
   std::vector<Part*> small;
   for (Part& part : parts_) {
-    if (part.ranges.size() == 1 && !(trains(part) && part.table->capped())) small.push_back(&part);
+    if (trains(part)) part.table->turn_generations();
+    if (on_disk(part)) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+    if (part.ranges.size() == 1 && !on_disk(part) && !(trains(part) && part.table->capped())) small.push_back(&part);
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
   }
@@ -194,15 +221,22 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
     find_distinct(part, part.ranges[r], times);
     if (trains(part) && logs_) part.table->begin_log(part.ranges[r]);
     part.table->resolve(part.ranges[r], trains(part));
-    if (trains(part) && part.table->capped()) part.table->count_rows(part.ranges[r]);
+    if (trains(part) && part.table->counts_rows()) part.table->count_rows(part.ranges[r]);
   });
   for (size_t t = 0; t < parts_.size(); t++) {
     const Part& part = parts_[t];
-    if (!trains(part) || !part.table->capped()) continue;
-    uint64_t num_rows = 0;
-    for (const Uniques& range : part.ranges) num_rows += range.num_rows;
+    if (!trains(part) || !part.table->counts_rows()) continue;
+    uint64_t num_rows = 0, num_frames = 0;
+    for (const Uniques& range : part.ranges) num_rows += range.num_rows, num_frames += range.num_frames;
     part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
+    if (on_disk(part)) part.table->check_frames(num_frames);
   }
+  each([&](Part& part, size_t r) {
+    if (trains(part) && on_disk(part)) part.table->fetch(part.ranges[r], *part.frames, *part.room);
+  });
+  each([&](Part& part, size_t r) {
+    if (trains(part) && on_disk(part)) part.table->arrive(part.ranges[r], *part.frames, *part.room);
+  });
   for (Part& part : parts_)
     if (trains(part)) part.table->begin_batch();
   pool.run(static_cast<int>(small.size()), [&](int i) {
@@ -227,7 +261,9 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
       if (trains(part) && logs_) part.table->end_log(part.ranges[r]);
     });
   }
-  each([&](Part& part, size_t r) { part.table->bring(part.ranges[r]); });
+  each([&](Part& part, size_t r) {
+    part.table->place(part.ranges[r], part.frames.get(), trains(part) ? part.room.get() : nullptr);
+  });
   for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
     Part& part = *phased[i].first;
     part.num_unique = part.distinct.number(part.ranges);
@@ -267,9 +303,10 @@ void Step::keep() {
 }
 
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
-  const Locked locked(*this);
   release();
   plan(ids);
+  if (training) make_room();
+  const Locked locked(*this);
   map_planned(times, training, logs);
 }
 
@@ -282,8 +319,10 @@ void Step::map_planned(const int64_t* times, bool training, bool logs) {
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
     logs_ = false;
+    for (Part& part : parts_) part.frames.reset(), part.room.reset();
     throw;
   }
+  for (Part& part : parts_) part.room.reset();
   keep();
 }
 
@@ -298,6 +337,7 @@ std::vector<std::unique_ptr<Step>> Step::divide() {
     grains.push_back(std::make_unique<Step>(tables(), features_));
     for (size_t t = 0; t < parts_.size(); t++) {
       grains[g]->parts_[t].generation = parts_[t].generation;
+      grains[g]->parts_[t].frames = parts_[t].frames;
       parts_[t].table->retain(parts_[t].generation);
     }
     grains[g]->retained_ = true;
@@ -412,11 +452,20 @@ void Step::pool_parts(const std::vector<OutputRows>& out) {
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
                   const std::vector<OutputRows>& out) {
   check_undivided();
-  const Locked locked(*this);
   release();
   plan(ids);
-  map_parts(times, training, [&](Part& part) { pool_part(part, out); });
+  if (training) make_room();
+  const Locked locked(*this);
+  try {
+    map_parts(times, training, [&](Part& part) { pool_part(part, out); });
+  } catch (...) {
+    for (Part& part : parts_) part.frames.reset(), part.room.reset();
+    throw;
+  }
+  for (Part& part : parts_) part.room.reset();
   if (keeps) keep();
+  else
+    for (Part& part : parts_) part.frames.reset();
 }
 
 void Step::adopt_slots(const int64_t* slots, int64_t n) {
@@ -429,9 +478,23 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
   uniques.slots.resize(uniques.ids.size());
   for (size_t u = 0; u < uniques.ids.size(); u++)
     uniques.slots[u] = uniques.ids[u] < 0 ? kNoSlot : static_cast<uint32_t>(uniques.ids[u]);
-  part.table->place(uniques);
+  if (part.table->residency()) uniques.own_frames.assign(uniques.slots.size(), kColdFrame);  // until they learn
   part.withdrawn = part.table->num_withdrawn();
   part.distinct.keep();
+}
+
+// Lets a part that was mapped in evaluation, or by its slots, learn: its rows come into frames.
+void Step::bring(Part& part) {
+  if (!part.room) return;
+  uint64_t num_frames = 0;
+  part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+  for (const Uniques& range : part.ranges) num_frames += part.table->num_frames_of(range);
+  part.table->check_frames(num_frames);
+  for (const Uniques& range : part.ranges) part.table->fetch(range, *part.frames, *part.room);
+  for (Uniques& range : part.ranges) {
+    part.table->arrive(range, *part.frames, *part.room);
+    part.table->place(range, part.frames.get(), nullptr);
+  }
 }
 
 std::vector<std::shared_ptr<Table>> Step::tables() const {
@@ -569,6 +632,14 @@ struct Step::Shares {
   std::vector<Share> shares;
   std::vector<std::vector<uint32_t>> numbers;
 
+  // The plan that keeps the frames of all.
+  std::shared_ptr<Residency::Plan> oldest_frames() const {
+    std::shared_ptr<Residency::Plan> oldest = shares[0].part->frames;
+    for (const Share& share : shares)
+      if (oldest && share.part->frames && share.part->frames->number() < oldest->number()) oldest = share.part->frames;
+    return oldest;
+  }
+
   // Calls visit(ids of a share, number of one of them among these, its gradient) for each id in the range.
   template <class F>
   void each(const Uniques& range, F&& visit) const {
@@ -627,6 +698,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const s
     Part& part = merged->parts_[t];
     part.withdrawn = UINT64_MAX;
     part.generation = tables[t]->generation();
+    part.frames = shares[t].oldest_frames();
     int64_t num_ids = 0;
     for (const Shares::Share& share : shares[t].shares) {
       num_ids += share.part->num_unique;
@@ -688,7 +760,7 @@ void Step::refresh(Part& part) const {
     part.table->resolve(probe, false);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (probe.slots[u] != range.slots[u]) range.drop_row(u);
-    part.table->bring(range);
+    part.table->place(range, part.frames.get(), nullptr);
   }
 }
 
@@ -700,7 +772,16 @@ void Step::update_plan(Part& part) const {
 }
 
 void Step::apply(const Sums& sums, const std::vector<double>& rates) {
+  for (size_t t = 0; t < parts_.size(); t++) {
+    const auto is_cold = [](const Uniques& range) {
+      return std::find(range.own_frames.begin(), range.own_frames.end(), kColdFrame) != range.own_frames.end();
+    };
+    if (sums[t] && parts_[t].table->learns() && std::any_of(parts_[t].ranges.begin(), parts_[t].ranges.end(), is_cold))
+      parts_[t].room =
+          std::make_unique<Residency::Room>(*parts_[t].table->residency(), static_cast<uint64_t>(parts_[t].num_unique));
+  }
   const Locked locked(*this);
+  for (Part& part : parts_) bring(part), part.room.reset();
   struct Task {
     size_t part, range;
   };

@@ -67,6 +67,9 @@ class Step {
   void pool(const std::vector<OutputRows>& out);
   // Writes the row of each position of a feature as it is now, [positions, dim]: neither weighted nor pooled.
   void position_rows(int feature, float* rows);
+  // Begins to read the rows of these ids that lie on a disk and in no frame. No table changes: nobody sees it, but by
+  // the time that a later map takes. May run beside everything else; the step is for this alone.
+  void fetch(const std::vector<FeatureIds>& ids);
   // map and pool in one call, table by table while its rows are near. `keeps`: pool, sum_gradients or apply will
   // follow; else the plan ends with the call.
   void lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
@@ -148,10 +151,12 @@ class Step {
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
     int generation = 0;
-    std::vector<Seen> seen;              // of each grain that was asked for
-    std::vector<uint32_t> asked;         // the unique ids by owner and partition
-    std::vector<size_t> asked_ends;      // of each owner
-    std::vector<const float*> received;  // unique id -> row, where another process owns it
+    std::shared_ptr<Residency::Plan> frames;  // where rows lie on a disk: the plan that keeps the frames
+    std::unique_ptr<Residency::Room> room;    // likewise, for the length of a call
+    std::vector<Seen> seen;                   // of each grain that was asked for
+    std::vector<uint32_t> asked;              // the unique ids by owner and partition
+    std::vector<size_t> asked_ends;           // of each owner
+    std::vector<const float*> received;       // unique id -> row, where another process owns it
   };
   class Locked {  // holds the locks of all tables, taken in one order
    public:
@@ -183,6 +188,8 @@ class Step {
   void each_asked(F&& visit) const;
   void plan_asked(const std::vector<Asked>& grains, bool timed);
   void map_planned(const int64_t* times, bool training, bool logs);
+  void make_room();
+  void bring(Part& part);
   void read(Part& part) const;
   void pool_parts(const std::vector<OutputRows>& out);
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;

@@ -62,6 +62,11 @@ RecordLost::RecordLost(const std::string& path, Place place, uint32_t block, uin
               ", slot " + std::to_string(slot) + ": " + reason +
               ". Resume from the last checkpoint; check the disk if it happens again.") {}
 
+RecordLost::RecordLost(const RecordLost& lost, const std::string& table, int64_t id)
+    : place(lost.place),
+      slot(lost.slot),
+      message("table '" + table + "', id " + std::to_string(id) + ": " + lost.message) {}
+
 struct Store::State {
   // Records are put into one, survivors of compaction into the other: they live longer.
   struct Stream {
@@ -495,7 +500,7 @@ void Store::State::move_live(uint32_t victim, uint8_t* bytes, std::unique_lock<s
     }
     lock.unlock();
     for (size_t k = 0; k < live.size(); k++)
-      owner.face->moved(RecordLayout::slot(bytes + layout.offset(live[k])), places[k]);
+      owner.face->moved(RecordLayout::slot(bytes + layout.offset(live[k])), Place::of(victim, live[k]), places[k]);
   }
   lock.lock();
   counts.num_compacted++;
@@ -675,6 +680,7 @@ StoreStats Store::stats() const {
   return stats;
 }
 
+bool Store::is_foreign() const noexcept { return state_->is_foreign(); }
 const char* Store::engine_name() const noexcept { return state_->engine->name(); }
 const std::string& Store::path() const noexcept { return state_->file->path(); }
 

@@ -47,6 +47,7 @@ struct StorageFailed : std::exception {
 // A record could not be read, or is not what was written.
 struct RecordLost : std::exception {
   RecordLost(const std::string& path, Place place, uint32_t block, uint32_t slot, const std::string& reason);
+  RecordLost(const RecordLost& lost, const std::string& table, int64_t id);  // whose row it is
   const char* what() const noexcept override { return message.c_str(); }
   Place place;
   uint32_t slot;
@@ -63,7 +64,7 @@ class RecordOwner {
   // Both with the mutex held. Whether the owner's record of the slot lies at that place.
   virtual bool lies_at(uint32_t slot, Place place) const = 0;
   // It lies at another place from now on; the old one is freed.
-  virtual void moved(uint32_t slot, Place to) = 0;
+  virtual void moved(uint32_t slot, Place from, Place to) = 0;
 };
 
 struct RecordRead {
@@ -134,6 +135,7 @@ class Store {
   // Waits until all full extents are written and no span is to be compacted. Throws StorageFailed.
   void drain();
   StoreStats stats() const;
+  bool is_foreign() const noexcept;  // in the child of a fork
   const char* engine_name() const noexcept;
   const std::string& path() const noexcept;
 

@@ -26,10 +26,6 @@ RowLayout layout_of(const TableConfig& config) {
 
 }  // namespace
 
-TableFull::TableFull(std::string table, uint64_t needed, uint64_t capacity)
-    : message("table '" + table + "': a batch may use " + std::to_string(capacity) + " rows, got " +
-              std::to_string(needed) + ". Raise max_rows or make the batch smaller.") {}
-
 Table::Table(TableConfig config)
     : config_(std::move(config)),
       key_(table_key(config_.seed, config_.name_hash)),
@@ -44,20 +40,27 @@ Table::Table(TableConfig config)
     if (!admits_all()) partitions_[p].candidates = std::make_unique<Candidates>(config_.admission, p);
   }
   if (config_.eviction.max_rows) cap_ = (config_.eviction.max_rows + kPartitions - 1) / kPartitions;
+  if (config_.tier == Tier::kSsd)
+    residency_ = std::make_unique<Residency>(layout_, pool_, mutex_, owners_, key_, config_.disk);
 }
 
 void Table::begin_batch() {
   calls_++;
   // all lookups between two updates belong to the step that the second one ends
   moment_ = static_cast<int64_t>(config_.counts_steps ? step_ + 1 : calls_);
+}
+
+// Before rows of this batch may restart: their slots must rest until it can not be taken back any more.
+void Table::turn_generations() {
   while (quarantined_.load() && plans_[1 - generation()].load() == 0) next_generation();
 }
 
 // No plan of the generation before lives: nobody can know the slots that waited through it.
 void Table::next_generation() {
   bool waits = false;
-  for (auto& partition : partitions_) {
-    partition.free.insert(partition.free.end(), partition.waiting.begin(), partition.waiting.end());
+  for (int p = 0; p < kPartitions; p++) {
+    Partition& partition = partitions_[p];
+    for (const uint32_t slot : partition.waiting) free_slot(p, slot);
     partition.waiting.clear();
     partition.waiting.swap(partition.fresh);
     waits = waits || !partition.waiting.empty();
@@ -119,23 +122,31 @@ void Table::resolve(Uniques& uniques, bool training) {
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
-    pool_.prefetch_values(pool_.frame_of(slot));
+    if (residency_) residency_->prefetch(slot);
+    else pool_.prefetch_values(slot);
     if (training) ledger_.prefetch(slot);
   }
 }
 
-void Table::place(Uniques& uniques) const {
-  if (pool_.frames_are_slots()) return;
-  uniques.own_frames.resize(uniques.slots.size());
-  for (size_t u = 0; u < uniques.slots.size(); u++)
-    uniques.own_frames[u] = uniques.slots[u] == kNoSlot ? kNoSlot : pool_.frame_of(uniques.slots[u]);
+void Table::fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
+  residency_->bring(uniques.slots.data(), uniques.slots.size(), plan, room);
 }
 
-void Table::bring(Uniques& uniques) {
-  place(uniques);
+void Table::arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
+  naming_lost([&] { residency_->arrive(uniques.slots.data(), uniques.slots.size(), plan, room); });
+}
+
+void Table::place(Uniques& uniques, const Residency::Plan* plan, Residency::Room* room) {
+  const size_t n = uniques.slots.size();
+  if (residency_) {
+    std::vector<uint32_t> fresh;
+    uniques.own_frames.resize(n);
+    residency_->place(uniques.slots.data(), n, plan, room, uniques.own_frames.data(), &fresh);
+    for (const uint32_t u : fresh) start_row(pool_[uniques.own_frames[u]], uniques.ids[u]);
+  }
   if (config_.rule.scope == Scope::kTouched) return;
-  for (size_t u = 0; u < uniques.slots.size(); u++)
-    if (uniques.slots[u] != kNoSlot) replay(uniques.slots[u], uniques.frames()[u], step_);
+  for (size_t u = 0; u < n; u++)
+    if (uniques.frames()[u] < kColdFrame) replay(uniques.slots[u], uniques.frames()[u], step_);
 }
 
 bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, size_t u,
@@ -150,16 +161,35 @@ bool Table::would_admit(const Candidates& candidates, const Uniques& uniques, si
 
 void Table::count_rows(Uniques& uniques) const {
   uniques.num_rows = uniques.ids.size();
-  if (admits_all()) return;
-  for (const uint32_t u : uniques.missing) {
-    const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
-    if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
-  }
+  if (!admits_all())
+    for (const uint32_t u : uniques.missing) {
+      const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
+      if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
+    }
+  if (!residency_) return;
+  uniques.num_frames = num_frames_of(uniques);
+  if (learns()) uniques.num_frames += uniques.num_rows - (uniques.ids.size() - uniques.missing.size());
+}
+
+uint64_t Table::num_frames_of(const Uniques& uniques) const {
+  const size_t n = uniques.slots.size();
+  const auto none = std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot);
+  return n - static_cast<size_t>(none) - residency_->num_pinned(uniques.slots.data(), n);
 }
 
 void Table::check_capacity(uint64_t num_rows) const {
   const uint64_t capacity = cap_ * kPartitions;
-  if (learns() && num_rows > capacity) throw TableFull(config_.name, num_rows, capacity);
+  if (capped() && learns() && num_rows > capacity)
+    throw TableFull("table '" + config_.name + "': a batch may use " + std::to_string(capacity) + " rows, got " +
+                    std::to_string(num_rows) + ". Raise max_rows or make the batch smaller.");
+}
+
+void Table::check_frames(uint64_t num_frames) const {
+  const uint64_t needed = residency_->num_pinned() + num_frames, ram_rows = residency_->num_frames();
+  if (needed > ram_rows)
+    throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) +
+                    " rows, ram_rows is " + std::to_string(ram_rows) + ". Raise ram_rows to at least " +
+                    std::to_string(needed) + ", or map fewer batches ahead.");
 }
 
 void Table::admit(Uniques& uniques) {
@@ -215,9 +245,8 @@ void Table::reserve(Uniques* const* uniques, int n) {
   }
 }
 
-void Table::start_row(uint32_t slot, int64_t id) {
+void Table::start_row(const Row& row, int64_t id) const {
   const RowLayout& fields = layout();
-  const Row row = row_of(slot);
   if (fields.dtype == Dtype::kFloat32) {
     initial_row(config_.init, key_, id, row.values(), fields.dim);
   } else {
@@ -227,6 +256,10 @@ void Table::start_row(uint32_t slot, int64_t id) {
     row.set_id(id);
   }
   std::copy(initial_state_.begin(), initial_state_.end(), row.state());
+}
+
+void Table::start_entry(uint32_t slot) const noexcept {
+  const RowLayout& fields = layout();
   const LedgerEntry entry = ledger_[slot];
   if (fields.has_updated) entry.set_updated(static_cast<uint32_t>(step_));
   if (fields.has_seen) entry.set_seen(INT64_MIN);
@@ -265,7 +298,8 @@ void Table::insert(Uniques& uniques) {
     maps_[p].insert(uniques.ids[u], hash, slot);
     partition.free.pop_back();
     mark_born(p, uniques.ids[u], slot);
-    start_row(slot, uniques.ids[u]);
+    if (!residency_) start_row(pool_[slot], uniques.ids[u]);  // else it gets a frame first, in `place`
+    start_entry(slot);
     touch(slot, uniques, u, layout().has_count ? uniques.counts[u] : 0);
     partition.admitted++;
     uniques.slots[u] = slot;
@@ -287,25 +321,72 @@ void Table::read_absent(int64_t id, float* out) const noexcept {
 }
 
 size_t Table::num_copies(const Uniques& uniques) const noexcept {
-  if (layout().dtype != Dtype::kFloat32) return uniques.slots.size();
-  return static_cast<size_t>(std::count(uniques.slots.begin(), uniques.slots.end(), kNoSlot));
+  const size_t n = uniques.slots.size();
+  if (layout().dtype != Dtype::kFloat32) return n;
+  const uint32_t* frames = uniques.frames();
+  return static_cast<size_t>(std::count_if(frames, frames + n, [](uint32_t frame) { return frame >= kColdFrame; }));
 }
 
-void Table::read(const Uniques& uniques, const float** rows, float* copies) const noexcept {
+void Table::read(const Uniques& uniques, const float** rows, float* copies) const {
   const bool stored = layout().dtype == Dtype::kFloat32;
   const uint32_t* frames = uniques.frames();
   const size_t n = uniques.ids.size();
+  std::vector<uint32_t> cold;
+  float* const first_copy = copies;
   for (size_t u = 0; u < n; u++) {
     const uint32_t frame = frames[u];
-    if (stored && frame != kNoSlot) {
+    if (stored && frame < kColdFrame) {
       rows[u] = reinterpret_cast<const float*>(pool_.values(frame));
       continue;
     }
-    if (frame == kNoSlot) read_absent(uniques.ids[u], copies);
+    if (frame == kNoFrame) read_absent(uniques.ids[u], copies);
+    else if (frame == kColdFrame) cold.push_back(static_cast<uint32_t>(u));
     else pool_[frame].read(copies);
     rows[u] = copies;
     copies += config_.dim;
   }
+  if (cold.empty()) return;
+  ColdRows waiting;
+  waiting.step = step_;
+  for (const uint32_t u : cold)
+    waiting.rows.push_back({static_cast<size_t>(rows[u] - first_copy), uniques.slots[u], updated(uniques.slots[u])});
+  begin_read(waiting);
+  naming_lost([&] { finish(waiting, [&](size_t at, const Row& row) { row.read(first_copy + at); }); });
+}
+
+// The last step that a row has seen.
+uint64_t Table::updated(uint32_t slot) const noexcept { return layout().has_updated ? ledger_[slot].updated() : step_; }
+
+Row Table::row_in(ColdRows& rows, size_t i) const noexcept {
+  uint8_t* at = rows.bytes.data() + i * (layout().value_bytes + layout().state_bytes);
+  return {at, at + layout().value_bytes, layout()};
+}
+
+void Table::begin_read(ColdRows& rows) const {
+  if (rows.rows.empty()) return;
+  rows.bytes.resize(rows.rows.size() * (layout().value_bytes + layout().state_bytes));
+  std::vector<Residency::Wanted> wanted;
+  wanted.reserve(rows.rows.size());
+  for (size_t i = 0; i < rows.rows.size(); i++)
+    wanted.push_back({rows.rows[i].slot, rows.rows[i].kept, row_in(rows, i)});
+  rows.batch = residency_->read(wanted);
+}
+
+void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
+  ColdRows waiting;
+  waiting.step = step_;
+  const auto dim = static_cast<size_t>(config_.dim);
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] < 0) {
+      std::fill_n(out + i * dim, dim, config_.default_value);
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(slots[i]);
+    if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].read(out + i * dim);
+    else waiting.rows.push_back({i * dim, slot, updated(slot)});
+  }
+  begin_read(waiting);
+  naming_lost([&] { finish(waiting, [&](size_t at, const Row& row) { row.read(out + at); }); });
 }
 
 uint64_t Table::num_alive(int p) const noexcept {
@@ -324,6 +405,11 @@ uint64_t Table::size() const noexcept {
 TableStats Table::stats() const {
   TableStats s;
   s.row_bytes = pool_.slabs().num_bytes() + ledger_.num_bytes();
+  if (residency_) {
+    const ResidencyStats on_disk = residency_->stats();
+    s.row_bytes = on_disk.memory_bytes + ledger_.num_bytes() +
+                  uint64_t{on_disk.num_frames} * (layout_.value_bytes + layout_.state_bytes);
+  }
   s.evicted = evicted_before_;
   for (int p = 0; p < kPartitions; p++) {
     const Partition& partition = partitions_[p];
@@ -357,10 +443,14 @@ ExportedRows Table::export_partition(int p) {
   sort_by_id(entries);
   ExportedRows out;
   out.resize(entries.size(), layout());
+  ColdRows cold;
+  cold.step = step_;
   for (size_t i = 0; i < entries.size(); i++) {
     if (i + kAhead < entries.size()) prefetch(entries[i + kAhead].slot);
-    write_out(out, i, entries[i].id, row_of(entries[i].slot), ledger_[entries[i].slot]);
+    write_out(out, i, entries[i], cold);
   }
+  begin_read(cold);
+  naming_lost([&] { finish(cold, [&](size_t at, const Row& row) { write_row(out, at, row); }); });
   return out;
 }
 
@@ -374,21 +464,36 @@ void ExportedRows::resize(size_t n, const RowLayout& fields) {
   if (fields.has_score) scores.resize(n);
 }
 
-void Table::write_out(ExportedRows& out, size_t at, int64_t id, const Row& row,
-                      const LedgerEntry& entry) const noexcept {
+// The row itself follows, with `finish`, where it is on the disk or has missed steps before that of `cold`.
+void Table::write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const {
+  const LedgerEntry in_ledger = ledger_[entry.slot];
+  const uint32_t frame = frame_of(entry.slot);
+  if (frame < kColdFrame && updated(entry.slot) >= cold.step) write_row(out, at, pool_[frame]);
+  else cold.rows.push_back({at, entry.slot, updated(entry.slot)});
+  write_entry(out, at, entry.id, in_ledger, cold.step);
+}
+
+void Table::write_entry(ExportedRows& out, size_t at, int64_t id, const LedgerEntry& entry,
+                        uint64_t step) const noexcept {
   const RowLayout& fields = layout();
-  const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   out.ids[at] = id;
-  row.read(out.values.data() + at * dim);
-  if (width) std::memcpy(out.state.data() + at * width, row.state(), width * sizeof(float));
   if (fields.has_seen) out.seen[at] = entry.seen();
   if (fields.has_count) out.counts[at] = entry.count();
-  if (fields.has_updated) out.updated[at] = entry.updated();
+  if (fields.has_updated) out.updated[at] = std::max(entry.updated(), static_cast<uint32_t>(step));
   if (fields.has_score) out.scores[at] = entry.score();
 }
 
-void Table::load_rows(const ExportedRows& in) {
+void Table::write_row(ExportedRows& out, size_t at, const Row& row) const noexcept {
+  const size_t dim = static_cast<size_t>(layout().dim), width = static_cast<size_t>(layout().state_width);
+  row.read(out.values.data() + at * dim);
+  if (width) std::memcpy(out.state.data() + at * width, row.state(), width * sizeof(float));
+}
+
+void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
   const RowLayout& fields = layout();
+  std::vector<uint8_t> aside(residency_ ? fields.value_bytes + fields.state_bytes : 0);  // a row for the disk
+  const Row row_aside(aside.data(), aside.data() + fields.value_bytes, fields);
+  if (residency_) residency_->finish_loads();
   const size_t dim = static_cast<size_t>(fields.dim), width = static_cast<size_t>(fields.state_width);
   for (size_t i = 0; i < in.ids.size(); i++) {
     const uint64_t hash = hash_id(in.ids[i]);
@@ -405,10 +510,15 @@ void Table::load_rows(const ExportedRows& in) {
       partition.free.pop_back();
       map.insert(in.ids[i], hash, slot);
       mark_born(p, in.ids[i], slot);
-      start_row(slot, in.ids[i]);
+      start_row(residency_ ? row_aside : pool_[slot], in.ids[i]);
+      start_entry(slot);
+    } else if (frame_of(slot) == kColdFrame) {
+      residency_->read({{slot, Residency::kNotKept, row_aside}})->wait();
     }
     changing(slot);
-    const Row row = row_of(slot);
+    const uint32_t frame = frame_of(slot);
+    if (residency_ && frame < kColdFrame) residency_->changing(frame);
+    const Row row = frame < kColdFrame ? pool_[frame] : row_aside;
     const LedgerEntry entry = ledger_[slot];
     row.write(in.values.data() + i * dim, nullptr);
     if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));
@@ -416,6 +526,7 @@ void Table::load_rows(const ExportedRows& in) {
     if (fields.has_count && !in.counts.empty()) entry.set_count(in.counts[i]);
     if (fields.has_updated && !in.updated.empty()) entry.set_updated(in.updated[i]);
     if (fields.has_score && !in.scores.empty()) entry.set_score(in.scores[i]);
+    if (frame == kColdFrame) residency_->put(slot, row, *room);
     partition.victims.clear();
   }
 }

@@ -5,9 +5,7 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "admission.h"
@@ -19,8 +17,10 @@
 #include "map_log.h"
 #include "memory.h"
 #include "pool.h"
+#include "residency.h"
 #include "rule.h"
 #include "snapshot.h"
+#include "table_mutex.h"
 #include "victims.h"
 
 namespace hotbed {
@@ -31,6 +31,7 @@ struct TableConfig {
   int dim = 0;
   Dtype dtype = Dtype::kFloat32;
   Tier tier = Tier::kRam;
+  DiskConfig disk;  // of kSsd
   Rule rule;
   Init init;
   Admission admission;
@@ -40,32 +41,13 @@ struct TableConfig {
   float default_value = 0.0f;
 };
 
-// A mutex whose holder can see that a thread waits. Training takes it once a step; a thread that takes it repeatedly,
-// for a piece of work each time, gives way first, or training would starve.
-class TableMutex {
- public:
-  void lock() {
-    waiting_.fetch_add(1);
-    mutex_.lock();
-    waiting_.fetch_sub(1);
-  }
-  void unlock() { mutex_.unlock(); }
-  void give_way() const noexcept {
-    while (waiting_.load() > 0) std::this_thread::yield();
-  }
-
- private:
-  std::mutex mutex_;
-  std::atomic<int> waiting_{0};
-};
-
 // The part of a table that keeps its bits: nothing, values and optimizer state, or also times, counts and the ids with
 // rows.
 enum class Frozen : uint8_t { kNothing, kRows, kAll };
 
-// The policy lets a table keep `capacity` rows and one batch needs `needed`.
+// A batch needs more rows than the policy lets the table keep, or plans in flight more than there are frames.
 struct TableFull : std::exception {
-  TableFull(std::string table, uint64_t needed, uint64_t capacity);
+  explicit TableFull(std::string message) : message(std::move(message)) {}
   const char* what() const noexcept override { return message.c_str(); }
   std::string message;
 };
@@ -73,16 +55,17 @@ struct TableFull : std::exception {
 // Distinct ids of a batch, and what the table finds of them.
 struct Uniques : UniqueIds {
   Column<uint32_t> slots;        // kNoSlot = no row
-  Column<uint32_t> own_frames;   // filled by Table::place where frames are not slots
+  Column<uint32_t> own_frames;   // filled by Table::place where rows lie on a disk
   std::vector<uint32_t> counts;  // occurrences; filled where Table::wants_counts()
   std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
+  uint64_t num_frames = 0;      // and frames, beside those that plans in flight have
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 
-  // Where in the pool the row of each id lies; kNoSlot = no row.
+  // Where in the pool the row of each id lies; kNoFrame = no row, kColdFrame = not there.
   const uint32_t* frames() const noexcept { return own_frames.empty() ? slots.data() : own_frames.data(); }
   void append(const Uniques& from, size_t u);             // an id with its row
   void set_row(size_t u, const Uniques& from, size_t v);  // the row of the same id
@@ -104,6 +87,20 @@ struct TableStats {
   uint64_t sketched_partitions = 0;  // those whose counts of waiting ids are estimates
 };
 
+// Rows that are on their way to copies in memory, from the disk or to be caught up.
+struct ColdRows {
+  struct Row {
+    size_t at;  // where its caller wants it
+    uint32_t slot;
+    uint64_t updated;  // the last step that it has seen
+    uint32_t kept = Residency::kNotKept;
+  };
+  std::vector<Row> rows;
+  std::vector<uint8_t> bytes;  // values and state, one row after another
+  uint64_t step = 0;           // that they are caught up to
+  std::shared_ptr<ReadBatch> batch;
+};
+
 class Table {
  public:
   explicit Table(TableConfig config);
@@ -121,17 +118,28 @@ class Table {
   }
   bool wants_scores() const noexcept { return layout().has_score; }
 
-  // --- one batch, in this order; begin and reserve are serial, the others run per range of partitions
+  // --- one batch, in this order; turn, begin and reserve are serial, the others run per range of partitions
+  void turn_generations();                        // slots that no plan knows any more are free
   void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing
   bool capped() const noexcept { return cap_ != 0; }
-  void count_rows(Uniques& uniques) const;       // those found and those that will enter
-  void check_capacity(uint64_t num_rows) const;  // throws TableFull before anything changes
+  // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
+  bool counts_rows() const noexcept { return capped() || residency_ != nullptr; }
+  void count_rows(Uniques& uniques) const;               // those found and those that will enter
+  void check_capacity(uint64_t num_rows) const;          // throws TableFull before anything changes
+  uint64_t num_frames_of(const Uniques& uniques) const;  // of the rows found, beside those that plans in flight have
+  void check_frames(uint64_t num_frames) const;          // likewise
+  // Where rows lie on a disk: reads those that were found into frames. `arrive` waits for them, and throws RecordLost.
+  void fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
+  void arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void begin_batch();
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
-  void place(Uniques& uniques) const;            // finds the frames of the slots
-  void bring(Uniques& uniques);                  // places the rows, and replays the steps that they missed
+  // Finds the frames of the slots, of new rows, too, and replays the steps that rows there missed. Without `room`
+  // there are no new rows; without `plan` nobody will use the frames later.
+  void place(Uniques& uniques, const Residency::Plan* plan, Residency::Room* room);
+  // Null where all rows are in memory.
+  Residency* residency() const noexcept { return residency_.get(); }
 
   // --- taking back the map of a batch that is not looked up (map_log.cpp): the newest one first, while its plan lives
   void begin_log(Uniques& uniques);  // before resolve
@@ -152,9 +160,10 @@ class Table {
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
   size_t num_copies(const Uniques& uniques) const noexcept;
   // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
-  void read(const Uniques& uniques, const float** rows, float* copies) const noexcept;
+  void read(const Uniques& uniques, const float** rows, float* copies) const;
   void read_absent(int64_t id, float* out) const noexcept;
-  Row row_of(uint32_t slot) const noexcept { return pool_[pool_.frame_of(slot)]; }
+  // [n, dim]; -1 gives the default vector.
+  void read_slots(const int64_t* slots, size_t n, float* out) const;
 
   // --- update (table_update.cpp): one step of the rule over the rows of distinct ids
   uint64_t begin_update(double lr);
@@ -185,7 +194,7 @@ class Table {
 
   // --- persistence
   ExportedRows export_partition(int partition);
-  void load_rows(const ExportedRows& rows);
+  void load_rows(const ExportedRows& rows, Residency::Room* room);  // `room`: where rows lie on a disk
   // Null where every id is admitted.
   const Candidates* candidates(int partition) const noexcept {
     return partitions_[static_cast<size_t>(partition)].candidates.get();
@@ -209,8 +218,10 @@ class Table {
   void begin_snapshot(bool changes);
   uint64_t num_snapshot_rows() const noexcept;
   std::vector<SnapshotEntry> snapshot_entries(int partition);  // in no useful order; once a partition
-  // Entries [first, first + n) into the same places of `out`.
-  void read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
+  // Entries [first, first + n) into the same places of `out`; those that lie on the disk when they are finished,
+  // without the mutex.
+  ColdRows read_snapshot(int partition, const SnapshotEntry* entries, size_t first, size_t n, ExportedRows& out);
+  void finish(ColdRows& rows, ExportedRows& out) const;
   void drop_images(int partition);
   Snapshot::Part& snapshot_part(int partition) { return snapshot_->parts[static_cast<size_t>(partition)]; }
   void end_snapshot(bool saved);
@@ -236,25 +247,42 @@ class Table {
   int64_t victim_key(uint32_t slot) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;
+  void free_slot(int partition, uint32_t slot);
+  void keep_image(int partition, uint32_t slot);
   void remove_row(int partition, int64_t id, uint32_t slot, Reason reason);
   void next_generation();
   uint32_t add_chunk(int partition);
-  void write_out(ExportedRows& out, size_t at, int64_t id, const Row& row, const LedgerEntry& entry) const noexcept;
+  void write_entry(ExportedRows& out, size_t at, int64_t id, const LedgerEntry& entry, uint64_t step) const noexcept;
+  void write_row(ExportedRows& out, size_t at, const Row& row) const noexcept;
+  void write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const;
+  template <class F>
+  void naming_lost(F&& work) const;
+  void begin_read(ColdRows& rows) const;
+  template <class F>
+  void finish(ColdRows& rows, F&& visit) const;
+  Row row_in(ColdRows& rows, size_t i) const noexcept;
   // Before a row changes; after a slot was given to a new id; before a row goes.
   void changing(uint32_t slot) {
     if (marking_) mark_changing(slot);
   }
   void mark_changing(uint32_t slot);
   void mark_born(int partition, int64_t id, uint32_t slot);
+  void mark_back(int partition, int64_t id, uint32_t slot);  // after mark_gone, with its row
   void mark_gone(int partition, int64_t id, uint32_t slot);
   bool evict_one(int partition, const std::vector<uint32_t>& in_batch);  // false: the batch uses every row
+  // A frame is the slot of its row where all rows are in memory.
+  uint32_t frame_of(uint32_t slot) const noexcept { return residency_ ? residency_->frame_of(slot) : slot; }
   [[gnu::always_inline]] void prefetch(uint32_t slot) const noexcept {
-    pool_.prefetch(pool_.frame_of(slot));
+    if (residency_) residency_->prefetch(slot);
+    else pool_.prefetch(slot);
     ledger_.prefetch(slot);
   }
-  void start_row(uint32_t slot, int64_t id);
+  uint64_t updated(uint32_t slot) const noexcept;
+  void start_entry(uint32_t slot) const noexcept;
+  void start_row(const Row& row, int64_t id) const;
   void replay(uint32_t slot, uint32_t frame, uint64_t to);
-  void update_half(const RuleStep& rule, uint64_t step, const uint32_t* frames, const float* grads, int64_t n);
+  void replay(const Row& row, uint64_t from, uint64_t to) const;
+  void update_half(const RuleStep& rule, uint64_t step, const Row& row, const float* grad, float* wide) const;
   const RuleStep& step_at(uint64_t step, RuleStep* scratch) const noexcept;
 
   TableConfig config_;
@@ -279,9 +307,36 @@ class Table {
   RateHistory rates_;
   std::vector<RuleStep> steps_;              // of the first kCachedSteps steps, where replays may need them
   std::vector<uint8_t> owners_;              // partition of each chunk of slots
+  std::unique_ptr<Residency> residency_;     // of kSsd
   bool tracking_ = false, marking_ = false;  // marking: changes are tracked or a snapshot is being read
   Marks changed_;
   std::unique_ptr<Snapshot> snapshot_;
 };
+
+// A store knows slots; users know ids.
+template <class F>
+void Table::naming_lost(F&& work) const {
+  try {
+    work();
+  } catch (const RecordLost& lost) {
+    for (const IdMap& map : maps_)
+      map.for_each([&](int64_t id, uint32_t slot) {
+        if (slot == lost.slot) throw RecordLost(lost, config_.name, id);
+      });
+    throw;
+  }
+}
+
+// Waits for the rows, catches them up and calls visit(at, row) for each.
+template <class F>
+void Table::finish(ColdRows& rows, F&& visit) const {
+  if (rows.rows.empty()) return;
+  rows.batch->wait();
+  for (size_t i = 0; i < rows.rows.size(); i++) {
+    const Row row = row_in(rows, i);
+    replay(row, rows.rows[i].updated, rows.step);
+    visit(rows.rows[i].at, row);
+  }
+}
 
 }  // namespace hotbed

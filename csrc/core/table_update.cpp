@@ -35,37 +35,34 @@ void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::
       steps_.push_back(rule_step(config_.rule, rates_.at(t), t));
 }
 
-// Half-precision rows are widened, stepped in fp32, and rounded by noise that depends on (seed, table, id, step, lane)
-// only.
-void Table::update_half(const RuleStep& rule, uint64_t step, const uint32_t* frames, const float* grads, int64_t n) {
-  std::vector<float> wide(static_cast<size_t>(config_.dim));
-  float* values = wide.data();
-  for (int64_t i = 0; i < n; i++) {
-    const Row row = pool_[frames[i]];
-    row.read(values);
-    float* state = row.state();
-    kernels().update(rule, &values, &state, grads ? grads + i * config_.dim : nullptr, 1, config_.dim);
-    const uint64_t noise = mix64(mix64(key_ ^ mix64(static_cast<uint64_t>(row.id()) + kGolden)) + step * kGolden);
-    row.write(values, &noise);
-  }
+// A half-precision row is widened to `wide`, stepped in fp32, and rounded by noise that depends on (seed, table, id,
+// step, lane) only.
+void Table::update_half(const RuleStep& rule, uint64_t step, const Row& row, const float* grad, float* wide) const {
+  row.read(wide);
+  float* state = row.state();
+  kernels().update(rule, &wide, &state, grad, 1, config_.dim);
+  const uint64_t noise = mix64(mix64(key_ ^ mix64(static_cast<uint64_t>(row.id()) + kGolden)) + step * kGolden);
+  row.write(wide, &noise);
 }
 
 void Table::update(const Uniques& uniques, const float* grads) {
   RuleStep scratch;
   const RuleStep step = step_at(step_, &scratch);
   const bool marks = layout().has_updated;
+  std::vector<float> wide(static_cast<size_t>(layout().dtype == Dtype::kFloat32 ? 0 : config_.dim));
   float *values[kRun], *state[kRun];
   const uint32_t *slots = uniques.slots.data(), *frames = uniques.frames();
   const int64_t n = static_cast<int64_t>(uniques.slots.size());
   for (int64_t begin = 0; begin < n;) {
-    if (frames[begin] == kNoSlot) {
+    if (frames[begin] == kNoFrame) {
       begin++;
       continue;
     }
     int64_t length = 0;
-    for (; length < kRun && begin + length < n && frames[begin + length] != kNoSlot; length++) {
+    for (; length < kRun && begin + length < n && frames[begin + length] != kNoFrame; length++) {
       const uint32_t slot = slots[begin + length], frame = frames[begin + length];
       changing(slot);
+      if (residency_) residency_->changing(frame);
       const Row row = pool_[frame];
       values[length] = row.values(), state[length] = row.state();
       if (marks) {
@@ -73,9 +70,11 @@ void Table::update(const Uniques& uniques, const float* grads) {
         ledger_[slot].set_updated(static_cast<uint32_t>(step_));
       }
     }
-    if (layout().dtype == Dtype::kFloat32)
-      kernels().update(step, values, state, grads + begin * config_.dim, length, config_.dim);
-    else update_half(step, step_, frames + begin, grads + begin * config_.dim, length);
+    const float* grad = grads + begin * config_.dim;
+    if (layout().dtype == Dtype::kFloat32) kernels().update(step, values, state, grad, length, config_.dim);
+    else
+      for (int64_t i = 0; i < length; i++)
+        update_half(step, step_, pool_[frames[begin + i]], grad + i * config_.dim, wide.data());
     begin += length;
   }
 }
@@ -85,25 +84,31 @@ void Table::replay(uint32_t slot, uint32_t frame, uint64_t to) {
   const uint64_t from = entry.updated();
   if (from >= to) return;
   changing(slot);
+  if (residency_) residency_->changing(frame);
+  replay(pool_[frame], from, to);
+  entry.set_updated(static_cast<uint32_t>(to));
+}
+
+void Table::replay(const Row& row, uint64_t from, uint64_t to) const {
+  if (from >= to) return;
   RuleStep scratch;
   if (layout().dtype == Dtype::kFloat32) {
-    const Row row = pool_[frame];
     float *values = row.values(), *state = row.state();
     for (uint64_t t = from + 1; t <= to; t++)
       kernels().update(step_at(t, &scratch), &values, &state, nullptr, 1, config_.dim);
   } else {
-    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, &frame, nullptr, 1);
+    std::vector<float> wide(static_cast<size_t>(config_.dim));
+    for (uint64_t t = from + 1; t <= to; t++) update_half(step_at(t, &scratch), t, row, nullptr, wide.data());
   }
-  entry.set_updated(static_cast<uint32_t>(to));
 }
 
 void Table::update_idle(int first, int last) {
-  for (int p = first; p < last; p++)
-    maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, pool_.frame_of(slot), step_); });
+  for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, slot, step_); });
 }
 
+// Where rows lie on a disk, a copy catches up when it is read.
 void Table::catch_up(int first, int last) {
-  if (config_.rule.scope != Scope::kTouched) update_idle(first, last);
+  if (config_.rule.scope != Scope::kTouched && !residency_) update_idle(first, last);
 }
 
 }  // namespace hotbed

@@ -26,7 +26,7 @@ RowLayout layout(int dim, int width, Dtype dtype, unsigned fields) {
 }  // namespace
 
 TEST_CASE("rows never move while their storage grows, and keep what was written") {
-  for (const Tier tier : {Tier::kRam, Tier::kScattered})
+  for (const Tier tier : {Tier::kRam, Tier::kSsd})
     for (int dim : {1, 3, 16, 1000}) {
       const RowLayout fields = layout(dim, 1, Dtype::kFloat32, 4);
       Pool pool(fields, tier);
@@ -38,26 +38,24 @@ TEST_CASE("rows never move while their storage grows, and keep what was written"
           REQUIRE(pool.add_chunk() == slot);
           ledger.add_chunk();
         }
-        const uint32_t frame = pool.frame_of(slot);
-        REQUIRE((frame == slot) == (tier == Tier::kRam));
-        at.push_back(pool.values(frame));
-        pool[frame].values()[0] = static_cast<float>(slot);
-        pool[frame].values()[dim - 1] = static_cast<float>(slot);
-        pool[frame].state()[0] = -static_cast<float>(slot);
+
+        at.push_back(pool.values(slot));
+        pool[slot].values()[0] = static_cast<float>(slot);
+        pool[slot].values()[dim - 1] = static_cast<float>(slot);
+        pool[slot].state()[0] = -static_cast<float>(slot);
         ledger[slot].set_seen(~int64_t{slot});
       }
       for (uint32_t slot = 0; slot < total; slot++) {
-        const uint32_t frame = pool.frame_of(slot);
-        REQUIRE(pool.values(frame) == at[slot]);
-        REQUIRE(pool[frame].values()[dim - 1] == static_cast<float>(slot));
-        REQUIRE(pool[frame].state()[0] == -static_cast<float>(slot));
+        REQUIRE(pool.values(slot) == at[slot]);
+        REQUIRE(pool[slot].values()[dim - 1] == static_cast<float>(slot));
+        REQUIRE(pool[slot].state()[0] == -static_cast<float>(slot));
         REQUIRE(ledger[slot].seen() == ~int64_t{slot});
       }
     }
 }
 
 TEST_CASE("the fields of a row and of its entry do not overlap, whichever are there") {
-  for (const Tier tier : {Tier::kRam, Tier::kScattered})
+  for (const Tier tier : {Tier::kRam, Tier::kSsd})
     for (Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16})
       for (int dim : {1, 2, 7, 16})
         for (int width : {0, 1, dim, 2 * dim})
@@ -70,7 +68,7 @@ TEST_CASE("the fields of a row and of its entry do not overlap, whichever are th
             std::vector<float> values(static_cast<size_t>(dim)), read(static_cast<size_t>(dim));
             for (int d = 0; d < dim; d++) values[static_cast<size_t>(d)] = static_cast<float>(d) + 0.5f;
             for (uint32_t slot = 0; slot < 3; slot++) {
-              const Row row = pool[pool.frame_of(slot)];
+              const Row row = pool[slot];
               const LedgerEntry entry = ledger[slot];
               row.write(values.data(), nullptr);
               for (int i = 0; i < width; i++) row.state()[i] = static_cast<float>(i) - 3.0f;
@@ -81,7 +79,7 @@ TEST_CASE("the fields of a row and of its entry do not overlap, whichever are th
               if (dtype != Dtype::kFloat32) row.set_id(-1);
             }
             for (uint32_t slot = 0; slot < 3; slot++) {
-              const Row row = pool[pool.frame_of(slot)];
+              const Row row = pool[slot];
               const LedgerEntry entry = ledger[slot];
               row.read(read.data());
               REQUIRE(read == values);  // halves of small integers are exact

@@ -71,7 +71,8 @@ Picture read(Table& table) {
     rows.resize(entries.size(), table.layout());
     for (size_t i = 0; i < entries.size(); i += 7) {
       std::lock_guard lock(table.mutex());
-      table.read_snapshot(p, entries.data(), i, std::min<size_t>(7, entries.size() - i), rows);
+      ColdRows cold = table.read_snapshot(p, entries.data(), i, std::min<size_t>(7, entries.size() - i), rows);
+      table.finish(cold, rows);
     }
     add(picture, rows);
     std::lock_guard lock(table.mutex());

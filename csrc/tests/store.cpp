@@ -80,7 +80,7 @@ class Dict : public RecordOwner {
   bool lies_at(uint32_t slot, Place place) const override {
     return slot < num_slots() && has(slot) && places_[slot] == place;
   }
-  void moved(uint32_t slot, Place to) override { places_[slot] = to; }
+  void moved(uint32_t slot, Place, Place to) override { places_[slot] = to; }
 
   uint32_t num_slots() const { return static_cast<uint32_t>(versions_.size()); }
   bool has(uint32_t slot) const { return versions_[slot] > 0; }

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "residency.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+namespace hotbed {
+namespace {
+
+constexpr uint64_t kRowsOfSpan = uint64_t{1} << 20;
+constexpr size_t kAhead = 12;
+
+// The store of a folder: one file for all tables of the process that lie there.
+std::shared_ptr<Store> store_at(const std::string& folder, EngineKind engine) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, EngineKind>, std::weak_ptr<Store>> stores;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Store>& known = stores[{folder, engine}];
+  std::shared_ptr<Store> store = known.lock();
+  if (store && store->is_foreign()) store.reset();
+  if (!store) {
+    StoreConfig config;
+    config.folder = folder, config.engine = engine;
+    known = store = std::make_shared<Store>(std::move(config));
+  }
+  return store;
+}
+
+}  // namespace
+
+Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, const std::vector<uint8_t>& partitions,
+                     uint64_t key, const DiskConfig& config)
+    : layout_(layout),
+      pool_(pool),
+      mutex_of_table_(mutex),
+      partitions_(partitions),
+      store_(store_at(config.folder, config.engine)),
+      owner_(store_->add_owner(*this, key, layout.value_bytes, layout.state_bytes)),
+      words_(0, sizeof(uint64_t)),
+      frames_(config.ram_rows) {
+  spans_.push_back(store_->add_span(owner_));
+  while (pool_.slabs().size() < frames_.size()) pool_.add_chunk();  // pages come when they are touched
+}
+
+Residency::~Residency() {
+  try {
+    std::unique_lock lock(mutex_);
+    settle(lock, num_loads_);
+  } catch (...) {  // nobody wants these rows any more
+  }
+  try {
+    store_->remove_owner(owner_);
+  } catch (const std::logic_error&) {  // of the parent process
+  }
+}
+
+// Plans.
+
+Residency::Plan::Plan(Residency& residency) : residency_(residency) {
+  const std::lock_guard lock(residency.mutex_);
+  number_ = residency.first_live_ + residency.plans_.size();
+  residency.plans_.emplace_back();
+}
+
+Residency::Plan::~Plan() { residency_.end_plan(number_); }
+
+void Residency::end_plan(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  plans_[number - first_live_].lives = false;
+  for (; !plans_.empty() && !plans_.front().lives; plans_.pop_front(), first_live_++)
+    num_pinned_ -= plans_.front().num_frames;
+}
+
+void Residency::use(Frame& frame, uint64_t plan) {
+  if (frame.used >= plan) return;
+  if (pinned(frame)) plans_[frame.used - first_live_].num_frames--, num_pinned_--;
+  frame.used = plan;
+  plans_[plan - first_live_].num_frames++, num_pinned_++;
+}
+
+uint64_t Residency::num_pinned() {
+  const std::lock_guard lock(mutex_);
+  return num_pinned_;
+}
+
+uint64_t Residency::num_pinned(const uint32_t* slots, size_t n) {
+  const std::lock_guard lock(mutex_);
+  uint64_t count = 0;
+  for (size_t i = 0; i < n; i++)
+    if (slots[i] != kNoSlot && word(slots[i]) & kInFrame)
+      count += pinned(frames_[static_cast<uint32_t>(word(slots[i]))]);
+  return count;
+}
+
+// Room.
+
+Residency::Room::Room(Residency& residency, uint64_t most) : residency_(residency), left_(most) {
+  {
+    const std::lock_guard lock(residency.mutex_);
+    std::vector<uint32_t>& spans = residency.spans_;
+    while (residency.num_rooms_ == 0 && spans.size() < kPartitions &&
+           residency.num_slots_.load(std::memory_order_relaxed) > spans.size() * kRowsOfSpan)
+      for (size_t more = spans.size(); more > 0; more--) spans.push_back(residency.store_->add_span(residency.owner_));
+    residency.num_rooms_++;
+  }
+  try {
+    residency.store_->reserve(residency.owner_, most);
+  } catch (...) {
+    const std::lock_guard lock(residency.mutex_);
+    residency.num_rooms_--;
+    throw;
+  }
+}
+
+Residency::Room::~Room() {
+  residency_.store_->give_back(residency_.owner_, left_);
+  const std::lock_guard lock(residency_.mutex_);
+  residency_.num_rooms_--;
+}
+
+uint32_t Residency::span_of(uint32_t slot) const noexcept {
+  return spans_[partitions_[slot / Slabs::kChunk] * spans_.size() / kPartitions];
+}
+
+// Frames.
+
+void Residency::link(uint32_t number) {
+  Frame& frame = frames_[number];
+  frame.older = newest_, frame.newer = kNoFrame;
+  (newest_ == kNoFrame ? oldest_ : frames_[newest_].newer) = number;
+  newest_ = number;
+}
+
+void Residency::unlink(uint32_t number) {
+  const Frame& frame = frames_[number];
+  (frame.older == kNoFrame ? oldest_ : frames_[frame.older].newer) = frame.newer;
+  (frame.newer == kNoFrame ? newest_ : frames_[frame.newer].older) = frame.older;
+  if (hand_ == number) hand_ = frame.newer;
+}
+
+uint32_t Residency::victim(bool ahead) {
+  uint32_t at = hand_;
+  for (uint64_t looked = 0; looked <= 2 * frames_.size(); looked++) {
+    if (at == kNoFrame) at = oldest_;
+    if (at == kNoFrame) break;
+    Frame& frame = frames_[at];
+    if (!(frame.flags & kLoading) && !pinned(frame) && !(ahead && frame.flags & kAhead)) {
+      if (!(frame.flags & kVisited)) {
+        hand_ = at;
+        return at;
+      }
+      frame.flags &= ~kVisited;
+    }
+    at = frame.newer;
+  }
+  return kNoFrame;
+}
+
+void Residency::evict(uint32_t number, Room& room) {
+  Frame& frame = frames_[number];
+  if (!(frame.place & kStored)) {
+    if (room.left_ == 0) throw std::logic_error("residency: a row leaves its frame without room reserved for it");
+    room.left_--;
+    frame.place =
+        kStored | store_->put(span_of(frame.slot), frame.slot, pool_.values(number), pool_.state(number)).bits;
+  }
+  word(frame.slot) = frame.place;
+  if (frame.flags & kAhead) num_ahead_--;
+  unlink(number);
+  frame = Frame();
+}
+
+// A frame that nothing is in, or kNoFrame.
+uint32_t Residency::take_frame(Room& room, bool ahead) {
+  if (!free_.empty()) {
+    const uint32_t number = free_.back();
+    free_.pop_back();
+    return number;
+  }
+  if (num_used_ < frames_.size()) return num_used_++;
+  const uint32_t number = victim(ahead);
+  if (number != kNoFrame) evict(number, room);
+  return number;
+}
+
+uint32_t Residency::take_frame(std::unique_lock<std::mutex>& lock, Room& room) {
+  uint32_t number = take_frame(room, false);
+  if (number == kNoFrame) {  // rows are on their way into those that are left
+    try {
+      settle(lock, num_loads_);
+    } catch (const RecordLost&) {  // whoever wants that row reads it once more
+    }
+    number = take_frame(room, false);
+  }
+  if (number == kNoFrame) throw std::logic_error("residency: a batch needs more frames than were counted");
+  return number;
+}
+
+void Residency::release(uint32_t number) {
+  Frame& frame = frames_[number];
+  if (pinned(frame)) plans_[frame.used - first_live_].num_frames--, num_pinned_--;
+  if (frame.flags & kAhead) num_ahead_--;
+  unlink(number);
+  const bool loading = frame.flags & kLoading;
+  frame = Frame();
+  if (loading) frame.flags = kLoading;  // free when the bytes have come
+  else free_.push_back(number);
+}
+
+void Residency::free_record(uint32_t number) { store_->free(place_of(std::exchange(frames_[number].place, 0))); }
+
+void Residency::forget(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t at = std::exchange(word(slot), 0);
+  if (at & kStored) store_->free(place_of(at));
+  if (!(at & kInFrame)) return;
+  const auto number = static_cast<uint32_t>(at);
+  if (frames_[number].place & kStored) free_record(number);
+  release(number);
+}
+
+// Reads.
+
+uint64_t Residency::number_of(const Frame& frame) const noexcept {
+  const uint64_t first = loads_.front().number;
+  return first + ((frame.load - static_cast<uint32_t>(first)) & ((1u << 29) - 1));
+}
+
+void Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots, const Plan* plan,
+                     Room& room) {
+  if (slots.empty()) return;
+  Load load{num_loads_ + 1, plan == nullptr, nullptr, {}};
+  std::vector<RecordRead> reads;
+  reads.reserve(slots.size());
+  for (const uint32_t slot : slots) {
+    if (!plan && num_ahead_ >= (frames_.size() - num_pinned_) / 2) break;
+    const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
+    if (number == kNoFrame) break;
+    Frame& frame = frames_[number];
+    frame.place = word(slot), frame.slot = slot;
+    frame.flags = kLoading | (plan ? 0u : kAhead);
+    frame.load = static_cast<uint32_t>(load.number);
+    word(slot) = kInFrame | number;
+    link(number);
+    if (plan) use(frame, plan->number());
+    else num_ahead_++;
+    reads.push_back({place_of(frame.place), slot, pool_.values(number), pool_.state(number)});
+    load.frames.push_back(number);
+  }
+  if (reads.empty()) return;
+  num_loads_++;
+  load.batch = store_->read(owner_, std::move(reads));
+  loads_.push_back(std::move(load));
+}
+
+void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
+  while (!loads_.empty() && loads_.front().number <= number) {
+    const uint64_t first = loads_.front().number;
+    const std::shared_ptr<ReadBatch> batch = loads_.front().batch;
+    lock.unlock();
+    try {
+      batch->wait();
+    } catch (const RecordLost&) {  // told of below
+    }
+    lock.lock();
+    if (loads_.empty() || loads_.front().number != first) continue;
+    const Load load = std::move(loads_.front());
+    loads_.pop_front();
+    for (const uint32_t at : load.frames) {
+      Frame& frame = frames_[at];
+      frame.flags &= ~kLoading;
+      if (frame.slot == kNoSlot) free_.push_back(at);  // the row ended meanwhile
+    }
+    for (const RecordLost& lost : batch->lost()) {
+      const uint64_t at = word(lost.slot);
+      if (!(at & kInFrame) || frames_[static_cast<uint32_t>(at)].place != (kStored | lost.place.bits)) continue;
+      word(lost.slot) = kStored | lost.place.bits;
+      release(static_cast<uint32_t>(at));
+    }
+    if (!load.is_ahead && !batch->lost().empty()) throw batch->lost().front();
+  }
+}
+
+void Residency::finish_loads() {
+  std::unique_lock lock(mutex_);
+  settle(lock, num_loads_);
+}
+
+void Residency::bring(const uint32_t* slots, size_t n, const Plan& plan, Room& room) {
+  std::unique_lock lock(mutex_);
+  std::vector<uint32_t> cold;
+  for (size_t i = 0; i < n; i++) {
+    if (i + kAhead < n && slots[i + kAhead] != kNoSlot) {
+      const uint64_t ahead = word(slots[i + kAhead]);
+      if (ahead & kInFrame) __builtin_prefetch(&frames_[static_cast<uint32_t>(ahead)]);
+    }
+    if (slots[i] == kNoSlot) continue;
+    const uint64_t at = word(slots[i]);
+    if (!(at & kInFrame)) {
+      cold.push_back(slots[i]);
+      continue;
+    }
+    Frame& frame = frames_[static_cast<uint32_t>(at)];
+    use(frame, plan.number());
+    if (frame.flags & kAhead) frame.flags &= ~kAhead, num_ahead_--, misses_++, fetched_++;
+    else frame.flags |= kVisited, hits_++;
+  }
+  misses_ += cold.size();
+  load(lock, cold, &plan, room);
+}
+
+void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& room) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    uint64_t needed = 0;
+    std::vector<uint32_t> lost;  // by a read ahead
+    for (size_t i = 0; i < n; i++) {
+      if (slots[i] == kNoSlot) continue;
+      const uint64_t at = word(slots[i]);
+      if (!(at & kInFrame)) lost.push_back(slots[i]);
+      else if (const Frame& frame = frames_[static_cast<uint32_t>(at)]; frame.flags & kLoading)
+        needed = std::max(needed, number_of(frame));
+    }
+    if (!lost.empty()) load(lock, lost, &plan, room), needed = num_loads_;
+    if (needed == 0) return;
+    const auto start = std::chrono::steady_clock::now();
+    settle(lock, needed);
+    wait_ns_ += static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count());
+  }
+}
+
+void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
+  std::unique_lock lock(mutex_);
+  std::vector<uint32_t> cold;
+  for (size_t i = 0; i < n; i++)
+    if (slots[i] != kNoSlot && word(slots[i]) & kStored) cold.push_back(slots[i]);
+  load(lock, cold, nullptr, room);
+}
+
+void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
+                      std::vector<uint32_t>* fresh) {
+  std::unique_lock lock(mutex_);
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] == kNoSlot) {
+      frames[i] = kNoFrame;
+      continue;
+    }
+    if (word(slots[i]) == 0 && room) {
+      const uint32_t number = take_frame(lock, *room);
+      frames_[number].slot = slots[i];
+      word(slots[i]) = kInFrame | number;
+      link(number);
+      fresh->push_back(static_cast<uint32_t>(i));
+    }
+    frames[i] = frame_at(slots[i]);
+    if (plan && frames[i] < kColdFrame) use(frames_[frames[i]], plan->number());
+  }
+}
+
+void Residency::put(uint32_t slot, const Row& row, Room& room) {
+  const std::lock_guard lock(mutex_);
+  if (room.left_ == 0) throw std::logic_error("residency: a row is put without room reserved for it");
+  room.left_--;
+  if (word(slot) & kStored) store_->free(place_of(word(slot)));
+  word(slot) = kStored | store_->put(span_of(slot), slot, row.values(), row.state()).bits;
+}
+
+std::shared_ptr<ReadBatch> Residency::read(const std::vector<Wanted>& rows) {
+  const std::lock_guard lock(mutex_);
+  std::vector<RecordRead> reads;
+  for (const Wanted& row : rows) {
+    uint64_t at = row.kept == kNotKept ? word(row.slot) : kept_[row.kept];
+    if (at & kInFrame) {
+      const auto number = static_cast<uint32_t>(at);
+      at = frames_[number].place;
+      if (!(frames_[number].flags & kLoading)) {
+        pool_[number].copy_to(row.to);
+        continue;
+      }
+    }
+    if (!(at & kStored)) throw std::logic_error("residency: slot " + std::to_string(row.slot) + " has no row");
+    reads.push_back({place_of(at), row.slot, row.to.values(), row.to.state()});
+  }
+  return store_->read(owner_, std::move(reads));
+}
+
+// Rows that ended, for a snapshot.
+
+uint32_t Residency::keep(uint32_t slot) {
+  const std::lock_guard lock(mutex_);
+  uint64_t at = std::exchange(word(slot), 0);
+  if (at & kInFrame) {
+    const auto number = static_cast<uint32_t>(at);
+    at = std::exchange(frames_[number].place, 0);
+    release(number);
+  }
+  if (free_kept_.empty()) free_kept_.push_back(static_cast<uint32_t>(kept_.size())), kept_.push_back(0);
+  const uint32_t number = free_kept_.back();
+  free_kept_.pop_back();
+  kept_[number] = at;
+  kept_at_.emplace(at, number);
+  return number;
+}
+
+void Residency::drop_kept(uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t at = std::exchange(kept_[number], 0);
+  kept_at_.erase(at);
+  store_->free(place_of(at));
+  free_kept_.push_back(number);
+}
+
+// Compaction asks with the mutex of the table.
+
+bool Residency::lies_at(uint32_t slot, Place place) const {
+  const uint64_t stored = kStored | place.bits;
+  const uint64_t at = word(slot);
+  return at == stored || (at & kInFrame && frames_[static_cast<uint32_t>(at)].place == stored) ||
+         kept_at_.count(stored) > 0;
+}
+
+void Residency::moved(uint32_t slot, Place from, Place to) {
+  const uint64_t before = kStored | from.bits, after = kStored | to.bits;
+  uint64_t& at = word(slot);
+  if (at == before) {
+    at = after;
+  } else if (at & kInFrame && frames_[static_cast<uint32_t>(at)].place == before) {
+    frames_[static_cast<uint32_t>(at)].place = after;
+  } else {
+    const uint32_t number = kept_at_.at(before);
+    kept_at_.erase(before);
+    kept_at_.emplace(after, number);
+    kept_[number] = after;
+  }
+}
+
+ResidencyStats Residency::stats() const {
+  const std::lock_guard lock(mutex_);
+  ResidencyStats stats;
+  stats.hits = hits_, stats.misses = misses_, stats.fetched = fetched_, stats.wait_ns = wait_ns_;
+  stats.num_frames = num_used_ - static_cast<uint32_t>(free_.size());
+  stats.memory_bytes = words_.num_bytes() + frames_.size() * sizeof(Frame) + free_.capacity() * sizeof(uint32_t);
+  stats.store = store_->stats();
+  stats.engine = store_->engine_name();
+  return stats;
+}
+
+}  // namespace hotbed
