@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -13,9 +12,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "core/disk_rate.h"
 #include "core/store.h"
 
 using namespace hotbed;
@@ -87,41 +86,13 @@ struct Rows : RecordOwner {
   uint32_t owner, span;
 };
 
-// Random blocks, until `stop`.
-class RandomBlocks : public BlockSource {
- public:
-  explicit RandomBlocks(uint64_t num_blocks) : num_blocks_(num_blocks) {}
-  bool next(BlockRead& read) override {
-    if (stops.load(std::memory_order_relaxed)) return false;
-    thread_local Draw draw{mix64(reinterpret_cast<uint64_t>(&draw))};
-    read = {draw.below(num_blocks_) * kBlockBytes, kBlockBytes, 0, nullptr};
-    return true;
-  }
-  bool wait() override { return !stops; }
-  void arrived(const BlockRead&, const uint8_t*, int64_t result) noexcept override {
-    if (result != kBlockBytes) std::abort();
-    count.fetch_add(1, std::memory_order_relaxed);
-  }
-  std::atomic<bool> stops{false};
-  std::atomic<uint64_t> count{0};
-
- private:
-  uint64_t num_blocks_;
-};
-
 struct Rate {
   double a_second, cpu_us;
 };
 
 Rate read_raw(File& file, EngineKind kind, int depth, uint64_t num_blocks, double seconds) {
-  RandomBlocks blocks(num_blocks);
   const double start = now(), cpu = cpu_seconds();
-  {
-    const auto engine = make_engine(kind, file, blocks, depth);
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    blocks.stops = true;
-  }
-  const double count = static_cast<double>(blocks.count);
+  const double count = static_cast<double>(read_random_blocks(file, kind, depth, num_blocks, seconds));
   return {count / (now() - start), (cpu_seconds() - cpu) / count * 1e6};
 }
 

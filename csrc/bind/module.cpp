@@ -3,12 +3,14 @@
 #include <nanobind/stl/string.h>
 
 #include "core/kernels.h"
+#include "core/store.h"
 #include "core/table.h"
 #include "core/thread_pool.h"
 
 namespace nb = nanobind;
 
 void init_delimited(nb::module_& m);
+void init_disk(nb::module_& m);
 void init_encode(nb::module_& m);
 void init_frozen(nb::module_& m);
 void init_norm(nb::module_& m);
@@ -31,13 +33,20 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
-    } catch (const hotbed::TableFull& full) { raise_as("TableFull", full.what()); }
+    } catch (const hotbed::TableFull& full) {
+      raise_as("TableFull", full.what());
+    } catch (const hotbed::StorageFull& full) {
+      raise_as("StorageFull", full.what());
+    } catch (const hotbed::StorageFailed& failed) {
+      raise_as("StorageFailed", failed.what());
+    } catch (const hotbed::RecordLost& lost) { raise_as("RecordLost", lost.what()); }
   });
   m.def("set_num_threads", &hotbed::ThreadPool::set_num_threads, nb::arg("num_threads"));
   m.def("num_threads", &hotbed::ThreadPool::num_threads);
   m.def("isa_name", &hotbed::isa_name);
   m.def("set_isa", [](const std::string& name) { return hotbed::set_isa(name.c_str()); }, nb::arg("name"));
   init_delimited(m);
+  init_disk(m);
   init_encode(m);
   init_table(m);
   init_step(m);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/disk_io.h"
 #include "core/frozen.h"
 #include "core/row_cache.h"
 #include "core/table.h"

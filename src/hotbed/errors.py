@@ -9,7 +9,11 @@ HotbedError
 ├── TableError                      an embedding table rejects an operation
 │   ├── TableFull                   a batch holds more unique ids than the table may keep
 │   ├── RowShapeError (ValueError)  ids, slots, rows or gradients have the wrong shape or dtype
-│   └── NonFiniteGradient           a gradient is NaN or infinite (table, id)
+│   ├── NonFiniteGradient           a gradient is NaN or infinite (table, id)
+│   └── StorageError                rows on a disk (`hb.Ssd`) cannot be written or read
+│       ├── StorageFull             the disk has no room; nothing has changed
+│       ├── StorageFailed           a write failed: the table takes no more
+│       └── RecordLost              a row cannot be read, or is not what was written
 ├── PersistError                    a checkpoint cannot be written or read
 │   ├── FormatError                 a file is torn, foreign or fails its digest
 │   ├── VersionError                this build does not read the format version of a file
@@ -48,9 +52,13 @@ __all__ = [
     "Overloaded",
     "PersistError",
     "RankLost",
+    "RecordLost",
     "RowShapeError",
     "SchemaError",
     "ServingError",
+    "StorageError",
+    "StorageFailed",
+    "StorageFull",
     "StoreAway",
     "StoreError",
     "TableError",
@@ -140,6 +148,25 @@ class NonFiniteGradient(TableError):
         super().__init__(message)
         self.table = table
         self.id = id
+
+
+class StorageError(TableError):
+    """Rows of a table on a disk cannot be written or read; the last checkpoint is whole.
+
+    The message names the file, and of a row that is lost its extent, block, table and id.
+    """
+
+
+class StorageFull(StorageError):
+    """The disk has no room for the rows of a batch; nothing has changed."""
+
+
+class StorageFailed(StorageError):
+    """A write to the disk failed: the table takes no more changes; resume from a checkpoint."""
+
+
+class RecordLost(StorageError):
+    """A row on the disk cannot be read, or is not what was written; resume from a checkpoint."""
 
 
 class PersistError(HotbedError):

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
+import logging
 import mmap
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +38,14 @@ _LOCAL_URL = re.compile(r"(?:file|local):(?://(?P<path>.+)|(?P<absolute>/.*))", 
 _LOCK_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 _PIECE_BYTES = 4 << 20
+_LOG = logging.getLogger("hotbed")
+_MOUNTS = Path("/proc/self/mountinfo")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""A space or a backslash in it."""
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_REMOTE = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs"}
+)
 _SHORTENED_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/[^/]")
 
 
@@ -125,6 +136,66 @@ def claim_folder(
                 f"{foreign[0]!r}. Move it away, or choose another place."
             )
         mark.write_text("Hotbed made this folder, and may remove what is in it.\n")
+
+
+def check_scratch(folder: str, where: str) -> None:
+    """Raise ConfigError unless files can be made in a folder; warn if it is on no local disk.
+
+    Args:
+        folder: for files without a name, which are read at random.
+        where: the argument that names it, for messages.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        problem = "is not a folder" if path.exists() else "does not exist"
+        raise ConfigError(
+            f"{where}: {problem}, got {folder!r}. Make the folder, or name one on a local disk."
+        )
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: no file can be made in it, got {folder!r}: {error.strerror}. Correct its "
+            "rights, or name a folder on another disk."
+        ) from error
+    _warn_of(os.path.realpath(path))
+
+
+@functools.cache  # once, though each table of a folder asks
+def _warn_of(folder: str) -> None:
+    kind = file_system(folder)
+    if kind in _IN_MEMORY:
+        _LOG.warning(
+            "%s is on %s, which is memory: rows there save none. Name a folder on a disk",
+            folder,
+            kind,
+        )
+    if kind in _REMOTE:
+        _LOG.warning(
+            "%s is on %s, the disk of another machine: each read waits for the network. Name a "
+            "folder on a local disk",
+            folder,
+            kind,
+        )
+
+
+def file_system(folder: str) -> str:
+    """Return the kind of file system of a folder without links, such as ext4; "" if not known."""
+    try:
+        text = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:  # only Linux has it
+        return ""
+    longest = ""
+    kind = ""
+    for line in text.splitlines():
+        mount, _, source = line.partition(" - ")
+        place = _OCTAL.sub(lambda code: chr(int(code[1], 8)), mount.split()[4])
+        is_above = folder == place or folder.startswith(place.rstrip("/") + "/")
+        if is_above and len(place) >= len(longest):  # of two mounts at a place the last counts
+            longest = place
+            kind = source.split()[0]
+    return kind
 
 
 def remove_all(paths: Iterable[Path]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from frames import SCATTERED
+from on_disk import on_disk
 
 import hotbed as hb
 from hotbed.embedding.hashing import partition
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.core
 SECOND = 1_000_000
 TABLES = [
     pytest.param(lambda *a, **k: hb.Table(*a, **k), id="native"),
-    pytest.param(lambda *a, **k: hb.Table(*a, **{"tier": SCATTERED, **k}), id="frames"),
+    pytest.param(lambda *a, **k: hb.Table(*a, **{"tier": on_disk(3_000), **k}), id="on_disk"),
     pytest.param(ReferenceTable, id="reference"),
 ]
 NAMES = {"Table", "ReferenceTable"}

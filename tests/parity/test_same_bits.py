@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from frames import SCATTERED
+from on_disk import on_disk
 
 import hotbed as hb
 from hotbed import _core
@@ -130,9 +130,9 @@ def test_one_two_and_four_threads_train_to_the_same_bits(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_frames_that_are_not_slots_change_no_bit(case: str) -> None:
+def test_rows_on_a_disk_have_the_bits_of_rows_in_memory(case: str) -> None:
     rule, policies, dim = CASES[case]
-    assert train(rule, {**policies, "tier": SCATTERED}, dim) == train(rule, policies, dim)
+    assert train(rule, {**policies, "tier": on_disk(1_500)}, dim) == train(rule, policies, dim)
 
 
 @pytest.mark.parametrize("case", CASES)

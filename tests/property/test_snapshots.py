@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from frames import SCATTERED
+from on_disk import on_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +36,8 @@ TABLES: dict[str, dict[str, Any]] = {
     "lru": {"evict": hb.Lru(1024)},
     "lfu": {"evict": [hb.Ttl(seconds=6), hb.Lfu(1024, half_life_seconds=3)]},
     "half": {"dtype": "bfloat16", "evict": hb.Ttl(seconds=4)},
-    "frames": {"tier": SCATTERED, "evict": [hb.Ttl(seconds=6), hb.Lru(1024)]},
-    "frames_of_halves": {"tier": SCATTERED, "dtype": "float16", "evict": hb.Lfu(1024)},
+    "on_disk": {"tier": on_disk(20), "evict": [hb.Ttl(seconds=6), hb.Lru(1024)]},
+    "halves_on_disk": {"tier": on_disk(20), "dtype": "float16", "evict": hb.Lfu(1024)},
 }
 WORK = st.lists(
     st.tuples(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from frames import SCATTERED
+from on_disk import on_disk
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -266,8 +266,8 @@ def test_policies_and_scopes_work_together(scope: Any) -> None:
 @pytest.mark.parametrize(
     ("rule", "policy"), [("adam", "ttl_and_lfu"), ("rms_prop", "lfu_half_life"), ("sgd", "none")]
 )
-def test_frames_that_are_not_slots_do_what_the_reference_does(rule: str, policy: str) -> None:
-    run({"rule": RULES[rule], "tier": SCATTERED, **POLICIES[policy]}, examples=5)
+def test_tables_on_a_disk_do_what_the_reference_does(rule: str, policy: str) -> None:
+    run({"rule": RULES[rule], "tier": on_disk(20), **POLICIES[policy]}, examples=5)
 
 
 @pytest.mark.soak

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from hotbed import config
+from hotbed.cli import disk as disks
 from hotbed.cli import doctor as machine
 from hotbed.cli import plan as of_plan
 from hotbed.cli import processes, show
@@ -483,14 +484,28 @@ def schema() -> None:
 
 
 @app.command()
-def doctor(ranks: Ranks = None) -> None:
+def doctor(
+    ranks: Ranks = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A folder for hb.Ssd: measure how fast its disk is."),
+    ] = None,
+) -> None:
     """List what this machine and this install can do.
+
+    With --disk, write a file of 1 GiB in a folder, read it at random for some seconds, and remove
+    it: the reads a second bound the speed of tables on that disk, see docs/tiers.md.
 
     With --ranks, connect so many processes, and measure how fast they reach each other. Under
     torchrun, do it with the processes that it started, also on several hosts.
     """
     if processes.is_rank():
         show.print_connection(machine.connection())
+        return
+    if disk is not None:
+        with show.StageBars() as bars:
+            speed = disks.measure(str(disk), bars.update)
+        show.print_disk(speed)
         return
     show.print_machine(machine.diagnose())
     if not machine.has_native_core():

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
+from hotbed.cli.disk import DEPTHS, DiskSpeed
 from hotbed.cli.doctor import Part
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
@@ -291,6 +292,9 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         print_line(f"maps      {facts['maps']} files of what transforms learned")
     _print_derived(facts["derived"])
     console.print(_grid_of(facts["tables"]))
+    for table in facts["tables"]:
+        if table["footprint"] is not None:
+            print_line(f"{table['name']} on its disk: {table['footprint']}")
 
 
 def _print_id_graph(graph: Mapping[str, Any]) -> None:
@@ -444,6 +448,25 @@ def print_connection(connection: RankConnections) -> None:
     console.print(grid)
     for problem in connection.problems:
         print_line(escape(problem))
+
+
+def print_disk(speed: DiskSpeed) -> None:
+    """Print how fast a disk is."""
+    kind = f", {speed.file_system}" if speed.file_system else ""
+    head = [f"random reads a second, {depth} at once" for depth in DEPTHS]
+    grid = Grid("engine", *head, title=f"{escape(speed.folder)}{kind}", title_justify="left")
+    for engine in dict.fromkeys(engine for engine, _ in speed.reads):
+        grid.add_row(engine, *(f"{speed.reads[engine, depth]:,.0f}" for depth in DEPTHS))
+    console.print(grid)
+    median, longest = speed.sync_seconds
+    print_line(
+        f"fdatasync of a block: {median * 1e3:.2f} ms, {longest * 1e3:.2f} ms at most\n"
+        f"writes one after the other: {_mebibytes(speed.write_bytes)} MiB/s"
+    )
+    if "io_uring" not in {engine for engine, _ in speed.reads}:
+        print_line("io_uring is not allowed here: threads read, with twice the CPU time")
+    if not speed.is_direct:
+        print_line("reads go through the page cache here: these are figures of memory")
 
 
 def print_error(error: Exception) -> None:

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 from hotbed import _core
+from hotbed.errors import ConfigError
+from hotbed.files import check_scratch
 
+from .footprint import row_bytes
 from .hashing import name_hash
 from .init import Constant, Init, Zeros
 from .policy import (
@@ -20,7 +23,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Rule
-from .tier import Tier
+from .tier import MAX_ROW_BYTES, Ssd, Tier
 
 T = TypeVar("T")
 
@@ -51,6 +54,8 @@ def native_config(table: TableSettings) -> _core.TableConfig:
     config.seed = table.seed % 2**64
     config.dim = table.dim
     config.dtype = table.dtype
+    if isinstance(table.tier, Ssd):
+        _set_disk(config, table, table.tier)
     config.tier = type(table.tier).__name__
     config.default_value = table.default
     init = table.init
@@ -67,6 +72,33 @@ def native_config(table: TableSettings) -> _core.TableConfig:
     config.keep_seen = "last_seen" in columns
     config.counts_steps = table.clock == "steps"
     return config
+
+
+def _set_disk(config: _core.TableConfig, table: TableSettings, tier: Ssd) -> None:
+    """Set where rows lie; raise ConfigError if they cannot lie there."""
+    where = f"table {table.name!r}"
+    if table.rule.scope == "all":
+        raise ConfigError(
+            f"{where}: a rule of scope 'all' would read and write every row on the disk at each "
+            f"step, got scope='all' with tier={tier!r}. Use scope='catch_up', which has its bits, "
+            "or tier=hb.Ram()."
+        )
+    num_bytes = row_bytes(table.dim, table.dtype, table.rule)
+    if num_bytes > MAX_ROW_BYTES:
+        raise ConfigError(
+            f"{where}: a row on a disk has at most {MAX_ROW_BYTES:,} bytes with its optimizer "
+            f"state, got {num_bytes:,} of dim={table.dim} and {type(table.rule).__name__}. Use a "
+            "smaller dim, or tier=hb.Ram()."
+        )
+    if tier.engine == "io_uring" and not _core.can_use_uring():
+        raise ConfigError(
+            f"{where}: tier.engine: the kernel does not let this process use io_uring, as in many "
+            "containers, got 'io_uring'. Use engine='best'."
+        )
+    check_scratch(str(tier.path), f"{where}: tier.path")
+    config.folder = str(tier.path)
+    config.ram_rows = tier.ram_rows
+    config.engine = tier.engine
 
 
 def _rule(rule: Rule) -> _core.Rule:

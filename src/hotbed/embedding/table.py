@@ -36,7 +36,7 @@ from .policy import (
 )
 from .rule import Adagrad, Ftrl, Rule
 from .snapshot import COLUMN_TYPES, Owned, Snapshot, empty_batch, owned_rows, row_batch
-from .tier import Ram, Tier
+from .tier import Ram, Ssd, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Frozen = Literal[False, "rows", "all"]
@@ -76,7 +76,7 @@ class Table:
         rule: how a step changes a row (default: `Adagrad()`).
         admit: which ids get a row (default: every id).
         evict: which rows are removed, a policy or a list (default: none).
-        tier: where rows lie; `Ram()` is the only tier that is built.
+        tier: where rows lie, `Ram()` or `Ssd(path, ram_rows)`; results do not depend on it.
         init: the initial row (default: `Uniform()`).
         default: the value of each lane of an id without a row if admission is on. Without
             admission, such an id reads as its initial row.
@@ -90,7 +90,9 @@ class Table:
     Raises:
         ConfigError: a value is wrong.
         RowShapeError: an array has a wrong shape or dtype.
-        TableFull: a batch needs more rows than `Lru` or `Lfu` keep in the whole table.
+        TableFull: a batch needs more rows than `Lru` or `Lfu` keep in the whole table, or than
+            `Ssd` has in memory.
+        StorageError: the disk of `Ssd` is full, or fails.
 
     Example:
         >>> table = hb.Table("user", dim=4, rule=hb.Adagrad(lr=0.1), admit=hb.MinCount(2))
@@ -306,6 +308,21 @@ class Table:
         has one.
         """
         return self.completed(self.native.stats())
+
+    @property
+    def tier_stats(self) -> dict[str, Any]:
+        """Return counters of the disk below the table; empty for `Ram`.
+
+        `hits` and `misses`: rows that a batch of training found in memory, and that it did not;
+        `fetched`: misses that were read ahead; `waited_seconds`: of batches for the disk; rows
+        `resident` in memory, of `ram_rows`. Of all tables of the folder together: `read_bytes`,
+        `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
+        `file_bytes` on the disk, `live_bytes` of rows there, `waiting_extents` of 256 KiB to be
+        written, `memory_bytes` of the bookkeeping, and the `engine`.
+        """
+        if not isinstance(self.tier, Ssd):
+            return {}
+        return dict(self.native.tier_stats())
 
     def completed(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the native counters of a moment as `stats` returns them."""

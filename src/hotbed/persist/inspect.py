@@ -10,8 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.data.schema import Schema
+from hotbed.embedding.footprint import predicted
 from hotbed.errors import FormatError
 from hotbed.files import Where
+from hotbed.persist.check.manifest import built_config
 from hotbed.persist.digest import comparable_position, content_digest, part_digests
 from hotbed.persist.format import DenseTensor, Reader, partition_ranges, read_newest
 from hotbed.persist.manifest import TableEntry
@@ -144,6 +146,7 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
         "dim": entry.config["dim"],
         "rows": entry.rows,
         "capacity": entry.config.get("capacity"),
+        "footprint": predicted(built_config(entry, reader.folder), entry.rows),
         "bytes": num_bytes,
         "changed": sum(part.rows for part in entry.parts),
         "removed": sum(part.rows for part in entry.removed),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hotbed.config import build, describe
+from hotbed.embedding.footprint import measured
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
@@ -166,6 +167,9 @@ def _lines(model: Any) -> Iterator[str]:
         yield f"{'table':18} {'dim':>4} {'rows':>10} {'MiB':>8}  rule, policies" + _place(model)
     for name, table in model.tables.items():
         yield _line_of(name, table)
+        footprint = measured(table)
+        if footprint is not None:
+            yield f"  on {brief(table.tier)}: {footprint}"
     for name, value in model.arguments.items():
         if value is not None:
             yield f"{name}: {brief(value)}"

@@ -14,6 +14,7 @@ from hotbed.config import build
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Tier
 from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.persist.check.manifest import NOT_BUILT
 from hotbed.persist.format import Reader, read_newest
@@ -23,7 +24,9 @@ from hotbed.training.model import RecModel
 _SPARE_NUMBERS = 1 << 20
 
 
-def load(path: str | Path | Reader, network: nn.Module | None = None) -> RecModel:
+def load(
+    path: str | Path | Reader, network: nn.Module | None = None, *, tier: Tier | None = None
+) -> RecModel:
     """Load a model from a checkpoint: rows, dense parameters and optimizer state as saved.
 
     A network of `hb.models` is rebuilt from the checkpoint. For your own network, pass `network`,
@@ -32,6 +35,7 @@ def load(path: str | Path | Reader, network: nn.Module | None = None) -> RecMode
     Args:
         path: of states or of one state, or a state as `hb.checkpoints.open_checkpoint` returns it.
         network: yours.
+        tier: where the rows of all tables lie here, such as `hb.Ram()`; default: as saved.
 
     Raises:
         FormatError: a file is missing, torn or changed; the message names it.
@@ -39,11 +43,11 @@ def load(path: str | Path | Reader, network: nn.Module | None = None) -> RecMode
     Example: `hb.load("model").predict(dataset)`.
     """
     if isinstance(path, Reader):
-        return _loaded(path, network)
-    return read_newest(path, lambda reader: _loaded(reader, network))
+        return _loaded(path, network, tier)
+    return read_newest(path, lambda reader: _loaded(reader, network, tier))
 
 
-def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
+def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> RecModel:
     manifest = reader.manifest
     described: dict[str, Any] = dict(manifest.model or {})
     tables = described.pop("given_tables", None)
@@ -56,11 +60,16 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
         )
     reader.verify()  # nothing is built from a description that is not whole
     is_given = network is not None
+    if is_given and tier is not None:
+        raise ConfigError(
+            f"load: tier is for a network that is rebuilt, got {tier!r} and a network. Build the "
+            "tables of your network on that tier."
+        )
     try:
         schema = None if manifest.schema is None else Schema.from_json(manifest.schema)
         if network is None:
             built = {
-                name: build(table_spec, Table, f"tables.{name}")
+                name: build(_on(tier, table_spec), Table, f"tables.{name}")
                 for name, table_spec in tables.items()
             }
             parts = {"schema": schema, "tables": built}
@@ -82,6 +91,10 @@ def _loaded(reader: Reader, network: nn.Module | None) -> RecModel:
         ) from error
     model.schema = schema or model.schema
     return model.restore(reader)
+
+
+def _on(tier: Tier | None, table_spec: dict[str, Any]) -> dict[str, Any]:
+    return table_spec if tier is None else {**table_spec, "tier": tier}
 
 
 def _check_size(reader: Reader, network: nn.Module) -> None:

@@ -14,8 +14,11 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
+import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.model import LearningRateScheduler
+from hotbed.compat.hugectr.translate.tiers import tiers_of
+from hotbed.errors import ConfigError
 
 SIZES = [40, 25]
 PASSES = 4
@@ -176,6 +179,31 @@ def test_an_embedding_training_cache_starts_from_its_sparse_models(
     rows = [model.learner.tables["rows"].lookup(keys) for model in (first, second)]
     np.testing.assert_array_equal(*rows)
     assert not (tmp_path / "m0_sparse_1.model").exists()
+
+
+def test_rows_of_a_cached_embedding_lie_in_the_folder_of_their_process(tmp_path: Path) -> None:
+    cached = hugectr.TrainPSType_t.Cached
+    staged = hugectr.TrainPSType_t.Staged
+    placement = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+    tables = [
+        hugectr.SparseEmbedding(placement, megabytes, 8, "sum", name, "data")
+        for name, megabytes in {"staged": 1, "cached": 2, "none": 0}.items()
+    ]
+    paths = [str(tmp_path), "/of/another/process"]
+    blocks = [hugectr.CreateHMemCache(blocks, 0.5, 0) for blocks in (1, 3)]
+    cache = hugectr.CreateETC([staged, cached], ["a", "b"], paths, blocks)
+    rows = 3 * 2 * 2**20 // (4 * 8)
+    assert tiers_of(cache, tables, 0) == {"cached": hb.Ssd(tmp_path, rows)}
+    assert tiers_of(cache, tables, 1) == {"cached": hb.Ssd("/of/another/process", rows)}
+    assert tiers_of(hugectr.CreateETC([staged, staged], ["a", "b"]), tables, 0) == {}
+    missing = {
+        "local_paths": hugectr.CreateETC([staged, cached], ["a", "b"], [], blocks),
+        "hmem_cache_configs": hugectr.CreateETC([staged, cached], ["a", "b"], paths, blocks[:1]),
+        "workspace_size": hugectr.CreateETC([cached] * 3, ["a", "b", "c"], paths, blocks * 2),
+    }
+    for argument, params in missing.items():
+        with pytest.raises(ConfigError, match=argument):
+            tiers_of(params, tables, 0)
 
 
 def test_a_scheduler_that_is_reset_begins_a_new_schedule(sources: list[str]) -> None:

@@ -456,8 +456,25 @@ def test_ssd_needs_the_host() -> None:
     mx.init()
     with pytest.raises(ValueError, match="host_vocabulary_size"):
         table(ssd_vocabulary_size=10)
-    with pytest.raises(ValueError, match=r"ssd_vocabulary_size.*memory"):
-        table(ssd_vocabulary_size=10, host_vocabulary_size=10)
+
+
+def test_rows_of_the_device_and_the_host_stay_in_memory_and_the_others_lie_on_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hotbed")
+    mx.init()
+    sizes = {"device_vocabulary_size": 30, "host_vocabulary_size": 71, "ssd_vocabulary_size": 10}
+    own = table(**sizes, ssd_data_path=[tmp_path], name="own")
+    assert own.tier(1) == hb.Ssd(tmp_path, ram_rows=101)
+    assert own.tier(2) == hb.Ssd(tmp_path, ram_rows=51)
+    assert own.capacity() == own.expected_rows == 111
+    assert table(**sizes, name="here").tier(1) == hb.Ssd(Path.cwd(), ram_rows=101)
+    assert "no effect" not in caplog.text
+    assert table(ssd_data_path=[tmp_path], name="memory").tier(1) == hb.Ram()
+    assert "ssd_data_path has no effect" in caplog.text
+    for paths in ([tmp_path, tmp_path], str(tmp_path), [3]):
+        with pytest.raises(ValueError, match="ssd_data_path is a list of one folder"):
+            table(**sizes, ssd_data_path=paths, name="several")
 
 
 def test_expansion_sets_other_sizes_to_zero() -> None:

@@ -18,6 +18,11 @@ from hotbed.errors import ConfigError, HotbedError, NonFiniteGradient, RowShapeE
 
 NAN, INF = float("nan"), float("inf")
 
+
+def on_disk(path: str, dim: int = 4, **keywords: Any) -> hb.Table:
+    return hb.Table("user", dim, tier=hb.Ssd(path, ram_rows=10), **keywords)
+
+
 BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.Table("user", dim=0), "dim"),
     (lambda: hb.Table("user", dim=-3), "dim"),
@@ -39,7 +44,18 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: hb.Table("user", dim=1, evict=[hb.Ttl(days=1), hb.Ttl(days=2)]), "evict"),
     (lambda: hb.Table("user", dim=1, init=0.5), "init"),
     (lambda: hb.Table("user", dim=1, tier="ram"), "tier"),
-    (lambda: hb.Ssd("/data", ram_rows=10), "reserved, not built yet"),
+    (lambda: hb.Ssd("s3://bucket/rows", 10), "Ssd.path"),
+    (lambda: hb.Ssd(3, 10), "path"),  # type: ignore[arg-type]
+    (lambda: hb.Ssd("/data", 0), "Ssd.ram_rows"),
+    (lambda: hb.Ssd("/data", 1e6), "Ssd.ram_rows"),  # type: ignore[arg-type]
+    (lambda: hb.Ssd("/data", 10, fetch=-1), "Ssd.fetch"),
+    (lambda: hb.Ssd("/data", 10, engine="aio"), "Ssd.engine"),  # type: ignore[arg-type]
+    (lambda: on_disk("/nowhere"), "tier.path: does not exist, got '/nowhere'"),
+    (lambda: on_disk("/dev/null"), "tier.path: is not a folder"),
+    (lambda: on_disk("/proc"), "tier.path: no file can be made"),
+    (lambda: on_disk("/", rule=hb.Adam(scope="all")), "Use scope='catch_up'"),
+    (lambda: on_disk("/", dim=15_359, rule=hb.Sgd()), "61,433 bytes .* got 61,436"),
+    (lambda: on_disk("/", dim=10_300, dtype="float16"), "61,433 bytes .* got 61,808"),
     (lambda: hb.Uniform(-0.1), "Uniform.scale"),
     (lambda: hb.Normal(INF), "Normal.std"),
     (lambda: hb.Constant(NAN), "Constant.value"),

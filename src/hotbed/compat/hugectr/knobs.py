@@ -25,6 +25,7 @@ _CUDA = "no CUDA kernels are compiled or captured"
 _PLACED = "rows lie on processes by their ids"
 _PIPELINE = "the training loop orders its own work"
 _HINT = "a table grows with its rows"
+_WORKSPACE = f"{_HINT}; where it is Cached, so many stay in memory"
 _READER = "the data reader chooses its own threads and requests"
 _ASYNC = f"{_READER}; its shuffle and its formats are used"
 _SUMS = "gradients are summed in a fixed order"
@@ -66,8 +67,8 @@ NO_EFFECT: Mapping[str, Knob] = {
     "reader.async_param": Knob("v3.1", _ASYNC),
     "reader.data_source_params": Knob("v3.4", "files are read where they are mounted"),
     "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
-    "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _HINT),
-    "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _HINT),
+    "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _WORKSPACE),
+    "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _WORKSPACE),
     "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _PLACED),
     "sparse_embedding.plan_file": Knob("v2.3", _PLACED),
     "sparse_embedding.plan_file1": Knob("v2.3", _PLACED),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from hotbed.compat.mx_rec.updates import RowOptimizer
 from hotbed.embedding.init import Init
 from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Ram, Ssd, Tier
 from hotbed.errors import ConfigError
 
 
@@ -34,12 +37,14 @@ class TableDescription(nn.Module, ABC):
         initializer: how a row starts.
         device_vocabulary_size: rows that are expected on the device.
         host_vocabulary_size: rows that are expected in main memory beside them.
+        ssd_vocabulary_size: rows that are expected on a disk beside them; 0 = none lie there.
         is_save: whether a `Saver` saves it.
         optimizer: its own optimizer; None = the only one.
         send_count: distinct ids of a batch at most, in static shape; None = not known yet.
         default: the value of ids without a row; None = not known yet, and 0.
         padding: ids whose rows take no update.
         admission_bytes: memory for the counts of ids that wait for their row.
+        folder: of the rows on a disk; "" = the working directory.
         thresholds: those of its features; None before step 8.
     """
 
@@ -49,7 +54,7 @@ class TableDescription(nn.Module, ABC):
         dim: int,
         key_dtype: torch.dtype,
         initializer: Init,
-        sizes: tuple[int, int],
+        sizes: tuple[int, int, int],
         *,
         is_save: bool = True,
     ) -> None:
@@ -58,7 +63,7 @@ class TableDescription(nn.Module, ABC):
         self.dim = dim
         self.key_dtype = key_dtype
         self.initializer = initializer
-        self.device_vocabulary_size, self.host_vocabulary_size = sizes
+        self.device_vocabulary_size, self.host_vocabulary_size, self.ssd_vocabulary_size = sizes
         self.is_save = is_save
         self.optimizer: RowOptimizer | None = None
         self.send_count: int | None = None
@@ -66,6 +71,7 @@ class TableDescription(nn.Module, ABC):
         self.padding: tuple[int, ...] = ()
         self.admission_bytes = ADMISSION_BYTES
         self.averages = False
+        self.folder = ""
         self.thresholds: Thresholds | None = None
 
     def extra_repr(self) -> str:
@@ -141,8 +147,19 @@ class TableDescription(nn.Module, ABC):
     @property
     def expected_rows(self) -> int | None:
         """The rows that the program expects; None where it has left its sizes out."""
-        expected = self.device_vocabulary_size + self.host_vocabulary_size
+        expected = self.rows_in_memory + self.ssd_vocabulary_size
         return expected if expected > 1 else None
+
+    @property
+    def rows_in_memory(self) -> int:
+        """The rows that the program expects on the device and the host together."""
+        return self.device_vocabulary_size + self.host_vocabulary_size
+
+    def tier(self, num_ranks: int) -> Tier:
+        """Where its rows lie; of several ranks each has its part of those in memory."""
+        if not self.ssd_vocabulary_size:
+            return Ram()
+        return Ssd(self.folder or os.getcwd(), math.ceil(self.rows_in_memory / num_ranks))
 
 
 def _same(where: str, before: Any, value: Any) -> Any:

@@ -32,7 +32,7 @@ REASONS: Mapping[str, str] = {
     "feature_spec.batch_size": "batches have their own size",
     "feature_spec.feat_count": "a sample has any number of ids",
     "insert.dump_graph": _GRAPH,
-    "create_table.ssd_data_path": "rows of training lie in memory",
+    "create_table.ssd_data_path": "rows lie in memory without ssd_vocabulary_size",
     "create_table.is_dp": _OWNERS,
     "create_table.enable_merge": "one native call looks up all tables",
     "create_table.padding_keys_len": "batches have their own size",

@@ -66,7 +66,9 @@ def agreed(thresholds: Iterable[tuple[str, str, Thresholds]]) -> dict[str, Thres
     return {table: values for table, (_, values) in first.items()}
 
 
-def make_table(table: TableDescription, optimizer: RowOptimizer, thresholds: Thresholds) -> Table:
+def make_table(
+    table: TableDescription, optimizer: RowOptimizer, thresholds: Thresholds, num_ranks: int
+) -> Table:
     """Return the table of the engine that a description stands for."""
     admit = None
     evict = None
@@ -86,6 +88,7 @@ def make_table(table: TableDescription, optimizer: RowOptimizer, thresholds: Thr
         rule=optimizer.rule,
         admit=admit,
         evict=evict,
+        tier=table.tier(num_ranks),
         init=table.initializer,
         default=table.default or 0.0,
         capacity=table.expected_rows,
@@ -96,12 +99,13 @@ def make_tables(
     descriptions: Mapping[str, TableDescription],
     owners: Mapping[str, RowOptimizer],
     thresholds: Mapping[str, Thresholds],
+    num_ranks: int,
 ) -> dict[str, Table]:
     """Return the tables of the engine by name."""
     tables = {}
     for name, table in descriptions.items():
         table.thresholds = thresholds.get(name, Thresholds())
-        tables[name] = make_table(table, owners[name], table.thresholds)
+        tables[name] = make_table(table, owners[name], table.thresholds, num_ranks)
     return tables
 
 

@@ -17,7 +17,7 @@ from hotbed.training.run import Run
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
-from hotbed.training.watching.readings import evictions, statistics
+from hotbed.training.watching.readings import disk_totals, evictions, statistics
 from hotbed.training.watching.window_log import Window
 from hotbed.training.watching.windows import Windows
 
@@ -37,6 +37,8 @@ class Point:
         loss: mean training loss since the point before.
         window: progressive metrics since the window before; empty between windows.
         tables: statistics of each table; of several ranks, of the rows of all of them.
+        disk: what disks below the tables did since the process began; of several ranks, of this
+            one. Empty where all rows lie in memory.
     """
 
     step: int
@@ -47,6 +49,7 @@ class Point:
     loss: float
     window: dict[str, float] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
+    disk: dict[str, float] = field(default_factory=dict)
 
 
 class ReliabilityWatch:
@@ -278,6 +281,7 @@ class History:
             "wall_seconds": np.array([p.seconds for p in points], np.float64),
             "windows": columns([p.window for p in points]),
             "tables": counters([p.tables for p in points]),
+            "wall_disk": columns([p.disk for p in points]),
             "reliability": self._watch.state(),
         }
 
@@ -309,6 +313,9 @@ class History:
             event_time = when if timed else None
             point = Point(step, epoch, samples, seconds, event_time, loss, window, tables)
             self.points.append(point)
+        if "wall_disk" in state:  # absent from states of earlier builds
+            for point, disk in zip(self.points, rows_of(state["wall_disk"]), strict=True):
+                point.disk = disk
 
     def _record(self, run: Run) -> None:
         self._append(self._point(run, self._roll(run)), run)
@@ -333,6 +340,7 @@ class History:
             run.now,
             loss,
             window,
+            disk=disk_totals(run),
         )
 
     def _append(self, point: Point, run: Run) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from hotbed.embedding.tier import Ssd
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
 from hotbed.training.watching.columns import Tables, is_reason
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
+DISK_TOTALS = ("read_bytes", "put_bytes", "written_bytes")
+DISK_LEVELS = ("file_bytes", "live_bytes", "waiting_extents", "memory_bytes")
+ROW_TOTALS = ("hits", "misses", "fetched", "waited_seconds")
 TABLE_TOTALS = ("admitted", "refused", "evicted", "evicted_by_reason")
 
 
@@ -101,11 +106,54 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
                 labels["reason"] = key.removeprefix("evicted_")
                 key = "evicted_by_reason"
             values.append(Reading(f"table_{key}", value, labels, key in TABLE_TOTALS))
+    values += _disk_readings(run)
     if run.now is not None:
         values.append(Reading("watermark_seconds", run.now / 1e6))
     for name, value in observations(run).items():
         values.append(Reading(name, value, total=name in TOTALS))
     return values
+
+
+def _disk_readings(run: Run) -> list[Reading]:
+    """Return what the tables on disks say, and the disk of each folder once."""
+    values = []
+    for name, table in run.tables.items():
+        stats = table.tier_stats
+        if stats:
+            labels = {"table": name}
+            values.append(Reading("table_disk_resident", stats["resident"], labels))
+            for key in ROW_TOTALS:
+                values.append(Reading(f"table_disk_{key}", stats[key], labels, total=True))
+    for folder, stats in _disks(run).items():
+        labels = {"folder": folder}
+        for key in (*DISK_TOTALS, *DISK_LEVELS):
+            values.append(Reading(f"disk_{key}", stats[key], labels, key in DISK_TOTALS))
+    return values
+
+
+def _disks(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each folder in which rows lie."""
+    disks = {}
+    for table in run.tables.values():
+        if isinstance(table.tier, Ssd):
+            disks[str(table.tier.path)] = table.tier_stats
+    return disks
+
+
+def disk_totals(run: Run) -> dict[str, float]:
+    """Return what disks did since this process began, all tables together; empty without any.
+
+    Like `observations`, it depends on the clock and the machine.
+    """
+    on_disk = [table.tier_stats for table in run.tables.values() if table.tier_stats]
+    if not on_disk:
+        return {}
+    totals: dict[str, float] = {}
+    for key in ROW_TOTALS:
+        totals[key] = sum(stats[key] for stats in on_disk)
+    for key in (*DISK_TOTALS, *DISK_LEVELS):
+        totals[key] = sum(stats[key] for stats in _disks(run).values())
+    return totals
 
 
 def observations(run: Run) -> dict[str, float]:

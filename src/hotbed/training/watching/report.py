@@ -46,6 +46,10 @@ RANKS_TEXT = (
     "are of the steps alone; the seconds are those of calls to other ranks, and a rank that waits "
     "for a slower one has more of them."
 )
+DISK_TEXT = (
+    "Rows of a batch are read from the disk where they are not in memory, ahead of training as far "
+    "as `fetch` goes; a step waits for what has not come yet. See docs/tiers.md."
+)
 FLOWS_TEXT = "Ids admitted, refused (once a batch) and evicted, in total so far."
 
 
@@ -112,6 +116,7 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
             report_charts.flow_of_windows(histories),
         ),
         ("Tables", "Rows that each table holds.", charts.sizes(histories)),
+        ("The disk", DISK_TEXT, report_charts.disk(histories)),
     ]
     sections = [_charts(name, text, drawn) for name, text, drawn in parts]
     flows = charts.flows(histories)

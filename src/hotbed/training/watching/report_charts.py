@@ -324,6 +324,48 @@ def flows(histories: Mapping[str, History]) -> list[Chart]:
     return charts
 
 
+def disk(histories: Mapping[str, History]) -> list[Chart]:
+    """Return misses, waits, writes and space over samples, where rows lie on a disk."""
+    points, marks = _on_one_axis(histories)
+    on_disk = [(place, point) for place, point in points if point.disk]
+    if len(on_disk) < 2:
+        return []
+    x = [place for place, _ in on_disk[1:]]
+    steps = []
+    for (_, before), (_, point) in pairwise(on_disk):
+        later = point.step - before.step
+        steps.append(later if later > 0 else point.step)  # a history of its own counts anew
+    read = {key: _since(on_disk, key) for key in ("hits", "misses", "waited_seconds")}
+    looked_up = [sum(both) for both in zip(read["hits"], read["misses"], strict=True)]
+    misses = [_part(100 * m, n) for m, n in zip(read["misses"], looked_up, strict=True)]
+    waits = [_part(1e3 * s, n) for s, n in zip(read["waited_seconds"], steps, strict=True)]
+    now = [point.disk for _, point in on_disk[1:]]
+    written = [_part(stats["written_bytes"], stats["put_bytes"]) for stats in now]
+    space = [_part(stats["file_bytes"], stats["live_bytes"]) for stats in now]
+    lines = {
+        "Rows that were not in memory, of each hundred": [Series("misses", x, misses, 0)],
+        "Waits for the disk": [Series("milliseconds a step", x, waits, 1)],
+        "Bytes of the disk": [
+            Series("written for each that left memory", x, written, 2),
+            Series("taken for each of a live row", x, space, 3),
+        ],
+    }
+    return [
+        Chart(title, "samples", series, marks=marks, from_zero=True)
+        for title, series in lines.items()
+    ]
+
+
+def _since(points: Sequence[tuple[float, Point]], key: str) -> list[float]:
+    """Return how much a total of disks has risen since the point before; a new process counts anew."""
+    totals = [point.disk[key] for _, point in points]
+    return [after - before if after >= before else after for before, after in pairwise(totals)]
+
+
+def _part(amount: float, whole: float) -> float:
+    return amount / whole if whole else 0.0
+
+
 def _on_one_axis(
     histories: Mapping[str, History],
 ) -> tuple[list[tuple[float, Point]], dict[str, float]]:

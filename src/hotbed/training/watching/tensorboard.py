@@ -76,12 +76,17 @@ class TensorBoard:
 
 
 def _tag(reading: Reading) -> str:
-    """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds."""
+    """Return a tag: loss, valid.auc, lr/dense, tables/user/rows, stream/freshness_seconds.
+
+    The disk of a folder has disk/read_bytes and the folder behind it.
+    """
     labels = reading.labels
     if reading.name == "metric":
         return {"loss": "epoch/loss"}.get(labels["metric"], labels["metric"])
     if "table" in labels:
         table, *reason = labels.values()
         return "/".join(["tables", table, reading.name.removeprefix("table_"), *reason])
+    if "folder" in labels:
+        return f"disk/{reading.name.removeprefix('disk_')}{labels['folder']}"
     name = {"learning_rate": "lr", "loss": "loss"}.get(reading.name, f"stream/{reading.name}")
     return "/".join([name, *labels.values()])

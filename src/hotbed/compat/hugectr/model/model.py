@@ -63,6 +63,7 @@ from hotbed.compat.hugectr.reader import (
 )
 from hotbed.compat.hugectr.translate import Translation, translate
 from hotbed.compat.hugectr.translate.losses import LOSSES
+from hotbed.compat.hugectr.translate.tiers import tiers_of
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
@@ -85,8 +86,9 @@ class Model:
         solver: how to train.
         reader_params: what to read. v3.0 has it in the `Input`, and `opt_params` here.
         opt_params: the optimizer, also of embeddings that name none.
-        etc_params: of an embedding training cache. Tables live in memory here, so that it only
-            changes how data are given: file by file.
+        etc_params: of an embedding training cache. Data are given file by file. Rows of a `Cached`
+            embedding lie on the disk of `local_paths` (`hb.Ssd`), those of a `Staged` one in
+            memory.
 
     Attributes:
         translation: the graph as values of the engine; from `compile` on.
@@ -639,6 +641,7 @@ class Model:
             seed=seed,
             loss_weights=loss_weights,
             release=self.solver.release,
+            tiers=tiers_of(self.etc_params, self.graph.embeddings, rank()),
         )
 
     def _remembered(self, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -8,6 +8,7 @@ network.py      the description of the network while it grows
 layers.py       dense layers
 losses.py       loss layers
 rules.py        optimizers as rules
+tiers.py        the tables of an embedding training cache whose rows lie on a disk
 """
 
 from hotbed.compat.hugectr.reader import named_columns

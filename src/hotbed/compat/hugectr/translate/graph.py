@@ -22,6 +22,7 @@ from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.rules import dense_rule, table_rule
 from hotbed.compat.hugectr.translate.translation import DenseWeight, Translation
 from hotbed.data.schema import Schema
+from hotbed.embedding.tier import Tier
 from hotbed.models.graph.network import Graph as DescribedNetwork
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def translate(
     seed: int = 0,
     loss_weights: Mapping[str, float] | None = None,
     release: str = NEWEST_RELEASE,
+    tiers: Mapping[str, Tier] | None = None,
 ) -> Translation:
     """Return a graph of HugeCTR as values of the engine.
 
@@ -56,6 +58,7 @@ def translate(
         seed: of the initial rows.
         loss_weights: by label; 1 where missing. None takes those of the input.
         release: of HugeCTR, whose Ftrl it is.
+        tiers: of tables whose rows do not lie in memory, by name.
 
     Raises:
         ConfigError: the graph is wrong; the message names the layer and the argument.
@@ -64,7 +67,7 @@ def translate(
     if columns is None:
         columns = known_columns(graph.input)
     rule_of = partial(table_rule, lr=lr, release=release)
-    inputs = Inputs(network, graph, columns, optimizer, rule_of, seed)
+    inputs = Inputs(network, graph, columns, optimizer, rule_of, seed, tiers or {})
     losses = _add_layers(network, graph, loss_weights)
     labels = [label for name in inputs.labels for label in inputs.labels[name]]
     with_losses = [label for label in labels if label.name in losses.outputs]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from hotbed.data.transforms import Shift
 from hotbed.embedding.init import Init, Uniform
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Ram, Tier
 from hotbed.errors import ConfigError
 
 _POOLINGS = {"sum": "sum", "mean": "mean", "average": "mean", "concat": "none"}
@@ -67,6 +68,7 @@ class Inputs:
         optimizer: of the tables that have none of their own.
         rule_of: returns the rule of an optimizer.
         seed: of the initial rows.
+        tiers: of tables whose rows do not lie in memory, by name.
 
     Attributes:
         labels: columns by the name of the label in HugeCTR's graph.
@@ -85,6 +87,7 @@ class Inputs:
         optimizer: OptParams,
         rule_of: Callable[[OptParams], Rule],
         seed: int,
+        tiers: Mapping[str, Tier],
     ) -> None:
         self.labels: dict[str, tuple[Label, ...]] = {}
         self.dense: list[Dense] = []
@@ -98,6 +101,7 @@ class Inputs:
         self._optimizer = optimizer
         self._rule_of = rule_of
         self._seed = seed
+        self._tiers = tiers
         self._slots = _slots(graph.input, columns)
         self._add_labels()
         self._add_dense()
@@ -248,9 +252,15 @@ class Inputs:
                 f"sparse_embedding.sparse_embedding_name: two tables have this name, got {name!r}. "
                 "Rename one of them."
             )
-        self.tables[name] = Table(
-            name, dim, rule=self._rule_of(optimizer or self._optimizer), init=init, seed=self._seed
-        )
+        rule = self._rule_of(optimizer or self._optimizer)
+        tier = self._tiers.get(name, Ram())
+        if rule.scope == "all" and not isinstance(tier, Ram):
+            raise ConfigError(
+                "optimizer.update_type: Global moves every row at each step, which rows on a disk "
+                f"cannot do, got it for {name!r}, which is Cached. Use Local, LazyGlobal of Adam, "
+                "or TrainPSType_t.Staged."
+            )
+        self.tables[name] = Table(name, dim, rule=rule, init=init, tier=tier, seed=self._seed)
 
 
 def _check_placement(input: Input, embedding: SparseEmbedding) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MOST_SHARDS = 8192
 MOST_FACTOR = 10.0
 
 _NAME = re.compile(r"[A-Za-z0-9_.]{1,100}")
+_PATHS = (str, os.PathLike)
 _MERGED = "mergeable_table"
 
 
@@ -45,8 +47,9 @@ class TableArguments:
         device_vocabulary_size: rows that you expect. Rows lie in main memory, and the table grows
             past this number.
         host_vocabulary_size: rows that you expect beside them, likewise.
-        ssd_vocabulary_size: 0: rows on a disk are not built.
-        ssd_data_path: has no effect.
+        ssd_vocabulary_size: above 0, rows lie on a disk (`hb.Ssd`): those of the device and the host
+            together stay in memory. The table grows past this number.
+        ssd_data_path: the folder on the disk, which exists; the working directory by default.
         is_save: whether a `Saver` saves it.
         is_dp: has no effect: each rank owns a part of the rows of every table.
         init_param: multiplies initial rows, -10 to 10.
@@ -110,7 +113,7 @@ class TableArguments:
         self._check_initializer()
         self._check_padding()
         differs = dict(
-            ssd_data_path=bool(self.ssd_data_path),
+            ssd_data_path=bool(self.ssd_data_path) and not self.ssd_vocabulary_size,
             is_dp=boolean(f"{where}: is_dp", self.is_dp),
             enable_merge=boolean(f"{where}: enable_merge", self.enable_merge),
             padding_keys_len=self.padding_keys_len is not None,
@@ -156,8 +159,8 @@ class TableArguments:
         keys = [self.padding_keys] if is_one else self.padding_keys
         return tuple(as_ids(keys, f"{self.where}: padding_keys").tolist())
 
-    def rows(self, *, grows: bool) -> tuple[int, int]:
-        """Return the rows that are expected on the device and the host.
+    def rows(self, *, grows: bool) -> tuple[int, int, int]:
+        """Return the rows that are expected on the device, the host and the disk.
 
         In dynamic expansion (`grows`) the device has all rows, as in Rec SDK.
         """
@@ -168,19 +171,25 @@ class TableArguments:
         checks.whole_number(f"{self.where}: host_vocabulary_size", host, 0, MOST_ROWS)
         checks.whole_number(f"{self.where}: ssd_vocabulary_size", ssd, 0, MOST_ROWS)
         if grows:
-            return device, 0
+            return device, 0, 0
         if ssd > 0 and host == 0:
             raise ConfigError(
                 f"{self.where}: ssd_vocabulary_size needs a host_vocabulary_size above 0, got "
                 f"{ssd} and {host}. Give both, or neither."
             )
-        if ssd > 0:
+        return device, host, ssd
+
+    @property
+    def folder(self) -> str:
+        """The folder of rows on a disk; "" by default."""
+        paths = self.ssd_data_path
+        is_list = isinstance(paths, (list, tuple))
+        if not is_list or len(paths) > 1 or not all(isinstance(path, _PATHS) for path in paths):
             raise ConfigError(
-                f"{self.where}: ssd_vocabulary_size: rows of training lie in memory, and a tier on "
-                f"a disk is not built, got {ssd}. Leave it out: the table grows in memory as it "
-                "needs to."
+                f"{self.where}: ssd_data_path is a list of one folder, got {paths!r}. Give the "
+                "folder whose disk is large enough, or join several disks to one file system."
             )
-        return device, host
+        return os.fspath(paths[0]) if paths else ""
 
     def _check_name(self) -> None:
         name = self.name

@@ -44,8 +44,8 @@ class SparseTable(TableDescription):
         return framework.current().started(f"table {self.name!r}").tables[self.name]
 
     def capacity(self) -> int:
-        """Return the rows that it was made for, device and host together, or its rows if more."""
-        expected = self.device_vocabulary_size + self.host_vocabulary_size
+        """Return the rows that it was made for, on all levels together, or its rows if more."""
+        expected = self.rows_in_memory + self.ssd_vocabulary_size
         if framework.current().pipeline is None:
             return expected
         return max(expected, self.size())
@@ -102,6 +102,7 @@ def create_table(
         is_save=arguments.saves,
     )
     table.padding = arguments.padding
+    table.folder = arguments.folder
     table.admission_bytes = admission_bytes
     table.averages = arguments.averages
     table.optimizer = _optimizer_of(arguments.where, optimizer_list, owner.optimizers)

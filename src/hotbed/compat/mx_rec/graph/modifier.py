@@ -84,7 +84,7 @@ def modify_graph_and_start_emb_cache(
     findings, features, lookups = _trace(owner, model, first, arguments)
     thresholds = _thresholds(lookups)
     _check_times(thresholds, has_times=time_of(first, times) is not None)
-    tables = make_tables(owner.tables, owners, thresholds)
+    tables = make_tables(owner.tables, owners, thresholds, owner.shard.size)
     entries = [_entry(table, findings, features) for table in tables.values()]
     pipeline = make_pipeline(owner, owners, tables)
     reader = IdReader(features, entries, times)

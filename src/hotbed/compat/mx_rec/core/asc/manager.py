@@ -39,5 +39,5 @@ def start_asc_pipeline() -> None:
     idle = [name for name in owner.tables if name not in thresholds]
     if idle:
         log.warning("start_asc_pipeline: no feature looks up in the tables %s", ", ".join(idle))
-    tables = make_tables(owner.tables, owners, thresholds)
+    tables = make_tables(owner.tables, owners, thresholds, owner.shard.size)
     owner.pipeline = make_pipeline(owner, owners, tables)
