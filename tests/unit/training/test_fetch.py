@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from tests.on_disk import on_disk
 from torch import nn
 
 import hotbed as hb
-from hotbed.embedding.lookups import FeatureLayout, HostIds, LocalLookup
+from hotbed.embedding.lookups import FeatureLayout, LocalLookup
 from hotbed.errors import RowShapeError
 from hotbed.testing import FakeStream
 from hotbed.training.ahead import Ahead, Fetcher
@@ -29,24 +30,20 @@ from hotbed.training.stages.example import CPU, prepare
 
 STEPS = 24
 ROWS = 64 * STEPS
+RAM_ROWS = 320
+"""Of about a thousand ids; a batch has at most 64, and depth 2 keeps three of them."""
 Ids = tuple[bytes, ...]
 """The ids of a batch, of the features "user" and "item"."""
 
 
-@dataclass(frozen=True)
-class ReadsAhead(hb.Ram):
-    """A tier in memory that asks for the rows of coming batches as one on a disk."""
-
-    fetch: int = 8
-
-
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Ids]:
-    """The batches that were fetched so far; the core is not asked."""
+    """The batches that were fetched so far."""
     batches: list[Ids] = []
+    native = LocalLookup.fetch
 
     def fetch(self: LocalLookup, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
-        HostIds(layout.features, inputs)
+        native(self, layout, inputs)
         batches.append(tuple(np.asarray(ids.values).tobytes() for ids in inputs))
 
     monkeypatch.setattr(LocalLookup, "fetch", fetch)
@@ -55,24 +52,25 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Ids]:
 
 @pytest.fixture
 def model(network: Any) -> Callable[..., hb.RecModel]:
-    """model(fetch): a model whose tables read ahead so many batches."""
+    """model(fetch): a model whose tables on a disk read ahead so many batches; None: in memory."""
 
-    def make(fetch: int, **keywords: Any) -> hb.RecModel:
-        model = hb.RecModel(network(), "bce", "adam", metrics={"auc"}, **keywords)
-        for table in model.tables.values():
-            table.tier = ReadsAhead(fetch)
-        return model
+    def make(fetch: int | None, **keywords: Any) -> hb.RecModel:
+        tier = hb.Ram() if fetch is None else on_disk(RAM_ROWS, fetch=fetch)
+        return hb.RecModel(network(tier=tier), "bce", "adam", metrics={"auc"}, **keywords)
 
     return make
 
 
 @pytest.fixture
 def many(world: Any) -> Callable[..., hb.Dataset]:
-    """many(): STEPS batches of events."""
+    """many(): STEPS batches of events, with more ids than rows are in memory."""
+    columns = world.columns(ROWS)
+    random = np.random.default_rng(5)
+    for name in ("user", "item"):
+        columns[name] = np.minimum(*random.integers(0, 4000, (2, ROWS)))
 
     def make(**keywords: Any) -> hb.Dataset:
-        source = hb.sources.Memory(world.columns(ROWS))
-        return hb.Dataset(source, world.schema, 64, **keywords)
+        return hb.Dataset(hb.sources.Memory(columns), world.schema, 64, **keywords)
 
     return make
 
@@ -136,17 +134,20 @@ def test_nothing_is_fetched_for_evaluation_or_by_tables_that_do_not_read_ahead(
     assert not fetched
 
 
-@pytest.mark.parametrize("fetch", [0, 8])
 def test_tables_of_one_network_read_ahead_each_for_itself(
-    model: Any, many: Any, fetched: list[Ids], fetch: int
+    world: Any, many: Any, fetched: list[Ids]
 ) -> None:
-    trained = model(fetch)
-    trained.tables["item"].tier = ReadsAhead(8)
+    tables = {
+        "user": hb.Table("user", 4, tier=on_disk(RAM_ROWS)),
+        "item": hb.Table("item", 4, tier=on_disk(RAM_ROWS, fetch=2)),
+    }
+    trained = hb.RecModel(hb.models.DNN(world.schema, tables, hidden=(4,)), "bce", "adam")
     data = many()
     watch = Watch(data, fetched, coming=1)
     trained.fit(data, callbacks=[watch], progress=False)
-    assert [ids[-1] for ids in fetched] == [ids[-1] for ids in watch.seen[1:]]
-    assert {len(ids) for ids in fetched} == {2 if fetch else 1}
+    assert fetched == [ids[1:] for ids in watch.seen[1:]]
+    assert tables["item"].native.tier_stats()["fetched"]
+    assert not tables["user"].native.tier_stats()["fetched"]
 
 
 def test_an_error_of_fetching_is_logged_once_and_stops_nothing(
@@ -193,19 +194,19 @@ class Product(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.user = nn.Embedding(50, 4)
-        self.item = nn.Embedding(80, 4)
+        self.user = nn.Embedding(4000, 4)
+        self.item = nn.Embedding(4000, 4)
 
     def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
-        return (self.user(user) * self.item((item + 7) % 80)).sum(1)
+        return (self.user(user) * self.item((item + 7) % 4000)).sum(1)
 
 
 def test_the_ids_that_a_converted_model_computes_are_fetched(many: Any, fetched: list[Ids]) -> None:
     network = Product()
     optimizer = torch.optim.Adagrad(network.parameters())
-    network, optimizer, _ = hb.auto(network, optimizer)
+    tiers = {"item": {"tier": on_disk(RAM_ROWS, fetch=8)}}
+    network, optimizer, _ = hb.auto(network, optimizer, tables=tiers)
     model = hb.RecModel(network, "bce", optimizer)
-    model.tables["item"].tier = ReadsAhead(8)
     data = many()
     watch = Watch(data, None, coming=0)
     model.fit(data, callbacks=[watch], max_steps=2, progress=False)
@@ -214,9 +215,9 @@ def test_the_ids_that_a_converted_model_computes_are_fetched(many: Any, fetched:
     watch = Watch(data, fetched, coming=3)
     model.fit(data, callbacks=[watch], progress=False)
     items = [np.frombuffer(ids[1], np.int64) for ids in watch.seen]
-    assert fetched[first:] == [(((item + 7) % 80).tobytes(),) for item in items[1:]]
+    assert fetched[first:] == [(((item + 7) % 4000).tobytes(),) for item in items[1:]]
 
-    item = {"user": torch.tensor([1, 2]), "item": torch.tensor([79, 4])}
+    item = {"user": torch.tensor([1, 2]), "item": torch.tensor([3999, 4])}
     fetcher = Fetcher.of(network)
     assert fetcher is not None
     fetcher.look([prepare(item, CPU, labelled=False, network=network)])
@@ -321,15 +322,31 @@ LOOPS: list[Loop] = [fit, fit_in_parts, fit_grains, follow, fail, step]
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_each_loop_learns_the_same_batches_whether_rows_are_fetched_or_not(
-    model: Any, many: Any, fetched: list[Ids], loop: Loop, depth: int, tmp_path: Path
+def test_each_loop_learns_the_same_batches_to_the_same_bits_however_many_are_fetched(
+    model: Any, many: Any, world: Any, loop: Loop, depth: int, tmp_path: Path
 ) -> None:
-    watches = []
-    for fetch in (0, 8):
+    runs = []
+    for fetch in (None, 0, 1, 8):
         watch = Recorder()
-        loop(partial(model, fetch), many, watch, depth, tmp_path / str(fetch))
-        watches.append(watch)
-    assert watches[0].seen == watches[1].seen
-    assert watches[0].places == watches[1].places
-    assert len(watches[0].seen) > 5
-    assert set(fetched) <= set(watches[0].seen) | set(map(ids_of, many()))
+        learned = loop(partial(model, fetch), many, watch, depth, tmp_path / str(fetch))
+        runs.append((watch, world.snapshot(learned)))
+    (alone, state), *others = runs
+    assert len(alone.seen) > 5
+    for watch, other in others:
+        assert watch.seen == alone.seen
+        assert watch.places == alone.places
+        assert world.same(other, state)
+
+
+def test_what_was_fetched_is_counted(model: Any, many: Any, fetched: list[Ids]) -> None:
+    """Rows that no batch was fetched for are read by the map."""
+    counts = {}
+    for fetch in (0, 8):
+        trained = model(fetch)
+        data = many()
+        trained.fit(data, progress=False)  # all ids are inserted
+        watch = Watch(data, fetched if fetch else None, coming=min(fetch, 3))
+        trained.fit(data, callbacks=[watch], progress=False)
+        counts[fetch] = trained.tables["user"].native.tier_stats()
+    assert counts[0]["misses"] > counts[0]["fetched"] == 0
+    assert counts[8]["fetched"] > counts[8]["misses"] / 4

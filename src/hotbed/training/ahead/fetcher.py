@@ -13,6 +13,7 @@ from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import FeatureLayout
 from hotbed.embedding.modules import EmbeddingCollection, TableModule, table_modules
 from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Ssd
 from hotbed.errors import HotbedError
 from hotbed.training.stages.example import CPU, Example, from_array, prepare
 from hotbed.training.stages.network import NetworkAdapter, adapter_of
@@ -141,4 +142,4 @@ class _Part:
 
 def _depth(table: Table) -> int:
     """Return how many batches ahead a table reads rows; 0 = none, as a table in memory."""
-    return int(getattr(table.tier, "fetch", 0))
+    return table.tier.fetch if isinstance(table.tier, Ssd) else 0
