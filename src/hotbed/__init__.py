@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .embedding.modules import Embedding as Embedding
     from .embedding.modules import EmbeddingBag as EmbeddingBag
     from .embedding.modules import EmbeddingCollection as EmbeddingCollection
+    from .embedding.native import set_num_threads as set_num_threads
     from .embedding.policy import Lfu as Lfu
     from .embedding.policy import Lru as Lru
     from .embedding.policy import MinCount as MinCount
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from .embedding.rule import RowwiseAdagrad as RowwiseAdagrad
     from .embedding.rule import Sgd as Sgd
     from .embedding.table import Table as Table
-    from .embedding.table import set_num_threads as set_num_threads
     from .embedding.tables import make_tables as make_tables
     from .embedding.tier import Ram as Ram
     from .embedding.tier import Ssd as Ssd
@@ -149,7 +149,7 @@ _HOMES: dict[str, str] = {
     "prepare": "prepare",
     "report": "training.watching.report",
     "schedules": "optim.schedule",
-    "set_num_threads": "embedding.table:set_num_threads",
+    "set_num_threads": "embedding.native:set_num_threads",
     "shard": "training.sharded_loop:shard",
     "sources": "connectors",
     "testing": "testing",

@@ -47,6 +47,7 @@ STANDS_IN: dict[str, dict[str, str]] = {
         "s3://bucket": "memory://documents",
         'hb.Follower("published/clicks")': "published",
     },
+    "tiers.md": {"/fast/disk": "."},
     "serving.md": {'hb.Follower("published")': "published"},
     "serving_rows.md": {
         'hb.ParameterServer.connect("grpc://rows:8002")': 'hb.ParameterServer("rows")'

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -22,13 +23,16 @@ import yaml
 from typer.testing import CliRunner
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.cli import commands as cli
-from hotbed.errors import ConfigError, SchemaError
+from hotbed.cli import disk, show
+from hotbed.errors import ConfigError, NotWritten, SchemaError
 from hotbed.files import Lock
 from hotbed.job.draft import draft
 from hotbed.job.file import parse_value
 from hotbed.job.job import Job
 from hotbed.persist import checkpoint
+from hotbed.prepare import Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,7 +132,7 @@ def test_verbs_and_flags_are_frozen() -> None:
         "prepare": ["--engine", "--restart", "--set", "--workers", "--workflow", "job_file"],
         "init": ["--columns", "--item", "--label", "--out", "--prepare", "--user", "data_file"],
         "schema": [],
-        "doctor": ["--ranks"],
+        "doctor": ["--disk", "--ranks"],
         "plan": ["--bandwidth", "--latency", "--ram", "--ranks", "--rows", *job],
     }
 
@@ -701,6 +705,43 @@ def test_doctor_names_every_part() -> None:
     )
     for part in parts.split():
         assert part in result.output
+
+
+def test_doctor_measures_a_disk_and_leaves_nothing_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages: list[Stage] = []
+    speed = disk.measure(str(tmp_path), stages.append, file_bytes=32 << 20, round_seconds=0.02)
+    assert not list(tmp_path.iterdir())
+    assert {stage.name for stage in stages if stage.done == stage.total} == {
+        "write",
+        "read",
+        "sync",
+    }
+    engines = ["io_uring", "threads"] if _core.can_use_uring() else ["threads"]
+    assert list(speed.reads) == [(engine, depth) for engine in engines for depth in (1, 32)]
+    assert min(*speed.reads.values(), speed.write_bytes, *speed.sync_seconds) > 0
+    show.print_disk(speed)
+    printed = capsys.readouterr().out
+    assert f"{speed.reads['threads', 32]:,.0f}" in printed
+    assert f"fdatasync of a block: {1e3 * speed.sync_seconds[0]:.2f} ms" in printed
+
+
+def test_doctor_names_a_disk_that_it_cannot_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, problem = call(capsys, monkeypatch, "doctor", "--disk", str(tmp_path / "none"))
+    assert code == 2
+    assert "--disk: does not exist" in problem
+    with pytest.raises(ConfigError, match=r"--disk: .* bytes free in"):
+        disk.measure(str(tmp_path), print, file_bytes=2**60)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))  # as a quota
+    try:
+        with pytest.raises(NotWritten, match=r"--disk: .*cannot be written: File too large"):
+            disk.measure(str(tmp_path), print, file_bytes=32 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
 
 def test_serve_says_that_a_model_may_lie_at_a_parameter_server() -> None:

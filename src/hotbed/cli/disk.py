@@ -21,7 +21,6 @@ DEPTHS = (1, 32)
 """Reads under way at once: one after the other, and as training reads ahead."""
 _PIECE_BYTES = 32 << 20
 _ROUNDS = 3
-_ROUND_SECONDS = 1.0
 _SYNCS = 50
 
 
@@ -46,8 +45,20 @@ class DiskSpeed:
     sync_seconds: tuple[float, float]
 
 
-def measure(folder: str, report: Callable[[Stage], None]) -> DiskSpeed:
+def measure(
+    folder: str,
+    report: Callable[[Stage], None],
+    *,
+    file_bytes: int = FILE_BYTES,
+    round_seconds: float = 1.0,
+) -> DiskSpeed:
     """Write a file without a name, read it at random for some seconds, and let it go.
+
+    Args:
+        folder: on the disk.
+        report: receives the stages.
+        file_bytes: of the file, a multiple of 32 MiB.
+        round_seconds: of each of three rounds for each engine and depth.
 
     Raises:
         ConfigError: no file can be made in the folder, or its disk has too little space.
@@ -56,17 +67,17 @@ def measure(folder: str, report: Callable[[Stage], None]) -> DiskSpeed:
     check_scratch(folder, "--disk")
     system = os.statvfs(folder)
     free_bytes = system.f_bavail * system.f_frsize
-    if free_bytes < 2 * FILE_BYTES:
+    if free_bytes < 2 * file_bytes:
         raise ConfigError(
-            f"--disk: a file of {FILE_BYTES:,} bytes is measured, which may take half of the free "
+            f"--disk: a file of {file_bytes:,} bytes is measured, which may take half of the free "
             f"space, got {free_bytes:,} bytes free in {folder}. Free some, or name another folder."
         )
     core: Any = import_module("hotbed._core")
     try:
         disk = core.Disk(folder)
-        write_bytes = _write(disk, report)
+        write_bytes = _write(disk, file_bytes, report)
         engines = ["io_uring"] if core.can_use_uring() else []
-        reads = _read(disk, [*engines, "threads"], report)
+        reads = _read(disk, [*engines, "threads"], round_seconds, report)
         syncs = _sync(disk, report)
     except RuntimeError as error:
         raise NotWritten(
@@ -76,18 +87,18 @@ def measure(folder: str, report: Callable[[Stage], None]) -> DiskSpeed:
     return DiskSpeed(folder, kind, disk.is_direct, write_bytes, reads, syncs)
 
 
-def _write(disk: Any, report: Callable[[Stage], None]) -> float:
-    total = FILE_BYTES // _PIECE_BYTES
+def _write(disk: Any, file_bytes: int, report: Callable[[Stage], None]) -> float:
+    total = file_bytes // _PIECE_BYTES
     start = time.perf_counter()
     for number in range(total):
         disk.fill(_PIECE_BYTES)
         report(Stage("write", number + 1, total))
     disk.sync()
-    return FILE_BYTES / (time.perf_counter() - start)
+    return file_bytes / (time.perf_counter() - start)
 
 
 def _read(
-    disk: Any, engines: list[str], report: Callable[[Stage], None]
+    disk: Any, engines: list[str], seconds: float, report: Callable[[Stage], None]
 ) -> dict[tuple[str, int], float]:
     settings = [(engine, depth) for engine in engines for depth in DEPTHS]
     rounds: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
@@ -95,7 +106,7 @@ def _read(
     for _ in range(_ROUNDS):  # in turn: a disk differs from minute to minute
         for engine, depth in settings:
             start = time.perf_counter()
-            count = disk.read(engine, depth, _ROUND_SECONDS)
+            count = disk.read(engine, depth, seconds)
             rounds[engine, depth].append(count / (time.perf_counter() - start))
             done += 1
             report(Stage("read", done, _ROUNDS * len(settings)))

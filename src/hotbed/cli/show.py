@@ -293,8 +293,8 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
     _print_derived(facts["derived"])
     console.print(_grid_of(facts["tables"]))
     for table in facts["tables"]:
-        if table["footprint"] is not None:
-            print_line(f"{table['name']} on its disk: {table['footprint']}")
+        if table["on_disk"]:
+            print_line(f"{table['name']} on its tier: {table['on_disk']}")
 
 
 def _print_id_graph(graph: Mapping[str, Any]) -> None:

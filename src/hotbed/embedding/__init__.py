@@ -16,6 +16,6 @@
 Only `lookups` and `modules` import torch: a server has tables without it.
 
     changes.py   ChangeReader: what changed in a table since the last read
-    footprint.py the memory and the disk that rows on `Ssd` take
-    native.py    the configuration of a table as the native core takes it
+    footprint.py  the memory and the disk that rows on `Ssd` take
+    native.py    the configuration of a table as the native core takes it, and its threads
 """

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .policy import Admission, Eviction, kept_columns
 from .rule import Rule
-from .tier import Ssd
-
-if TYPE_CHECKING:
-    from .table import Table
+from .tier import Ssd, Tier
 
 INDEX_BYTES = 21.4
 """Of an id in the index, on average over its growth."""
 PLACE_BYTES = 8
-FRAME_BYTES = 24
-"""Of a row in memory, beside its values and state: slot, links, pins, marks."""
+FRAME_BYTES = 32
+"""Of a row in memory, beside its values and state: places, links, plans, marks."""
 HEAD_BYTES = 8
 """Of a row on the disk: checksum and slot."""
 SPACE = 1.5
@@ -79,7 +76,22 @@ def predicted(config: dict[str, Any], ids: int) -> Footprint | None:
     return Footprint(ids, memory, ids * (row + HEAD_BYTES) * SPACE)
 
 
-def measured(table: Table) -> Footprint | None:
+class Measured(Protocol):
+    """What `measured` asks of a table."""
+
+    tier: Tier
+    dim: int
+    dtype: Any
+    rule: Rule
+
+    @property
+    def stats(self) -> dict[str, int]: ...
+
+    @property
+    def tier_stats(self) -> dict[str, Any]: ...
+
+
+def measured(table: Measured) -> Footprint | None:
     """Return what a table takes now; None unless it lies on a disk.
 
     The disk of a folder is shared by its tables in proportion to their rows.

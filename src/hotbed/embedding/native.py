@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a table as the native core takes it."""
+"""The configuration of a table as the native core takes it, and the threads of the core."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
-from hotbed import _core
+from hotbed import _core, checks
 from hotbed.errors import ConfigError
 from hotbed.files import check_scratch
 
@@ -26,6 +26,20 @@ from .rule import Rule
 from .tier import MAX_ROW_BYTES, Ssd, Tier
 
 T = TypeVar("T")
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Set the number of threads of the native core (default: all processors).
+
+    Results never depend on it. Raises ConfigError unless it is an integer >= 1.
+    """
+    checks.whole_number("num_threads", num_threads, 1)
+    _core.set_num_threads(num_threads)
+
+
+def num_threads() -> int:
+    """Return the number of threads of the native core."""
+    return _core.num_threads()
 
 
 class TableSettings(Protocol):

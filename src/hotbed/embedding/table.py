@@ -36,7 +36,7 @@ from .policy import (
 )
 from .rule import Adagrad, Ftrl, Rule
 from .snapshot import COLUMN_TYPES, Owned, Snapshot, empty_batch, owned_rows, row_batch
-from .tier import Ram, Ssd, Tier
+from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Frozen = Literal[False, "rows", "all"]
@@ -48,20 +48,6 @@ NEVER = -(2**63)
 REASONS = ("expired", "over_cap", "removed", "restarted")
 """Why rows are evicted, in the order of the native core; see `Table.stats`."""
 log = logging.getLogger("hotbed")
-
-
-def set_num_threads(num_threads: int) -> None:
-    """Set the number of threads of the native core (default: all processors).
-
-    Results never depend on it. Raises ConfigError unless it is an integer >= 1.
-    """
-    checks.whole_number("num_threads", num_threads, 1)
-    _core.set_num_threads(num_threads)
-
-
-def num_threads() -> int:
-    """Return the number of threads of the native core."""
-    return _core.num_threads()
 
 
 class Table:
@@ -315,14 +301,12 @@ class Table:
 
         `hits` and `misses`: rows that a batch of training found in memory, and that it did not;
         `fetched`: misses that were read ahead; `waited_seconds`: of batches for the disk; rows
-        `resident` in memory, of `ram_rows`. Of all tables of the folder together: `read_bytes`,
-        `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
+        `resident` in memory, of `ram_rows`; `row_bytes` of values and state; `memory_bytes` of the
+        bookkeeping. Of all tables of the folder together: `num_reads` of the disk, `put_bytes` of rows that left memory, `written_bytes` with those of compaction,
         `file_bytes` on the disk, `live_bytes` of rows there, `waiting_extents` of 256 KiB to be
-        written, `memory_bytes` of the bookkeeping, and the `engine`.
+        written, and the `engine`.
         """
-        if not isinstance(self.tier, Ssd):
-            return {}
-        return dict(self.native.tier_stats())
+        return self.native.tier_stats()
 
     def completed(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the native counters of a moment as `stats` returns them."""

@@ -37,9 +37,11 @@ class Ssd(Tier):
     """Rows on a local disk behind a cache of `ram_rows` rows, with the bits of `Ram`.
 
     The disk is scratch: its file has no name and goes with the process, and a checkpoint holds all
-    rows as ever. Of each id 29.4 bytes stay in memory (its index 21.4, its place 8) and what
-    policies keep (`Ttl`, `Lru` 8, `Lfu` 4 to 12, scope "catch_up" 4); of each of `ram_rows` its values, its
-    optimizer state and 24 bytes. docs/tiers.md has the sums, and how to choose `ram_rows`.
+    rows as ever.
+
+    Memory of an id: 29.4 bytes (21.4 of its index, 8 of its place) and what policies keep (`Ttl`
+    and `Lru` 8, `Lfu` 4 to 12, scope "catch_up" 4). Of each of `ram_rows` rows: its values, its
+    optimizer state and 32 bytes. docs/tiers.md has the sums, and how to choose `ram_rows`.
 
     A rule of scope "all" is refused: it would read and write the whole table at every step. Scope
     "catch_up" has its bits.

@@ -79,7 +79,8 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
     the number of fitted maps of its schema. `ids`: of an exported model that takes tensors, the
-    file of its id graph, the tensors, and the lookups whose ids it computes. Histograms are lists
+    file of its id graph, the tensors, and the lookups whose ids it computes. `on_disk`: of a table
+    whose tier is `Ssd`, the memory and the disk that its rows take when they are loaded. Histograms are lists
     of `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts where they are kept.
     """
     return read_newest(where, _description)
@@ -146,7 +147,7 @@ def _table_description(reader: Reader, entry: TableEntry) -> dict[str, Any]:
         "dim": entry.config["dim"],
         "rows": entry.rows,
         "capacity": entry.config.get("capacity"),
-        "footprint": predicted(built_config(entry, reader.folder), entry.rows),
+        "on_disk": str(predicted(built_config(entry, reader.folder), entry.rows) or ""),
         "bytes": num_bytes,
         "changed": sum(part.rows for part in entry.parts),
         "removed": sum(part.rows for part in entry.removed),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotbed.connectors import Journal
-from hotbed.embedding.table import num_threads, set_num_threads
+from hotbed.embedding.native import num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from hotbed.training.run import Run

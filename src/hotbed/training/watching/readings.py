@@ -13,8 +13,9 @@ from hotbed.training.run import Run
 from hotbed.training.watching.columns import Tables, is_reason
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
-DISK_TOTALS = ("read_bytes", "put_bytes", "written_bytes")
-DISK_LEVELS = ("file_bytes", "live_bytes", "waiting_extents", "memory_bytes")
+DISK_TOTALS = ("num_reads", "put_bytes", "written_bytes")
+DISK_LEVELS = ("file_bytes", "live_bytes", "waiting_extents")
+ROW_LEVELS = ("resident", "memory_bytes")
 ROW_TOTALS = ("hits", "misses", "fetched", "waited_seconds")
 TABLE_TOTALS = ("admitted", "refused", "evicted", "evicted_by_reason")
 
@@ -121,7 +122,8 @@ def _disk_readings(run: Run) -> list[Reading]:
         stats = table.tier_stats
         if stats:
             labels = {"table": name}
-            values.append(Reading("table_disk_resident", stats["resident"], labels))
+            for key in ROW_LEVELS:
+                values.append(Reading(f"table_disk_{key}", stats[key], labels))
             for key in ROW_TOTALS:
                 values.append(Reading(f"table_disk_{key}", stats[key], labels, total=True))
     for folder, stats in _disks(run).items():

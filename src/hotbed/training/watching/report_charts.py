@@ -357,7 +357,7 @@ def disk(histories: Mapping[str, History]) -> list[Chart]:
 
 
 def _since(points: Sequence[tuple[float, Point]], key: str) -> list[float]:
-    """Return how much a total of disks has risen since the point before; a new process counts anew."""
+    """Return how much a total has risen since the point before; a new process counts anew."""
     totals = [point.disk[key] for _, point in points]
     return [after - before if after >= before else after for before, after in pairwise(totals)]
 

@@ -47,8 +47,8 @@ class TableArguments:
         device_vocabulary_size: rows that you expect. Rows lie in main memory, and the table grows
             past this number.
         host_vocabulary_size: rows that you expect beside them, likewise.
-        ssd_vocabulary_size: above 0, rows lie on a disk (`hb.Ssd`): those of the device and the host
-            together stay in memory. The table grows past this number.
+        ssd_vocabulary_size: above 0, rows lie on a disk (`hb.Ssd`), and those of the device and the
+            host together stay in memory. The table grows past this number.
         ssd_data_path: the folder on the disk, which exists; the working directory by default.
         is_save: whether a `Saver` saves it.
         is_dp: has no effect: each rank owns a part of the rows of every table.

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose rows lie on a disk: the bits of memory through resumes, and what they show of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import torch
+
+import hotbed as hb
+from hotbed.cli.show import print_checkpoint
+from hotbed.errors import ConfigError, FormatError, TableFull
+from hotbed.persist.digest import content_digest
+from hotbed.persist.format import open_checkpoint
+from hotbed.persist.inspect import describe_checkpoint
+from hotbed.training.callbacks import Checkpoint, Evict
+from hotbed.training.run import Run
+from hotbed.training.watching.readings import readings
+
+ROWS = 1280
+SCHEMA = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item")])
+RULES = {
+    "deltas": hb.Adagrad(lr=0.1),
+    "fulls": hb.Adam(lr=0.01, scope="catch_up"),
+}
+
+
+def events() -> dict[str, Any]:
+    """Events with more users and items than a table on the disk keeps in memory."""
+    rng = np.random.default_rng(0)
+    user = rng.integers(0, 1500, ROWS)
+    item = rng.zipf(1.3, ROWS) % 1000
+    return {"y": (user + item) % 2, "t": np.arange(ROWS), "user": user, "item": item}
+
+
+def dataset() -> hb.Dataset:
+    return hb.Dataset(hb.sources.Memory(events()), SCHEMA, 64, prefetch=0)
+
+
+def model_on(tier: hb.Ram | hb.Ssd, **table: Any) -> hb.RecModel:
+    torch.manual_seed(3)
+    keywords = {"rule": RULES["deltas"], "evict": hb.Ttl(seconds=400)} | table
+    tables = hb.make_tables(SCHEMA, 4, tier=tier, **keywords)
+    network = hb.models.DNN(SCHEMA, tables, hidden=[4])
+    return hb.RecModel(network, "bce", "adam", {"auc"})
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> hb.Ssd:
+    """Of a table with about 1,000 rows, 250 are in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    return hb.Ssd(folder, ram_rows=250)
+
+
+@pytest.mark.parametrize("saves", RULES)
+def test_a_stream_that_changes_its_tier_at_each_resume_ends_at_the_bits_of_memory(
+    saves: str, disk: hb.Ssd, tmp_path: Path
+) -> None:
+    def follow(name: str, tier: hb.Ram | hb.Ssd, max_steps: int) -> None:
+        publish = hb.PublishDirectory(tmp_path / f"{name} published", keep=9)
+        save = Checkpoint(
+            tmp_path / name, every_steps=3, full_every=2, keep=9, wait=True, publish=publish
+        )
+        torch.manual_seed(1)
+        model = model_on(tier, rule=RULES[saves])
+        model.online_train(
+            dataset(), [Evict(step_interval=4), save], progress=False, max_steps=max_steps
+        )
+        if isinstance(tier, hb.Ssd):
+            assert all(table.tier_stats["misses"] for table in model.tables.values())
+
+    follow("memory", hb.Ram(), ROWS // 64)
+    for tier, max_steps in ((hb.Ram(), 4), (disk, 13), (hb.Ram(), ROWS // 64)):
+        follow("moved", tier, max_steps)
+    follow("disk", disk, ROWS // 64)
+
+    def digests(name: str) -> list[str]:
+        folders = sorted((tmp_path / name).glob("checkpoint-*"))
+        return [content_digest(open_checkpoint(folder)) for folder in folders]
+
+    memory = digests("memory")
+    assert len(memory) == 8
+    assert digests("disk") == memory
+    assert digests("moved")[-1] == memory[-1]
+    published = sorted((tmp_path / "memory published").glob("version-*"))
+    assert len(published) > 2
+    for version in published:
+        same = tmp_path / "disk published" / version.name
+        assert content_digest(open_checkpoint(same)) == content_digest(open_checkpoint(version))
+    assert not list(Path(disk.path).iterdir())
+
+
+def test_a_model_is_loaded_on_a_machine_without_its_folder_when_it_gets_another_tier(
+    disk: hb.Ssd, tmp_path: Path
+) -> None:
+    model = model_on(disk)
+    model.fit(dataset(), progress=False)
+    model.save(tmp_path / "saved")
+    before = {name: table.tier for name, table in hb.load(tmp_path / "saved").tables.items()}
+    assert before == {"user": disk, "item": disk}
+    Path(disk.path).rmdir()
+    with pytest.raises(FormatError, match="tier.path: does not exist"):
+        hb.load(tmp_path / "saved")
+    loaded = hb.load(tmp_path / "saved", tier=hb.Ram())
+    assert {table.tier for table in loaded.tables.values()} == {hb.Ram()}
+    for name, table in loaded.tables.items():
+        assert list(table.export()) == list(model.tables[name].export())
+    with pytest.raises(ConfigError, match="tier is for a network that is rebuilt"):
+        hb.load(tmp_path / "saved", loaded.network, tier=hb.Ram())
+
+
+def test_summary_inspect_metrics_and_report_say_what_the_disk_takes_and_does(
+    disk: hb.Ssd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    class Watch:
+        def on_epoch_end(self, run: Run) -> None:
+            for reading in readings(run):
+                label = next(iter(reading.labels.values()), "")
+                assert (reading.name, label) not in seen or "reason" in reading.labels
+                seen[reading.name, label] = reading
+
+    model = model_on(disk)
+    history = model.fit(dataset(), callbacks=Watch(), progress=False)
+    table = model.tables["user"]
+    stats = table.tier_stats
+    for key in ("hits", "misses", "waited_seconds"):
+        reading = seen[f"table_disk_{key}", "user"]
+        assert reading.value == stats[key]
+        assert reading.total
+    assert stats["misses"] > 0
+    assert 0 < seen["table_disk_resident", "user"].value <= disk.ram_rows
+    written = seen["disk_put_bytes", disk.path]  # one for both tables, which share a file
+    assert written.total
+    assert written.value == stats["put_bytes"] > 0
+    assert history.points[-1].disk["misses"] == sum(
+        table.tier_stats["misses"] for table in model.tables.values()
+    )
+
+    summary = model.summary()
+    sizes = re.search(r"on ssd\(path=.*\): ([\d.]+) B of memory and ([\d.]+) B of disk", summary)
+    assert sizes is not None
+    memory = sum(value for key, value in table.stats.items() if "bytes" in key)
+    assert float(sizes[1].replace(",", "")) == pytest.approx(memory / len(table), abs=0.1)
+    record = 4 * 4 * 2 + 8  # values, state, head
+    assert float(sizes[2]) >= record
+
+    model.save(tmp_path / "saved")
+    capsys.readouterr()
+    print_checkpoint(describe_checkpoint(tmp_path / "saved"))
+    ids = len(table)
+    row = 4 * 4 * 2
+    memory = ids * (21.4 + 8 + 8) + 250 * (row + 32)  # of Ttl, too
+    line = f"user on its tier: {memory / ids:,.1f} B of memory and {1.5 * record:,.1f} B of disk"
+    assert line in capsys.readouterr().out
+
+    page = hb.report.write_report(tmp_path / "report.html", {"train": history}).read_text()
+    charts = ("Rows that were not in memory, of each hundred", "Waits for the disk")
+    assert all(f"<figcaption>{title}</figcaption>" in page for title in charts)
+
+
+def test_tables_in_memory_say_nothing_of_disks(tmp_path: Path) -> None:
+    model = model_on(hb.Ram())
+    history = model.fit(dataset(), progress=False)
+    assert {name: table.tier_stats for name, table in model.tables.items()} == {
+        "user": {},
+        "item": {},
+    }
+    assert not history.points[-1].disk
+    assert "B of disk" not in model.summary()
+    page = hb.report.write_report(tmp_path / "report.html", {"train": history}).read_text()
+    assert "The disk" not in page
+
+
+def test_a_table_of_a_job_lies_on_the_disk_that_its_file_names(
+    disk: hb.Ssd, tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"""
+schema: {{columns: [{{kind: label, name: y}}, {{kind: id, name: user}}, {{kind: id, name: item}}]}}
+train: {{kind: parquet, path: {tmp_path}/rows.parquet}}
+model: {{kind: dnn, hidden: [4]}}
+tables:
+  dim: 4
+  overrides:
+    user: {{tier: {{kind: ssd, path: {disk.path}, ram_rows: 250, fetch: 2, engine: threads}}}}
+fit: {{batch_size: 64}}
+output: {tmp_path}/out
+""")
+    job = hb.Job.read(tmp_path / "job.yaml")
+    tables = job.tables.make(SCHEMA, seed=0)
+    tier = hb.Ssd(disk.path, 250, fetch=2, engine="threads")
+    assert {name: table.tier for name, table in tables.items()} == {"user": tier, "item": hb.Ram()}
+    assert tables["user"].tier_stats["engine"] == "threads"
+    assert hb.Job.from_json(job.to_json()).tables == job.tables
+    (tmp_path / "job.yaml").write_text(
+        (tmp_path / "job.yaml").read_text().replace("engine", "engines")
+    )
+    with pytest.raises(ConfigError, match=r"tables\.overrides\.user\.tier\.engines.*'engine'"):
+        hb.Job.read(tmp_path / "job.yaml")
+
+
+def test_an_ordinary_model_learns_the_same_with_its_rows_on_a_disk(disk: hb.Ssd) -> None:
+    columns = events()
+    rows = {}
+    for tier in (hb.Ram(), disk):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(1500, 4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        options = {"0": {"tier": tier}}
+        model, optimizer, report = hb.auto(model, optimizer, tables=options)
+        for first in range(0, ROWS, 64):
+            ids = torch.from_numpy(columns["user"][first : first + 64])
+            labels = torch.from_numpy(columns["y"][first : first + 64]).float()
+            optimizer.zero_grad()
+            logits = model(ids).squeeze(-1)
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+            optimizer.step()
+        (table,) = report.tables.values()
+        assert table.tier == tier
+        rows[tier] = list(table.export())
+    assert rows[hb.Ram()] == rows[disk]
+
+
+@pytest.mark.parametrize("frozen", ["rows", "all"])
+def test_a_frozen_table_on_a_disk_keeps_its_bits_and_reads_as_in_memory(
+    frozen: Any, disk: hb.Ssd
+) -> None:
+    contents = []
+    for tier in (hb.Ram(), disk):
+        model = model_on(tier)
+        model.fit(dataset(), progress=False)
+        table = model.tables["user"]
+        before = list(table.export())
+        table.frozen = frozen
+        model.fit(dataset(), progress=False)
+        kept = ("id", "value", "state")
+        after = list(table.export())
+        assert [batch.select(kept) for batch in after] == [batch.select(kept) for batch in before]
+        contents.append((after, table.lookup(np.arange(-5, 1500)).tobytes()))
+    assert contents[0] == contents[1]
+
+
+def test_a_batch_larger_than_ram_rows_is_refused_and_changes_nothing(disk: hb.Ssd) -> None:
+    table = hb.Table("user", 4, tier=hb.Ssd(disk.path, 10))
+    table.find_or_insert(np.arange(10))
+    before = list(table.export()), table.stats["rows"]
+    with pytest.raises(
+        TableFull, match=r"table 'user': .*use 11 rows, ram_rows is 10. Raise ram_rows to at least 11"
+    ):
+        table.find_or_insert(np.arange(11))
+    assert (list(table.export()), table.stats["rows"]) == before
+
+
+def test_a_killed_process_leaves_nothing_on_the_disk(disk: hb.Ssd) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import numpy as np\n"
+        "import hotbed as hb\n"
+        "table = hb.Table('user', 64, tier=hb.Ssd(sys.argv[1], 1000))\n"
+        "for first in range(0, 20_000, 500):\n"
+        "    table.find_or_insert(np.arange(first, first + 500))\n"
+        "assert table.tier_stats['file_bytes'] > 1 << 20\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(disk.path)], env=environment, check=False
+    )
+    assert child.returncode == -signal.SIGKILL
+    assert not list(Path(disk.path).iterdir())
