@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,12 @@ class ReadAhead(Iterator[T], Generic[T]):
     def has_next(self) -> bool:
         """Whether the next item, the end or an error can be had without waiting."""
         return bool(self._ready)
+
+    def coming(self, number: int) -> list[T]:
+        """Return the next items that are made already, at most `number`; none of them is taken."""
+        with self._changed:
+            ready = list(islice(self._ready, number))
+        return [item for item in ready if not isinstance(item, _End)]
 
     def __next__(self) -> T:
         if self._ended:

@@ -109,6 +109,7 @@ class Dataset:
         self._resume: Position | None = None
         self._position = self._at(0, self._start)
         self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
+        self._least_ahead = 0
         self._cached: list[Batch] = []  # of each lane; none before the first epoch
         self._num_rows: int | None = None
 
@@ -159,6 +160,22 @@ class Dataset:
         It is False without `prefetch`.
         """
         return self._reading is not None and self._reading.has_next
+
+    def coming(self, number: int) -> list[Batch]:
+        """Return the next batches of the newest iteration, without handing them out.
+
+        They are those that were read already, at most `number`; none without `prefetch`.
+        """
+        if self._reading is None:
+            return []
+        return [batch for batch in self._reading.coming(number) if batch is not None]
+
+    def read_ahead(self, number: int) -> None:
+        """Read at least `number` batches ahead, if there is `prefetch`.
+
+        It holds for the next epochs. `RecModel` calls this before it reads.
+        """
+        self._least_ahead = number
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
@@ -405,7 +422,8 @@ class Dataset:
         batches = self._batches(epoch, start, divided=divided)
         items: Any = batches
         if self.prefetch:
-            items = self._reading = ReadAhead(batches, self.prefetch)
+            depth = max(self.prefetch, self._least_ahead)
+            items = self._reading = ReadAhead(batches, depth)
         with closing(items):
             for batch in items:
                 if batch is not None:

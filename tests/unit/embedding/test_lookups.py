@@ -153,6 +153,10 @@ class Halves(Lookup):
         task = None if queue is None else HalfMaps([plan.task for plan in plans])
         return Plan(tuple(inputs), HalfIds(inputs, owners, [plan.mapped for plan in plans]), task)
 
+    def fetch(self, layout: FeatureLayout, inputs: Sequence[hb.Ids]) -> None:
+        for half, ids in zip(self._layouts(layout), route(inputs)[1], strict=True):
+            self.local.fetch(half, ids)
+
     def divide(
         self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[hb.Ids] | None]
     ) -> list[Plan | None]:

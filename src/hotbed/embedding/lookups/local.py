@@ -119,6 +119,14 @@ class LocalLookup(Lookup):
         _watch_admission(layout)
         return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
 
+    def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
+        host, _, step = _begun(layout, inputs, None, training=False)
+        try:
+            step.fetch(host.addresses)
+        except ValueError:
+            host.check_offsets(layout.features)
+            raise
+
     def divide(
         self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
     ) -> list[Plan | None]:

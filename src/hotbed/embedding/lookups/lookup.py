@@ -65,6 +65,21 @@ class Lookup(ABC):
         """
 
     @abstractmethod
+    def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
+        """Begin to read the rows of these ids that lie on a disk; a later `map` waits for them.
+
+        Nothing that anybody sees changes, and no id is inserted. It may be called on any thread,
+        beside all other verbs. A lookup whose rows lie elsewhere does nothing.
+
+        Args:
+            layout: the features and tables.
+            inputs: the ids of each feature, of a batch that comes later.
+
+        Raises:
+            RowShapeError: the ids of a feature have a wrong shape.
+        """
+
+    @abstractmethod
     def divide(
         self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
     ) -> list[Plan | None]:

@@ -2,6 +2,7 @@
 """The ids of coming batches are mapped to rows while earlier batches train.
 
 data.py         Ahead: the ids of coming batches are mapped to rows while earlier batches train
+fetcher.py      Fetcher: tables on a disk begin to read the rows of batches that come later
 insert.py       Insert: maps a batch right before its step, or the batches of a Dataset ahead
 mapper.py       Mapper: maps the ids of a network's batches before its forward pass, or ahead
 one_pass.py     which models are scored by the forward pass that learns
@@ -13,6 +14,7 @@ stage.py        the map stage: decides how far ids are mapped, and lets a thread
 from hotbed.training.decisions.cores import Cores
 
 from .data import Ahead, depth_for, unwrap
+from .fetcher import Fetcher
 from .insert import Insert
 from .mapper import Mapper, mapper_of
 from .one_pass import obstacle_to_one_pass
@@ -22,6 +24,7 @@ __all__ = [
     "Ahead",
     "Barrier",
     "Cores",
+    "Fetcher",
     "Insert",
     "MapStage",
     "Mapper",

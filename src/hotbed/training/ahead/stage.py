@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The map stage: decides how far ids are mapped, and lets a thread map them."""
+"""The map stage: decides how far ids are mapped and rows fetched, and lets threads do it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
 from hotbed.training.stages.example import Example
 
+from .fetcher import Fetcher
 from .mapper import Mapper
 
 Barrier = Callable[[int, int | None], bool]
@@ -48,6 +49,7 @@ class MapStage:
         barrier: see `Barrier`; asked once a step at most, with rising steps.
         step: number of steps that were learned before this pass.
         now: the newest event time before it.
+        fetcher: fetches the rows of batches that wait to be read here; None = nothing does.
 
     Attributes:
         ahead: number of examples after the current one that are mapped, or are being mapped.
@@ -62,8 +64,10 @@ class MapStage:
         barrier: Barrier,
         step: int,
         now: int | None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.ahead = 0
+        self._fetcher = fetcher
         self._mapper = mapper
         self._depth = depth
         self._barrier = barrier
@@ -76,8 +80,10 @@ class MapStage:
         self._examples: Generator[Example | None, None, None] | ReadAhead[Example | None] = examples
         self._reader: Dataset | ReadAhead[Example | None] | None = None
         self._queue: MapQueue | None = None
-        if depth and isinstance(data, Dataset) and data.prefetch:
+        if isinstance(data, Dataset) and data.prefetch:
             self._reader = data
+            if fetcher is not None:
+                data.read_ahead(fetcher.depth)
         elif depth and mapper is not None and not mapper.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
         if depth:
@@ -108,11 +114,12 @@ class MapStage:
         return self._mapper.statistics(self._current.example)
 
     def advance(self, example: Example) -> None:
-        """Let the next examples be mapped, up to the next barrier.
+        """Let the next examples be mapped, up to the next barrier, and rows of others be fetched.
 
         Args:
             example: the current one; its ids are mapped.
         """
+        self._fetch()
         if self._queue is None or self._mapper is None or not self._mapper.foresees:
             return
         self._current.example = example
@@ -133,6 +140,8 @@ class MapStage:
         Examples that were mapped and will not be looked up are taken back, so that the tables hold
         what was learned and no more.
         """
+        if self._fetcher is not None:
+            self._fetcher.close()
         if self._queue is not None:
             self._queue.close()
             assert self._mapper is not None
@@ -142,6 +151,14 @@ class MapStage:
             self._waiting.clear()
             self.ahead = 0
         self._examples.close()
+
+    def _fetch(self) -> None:
+        """Let rows be fetched of the batches that were read and do not wait here yet."""
+        if self._fetcher is None or self._reader is None:
+            return
+        number = max(0, self._fetcher.depth - len(self._waiting))
+        coming = self._reader.coming(number)
+        self._fetcher.look([batch for batch in coming if batch is not None])
 
     def _read_ahead(self) -> None:
         """Read examples up to the depth: those that can be had without waiting, or all."""

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
+from hotbed.embedding.modules import TableModule
 from hotbed.persist.publish.plain import PlainModel
 from hotbed.training.ahead.mapper import Mapper
 from hotbed.training.stages.network import Arguments, NetworkLookups
@@ -33,6 +35,11 @@ class ConvertedAdapter:
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.state.times_of(args, kwargs)
+
+    def ids_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[tuple[TableModule, Ids]]:
+        return self.state.ids_of(args, kwargs)
 
     def lookups(self) -> NetworkLookups:
         return MovedLookups(self.state)

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
 from hotbed.embedding.lookups import Plans
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError, HotbedError
@@ -132,6 +133,31 @@ class Converted:
             elif path in self.unbounded:
                 foreseen.append((path, Foreseen(ids)))
         return foreseen
+
+    def ids_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[MovedLookup, Ids]]:
+        """Return the ids of the lookups of a batch; none before the first forward pass.
+
+        Args:
+            args: positional arguments of the model, or one `Batch`.
+            kwargs: its keyword arguments.
+
+        Raises:
+            HotbedError: the model cannot be traced, or the batch has another structure.
+        """
+        if self.signature is None:
+            return []
+        if len(args) == 1 and not kwargs and isinstance(args[0], Batch):
+            args, kwargs = self.bind(args[0])
+        leaves = [leaf.cpu() for leaf in self.signature.leaves(args, kwargs, self.needed())]
+        if self.id_graph().misfit(leaves):
+            return []
+        with torch.no_grad():
+            return [
+                (self.lookups[path], self.lookups[path].as_ids(ids.values, ids.offsets, None))
+                for path, ids in self.id_graph()(leaves)
+            ]
 
     def expect(self, foreseen: Sequence[tuple[str, Foreseen]] | None) -> None:
         """Let the lookups of the next forward pass in train mode take what `foresee` returned.

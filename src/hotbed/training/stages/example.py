@@ -307,7 +307,7 @@ def _labels_of(batch: Batch) -> Any:
 def _to_torch(batch: Batch, device: torch.device) -> Batch:
     converted = batch
     if batch.plans is None:  # else `hb.Ahead` made it of tensors, and mapped these ids
-        converted = batch.map_arrays(_from_array)
+        converted = batch.map_arrays(from_array)
     if device == CPU:
         return converted
     weight = converted.weight
@@ -325,7 +325,8 @@ def _moved(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Ten
     return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
 
 
-def _from_array(array: Any) -> Any:
+def from_array(array: Any) -> Any:
+    """Return a NumPy array as a tensor, other values as they are."""
     if isinstance(array, np.ndarray):
         # torch warns of read-only arrays such as Arrow's
         if not array.flags.writeable:
@@ -348,7 +349,7 @@ def _to_tensor(part: Any, device: torch.device) -> Any:
     if isinstance(part, (np.ndarray, float, int, list)):
         array = np.asarray(part)
         if array.dtype.kind in "biufc":  # texts have no tensor, and stay as they are
-            part = _from_array(array)
+            part = from_array(array)
     if torch.is_tensor(part):
         return part.to(device)
     return part

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hotbed.data.batch import Batch
+from hotbed.data.batch import Batch, Ids
 from hotbed.data.schema import Schema
 from hotbed.embedding.lookups import Plans
-from hotbed.embedding.modules import EmbeddingCollection
+from hotbed.embedding.modules import EmbeddingCollection, TableModule
 from hotbed.embedding.table import Table
 from hotbed.persist.publish.plain import PlainModel
 
@@ -78,6 +78,19 @@ class NetworkAdapter(Protocol):
 
     def times_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the times of the samples among the arguments; None if there are none."""
+
+    def ids_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Sequence[tuple[TableModule, Ids]]:
+        """Return the ids of coming lookups, as far as they can be computed now.
+
+        Args:
+            args: positional arguments of the network.
+            kwargs: its keyword arguments.
+
+        Raises:
+            HotbedError: they cannot be computed before the forward pass.
+        """
 
     def lookups(self) -> NetworkLookups:
         """Return the lookups of the network, for a step that maps their ids before.

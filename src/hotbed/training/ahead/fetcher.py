@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetcher: tables on a disk begin to read the rows of batches that come later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torch import nn
+
+from hotbed.data.batch import Batch, Ids
+from hotbed.embedding.lookups import FeatureLayout
+from hotbed.embedding.modules import EmbeddingCollection, TableModule, table_modules
+from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Ssd
+from hotbed.errors import HotbedError
+from hotbed.training.stages.example import CPU, Example, from_array, prepare
+from hotbed.training.stages.network import NetworkAdapter, adapter_of
+
+log = logging.getLogger("hotbed")
+
+Coming = Batch | Example
+"""A batch that was read and is not learned yet."""
+
+
+class Fetcher:
+    """Lets tables on a disk read the rows of coming batches, each batch once and in order.
+
+    It only looks at batches that were read already, so reading and learning are as without it. A
+    thread of its own finds their ids in the tables, where nothing changes, and begins the reads. A
+    batch that is learned before the thread has come to it is left out. An error of the thread is
+    logged and has no other effect: the lookup of that batch reads the rows itself, and raises what
+    is wrong.
+
+    Args:
+        network: that looks up the batches.
+        modules: of the network, with tables that read ahead.
+
+    Attributes:
+        depth: how many batches ahead rows are read.
+    """
+
+    def __init__(self, network: nn.Module, modules: Iterable[TableModule]) -> None:
+        self._network = network
+        self._parts = {module: _Part(module) for module in modules}
+        self._adapter = adapter_of(network)
+        self._thread = ThreadPoolExecutor(1, "hotbed-fetch")
+        self._waiting: dict[int, tuple[Coming, Future[None]]] = {}  # by the identity of the batch
+        self._problem = ""  # the first one, which is logged
+        self.depth = max(part.depth for part in self._parts.values())
+
+    @staticmethod
+    def of(network: nn.Module) -> Fetcher | None:
+        """Return a fetcher for the tables of a network; None if none of them reads ahead."""
+        modules = [module for module in table_modules(network) if any(map(_depth, module.tables))]
+        return Fetcher(network, modules) if modules else None
+
+    def look(self, coming: Sequence[Coming]) -> None:
+        """Let the thread fetch those of the coming batches that it was not given before.
+
+        Args:
+            coming: the next batches in order; they are compared by identity.
+        """
+        before = self._waiting
+        self._waiting = {}
+        for batch in coming:
+            number = id(batch)
+            given = before.pop(number, None)
+            if given is None:
+                given = (batch, self._thread.submit(self._fetch, self._ids_of(batch)))
+            self._waiting[number] = given
+        for _, task in before.values():  # their turn has come
+            task.cancel()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+        self._waiting = {}
+
+    def _ids_of(self, coming: Coming) -> list[tuple[TableModule, Sequence[Ids]]]:
+        """Return the ids of each feature of the modules that are known before the lookup."""
+        if self._adapter is not None:
+            return self._computed(self._adapter, coming)
+        batch = coming.batch if isinstance(coming, Example) else coming
+        if batch is None:
+            return []
+        return [
+            (module, module.inputs_of(batch))
+            for module in self._parts
+            if isinstance(module, EmbeddingCollection)
+            and all(feature.name in batch.ids for feature in module.features)
+        ]
+
+    def _computed(
+        self, adapter: NetworkAdapter, coming: Coming
+    ) -> list[tuple[TableModule, Sequence[Ids]]]:
+        example = coming
+        if isinstance(example, Batch):
+            example = prepare(example, CPU, labelled=False, network=self._network)
+        try:
+            computed = adapter.ids_of(example.arguments, example.keywords)
+        except HotbedError as error:
+            self._note(error)
+            return []
+        return [(module, [ids]) for module, ids in computed if module in self._parts]
+
+    def _fetch(self, lookups: Sequence[tuple[TableModule, Sequence[Ids]]]) -> None:
+        try:
+            for module, inputs in lookups:
+                self._parts[module].fetch(inputs)
+        except Exception as error:  # the lookup raises it again
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        if not self._problem:
+            self._problem = str(error)
+            log.warning("rows of a batch are read in its step, not ahead: %s", self._problem)
+
+
+class _Part:
+    """The features of a module whose tables read ahead.
+
+    Attributes:
+        depth: how many batches ahead.
+    """
+
+    def __init__(self, module: TableModule) -> None:
+        self._module = module
+        layout = module.layout
+        numbers = range(len(layout.features))
+        self._numbers = [number for number in numbers if _depth(layout.table_of(number))]
+        tables = dict.fromkeys(map(layout.table_of, self._numbers))
+        features = [layout.features[number] for number in self._numbers]
+        self._layout = FeatureLayout(list(tables), features)
+        self.depth = max(map(_depth, tables), default=0)
+
+    def fetch(self, inputs: Sequence[Ids]) -> None:
+        ids = [inputs[number].map_arrays(from_array) for number in self._numbers]
+        self._module.lookup.fetch(self._layout, ids)
+
+
+def _depth(table: Table) -> int:
+    """Return how many batches ahead a table reads rows; 0 = none, as a table in memory."""
+    return table.tier.fetch if isinstance(table.tier, Ssd) else 0
