@@ -38,7 +38,7 @@ Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, con
       pool_(pool),
       mutex_of_table_(mutex),
       partitions_(partitions),
-      store_(store_at(config.folder, config.engine)),
+      store_(config.store ? config.store : store_at(config.folder, config.engine)),
       owner_(store_->add_owner(*this, key, layout.value_bytes, layout.state_bytes)),
       words_(0, sizeof(uint64_t)),
       frames_(config.ram_rows) {

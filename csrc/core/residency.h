@@ -37,6 +37,7 @@ struct DiskConfig {
   std::string folder;
   uint32_t ram_rows = 0;
   EngineKind engine = EngineKind::kBest;
+  std::shared_ptr<Store> store;  // of tests: another than that of the folder
 };
 
 struct ResidencyStats {

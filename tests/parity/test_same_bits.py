@@ -6,6 +6,7 @@ processor has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,10 @@ def test_one_two_and_four_threads_train_to_the_same_bits(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_rows_on_a_disk_have_the_bits_of_rows_in_memory(case: str) -> None:
     rule, policies, dim = CASES[case]
-    assert train(rule, {**policies, "tier": on_disk(1_500)}, dim) == train(rule, policies, dim)
+    in_memory = train(rule, policies, dim)
+    if rule.scope == "all":  # which a disk refuses
+        rule = replace(rule, scope="catch_up")
+    assert train(rule, {**policies, "tier": on_disk(1_500)}, dim) == in_memory
 
 
 @pytest.mark.parametrize("case", CASES)

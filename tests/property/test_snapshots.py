@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from on_disk import on_disk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from on_disk import on_disk
 
 import hotbed as hb
 from hotbed.embedding.hashing import partition

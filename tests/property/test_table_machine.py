@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from on_disk import on_disk
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from on_disk import on_disk
 
 import hotbed as hb
 from hotbed.embedding.hashing import partition
@@ -264,10 +264,11 @@ def test_policies_and_scopes_work_together(scope: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "policy"), [("adam", "ttl_and_lfu"), ("rms_prop", "lfu_half_life"), ("sgd", "none")]
+    ("rule", "policy", "ram_rows"),
+    [("adam", "ttl_and_lfu", 90), ("adagrad", "lfu_half_life", 90), ("sgd", "none", 300)],
 )
-def test_tables_on_a_disk_do_what_the_reference_does(rule: str, policy: str) -> None:
-    run({"rule": RULES[rule], "tier": on_disk(20), **POLICIES[policy]}, examples=5)
+def test_tables_on_a_disk_do_what_the_reference_does(rule: str, policy: str, ram_rows: int) -> None:
+    run({"rule": RULES[rule], "tier": on_disk(ram_rows), **POLICIES[policy]}, examples=5)
 
 
 @pytest.mark.soak
