@@ -60,9 +60,9 @@ uint64_t begin_snapshot(Table& table, bool changes) {
 }
 
 // One partition of the snapshot. The table is locked for a few thousand rows at a time, so that training continues
-// meanwhile.
+// meanwhile; where rows lie on a disk for more, which are read in its order.
 nb::dict snapshot_rows(Table& table, int partition) {
-  constexpr size_t kPiece = 4096;
+  const size_t piece = table.residency() ? 1 << 18 : 4096;
   ExportedRows rows;
   {
     nb::gil_scoped_release release;
@@ -74,12 +74,12 @@ nb::dict snapshot_rows(Table& table, int partition) {
     }
     sort_by_id(entries);
     rows.resize(entries.size(), table.layout());
-    for (size_t i = 0; i < entries.size(); i += kPiece) {
+    for (size_t i = 0; i < entries.size(); i += piece) {
       table.mutex().give_way();
       ColdRows cold;
       {
         std::lock_guard lock(table.mutex());
-        cold = table.read_snapshot(partition, entries.data(), i, std::min(kPiece, entries.size() - i), rows);
+        cold = table.read_snapshot(partition, entries.data(), i, std::min(piece, entries.size() - i), rows);
       }
       table.finish(cold, rows);
     }

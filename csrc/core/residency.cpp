@@ -8,10 +8,12 @@
 #include <stdexcept>
 #include <utility>
 
+#include "memory.h"
+
 namespace hotbed {
 namespace {
 
-constexpr uint64_t kRowsOfSpan = uint64_t{1} << 20;
+constexpr uint64_t kRowsOfSpan = uint64_t{1} << 19;
 constexpr size_t kAhead = 12;
 
 // The store of a folder: one file for all tables of the process that lie there.
@@ -41,9 +43,10 @@ Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, con
       store_(config.store ? config.store : store_at(config.folder, config.engine)),
       owner_(store_->add_owner(*this, key, layout.value_bytes, layout.state_bytes)),
       words_(0, sizeof(uint64_t)),
-      frames_(config.ram_rows) {
+      num_frames_(config.ram_rows),
+      frames_(static_cast<Frame*>(map_pages(num_frames_ * sizeof(Frame), false))) {
   spans_.push_back(store_->add_span(owner_));
-  while (pool_.slabs().size() < frames_.size()) pool_.add_chunk();  // pages come when they are touched
+  while (pool_.slabs().size() < num_frames_) pool_.add_chunk();  // likewise
 }
 
 Residency::~Residency() {
@@ -56,6 +59,7 @@ Residency::~Residency() {
     store_->remove_owner(owner_);
   } catch (const std::logic_error&) {  // of the parent process
   }
+  unmap_pages(frames_, num_frames_ * sizeof(Frame));
 }
 
 // Plans.
@@ -144,7 +148,7 @@ void Residency::unlink(uint32_t number) {
 
 uint32_t Residency::victim(bool ahead) {
   uint32_t at = hand_;
-  for (uint64_t looked = 0; looked <= 2 * frames_.size(); looked++) {
+  for (uint64_t looked = 0; looked <= 2 * num_frames_; looked++) {
     if (at == kNoFrame) at = oldest_;
     if (at == kNoFrame) break;
     Frame& frame = frames_[at];
@@ -181,7 +185,10 @@ uint32_t Residency::take_frame(Room& room, bool ahead) {
     free_.pop_back();
     return number;
   }
-  if (num_used_ < frames_.size()) return num_used_++;
+  if (num_used_ < num_frames_) {
+    frames_[num_used_] = Frame();
+    return num_used_++;
+  }
   const uint32_t number = victim(ahead);
   if (number != kNoFrame) evict(number, room);
   return number;
@@ -237,7 +244,7 @@ void Residency::load(std::unique_lock<std::mutex>& lock, const std::vector<uint3
   std::vector<RecordRead> reads;
   reads.reserve(slots.size());
   for (const uint32_t slot : slots) {
-    if (!plan && num_ahead_ >= (frames_.size() - num_pinned_) / 2) break;
+    if (!plan && num_ahead_ >= (num_frames_ - num_pinned_) / 2) break;
     const uint32_t number = plan ? take_frame(lock, room) : take_frame(room, true);
     if (number == kNoFrame) break;
     Frame& frame = frames_[number];
@@ -443,7 +450,7 @@ ResidencyStats Residency::stats() const {
   ResidencyStats stats;
   stats.hits = hits_, stats.misses = misses_, stats.fetched = fetched_, stats.wait_ns = wait_ns_;
   stats.num_frames = num_used_ - static_cast<uint32_t>(free_.size());
-  stats.memory_bytes = words_.num_bytes() + frames_.size() * sizeof(Frame) + free_.capacity() * sizeof(uint32_t);
+  stats.memory_bytes = words_.num_bytes() + num_used_ * sizeof(Frame) + free_.capacity() * sizeof(uint32_t);
   stats.store = store_->stats();
   stats.engine = store_->engine_name();
   return stats;

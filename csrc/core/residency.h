@@ -96,7 +96,7 @@ class Residency final : RecordOwner {
   // Frames that plans use; the frames of these slots among them, each slot once; those that there are.
   uint64_t num_pinned();
   uint64_t num_pinned(const uint32_t* slots, size_t n);
-  uint64_t num_frames() const noexcept { return frames_.size(); }
+  uint64_t num_frames() const noexcept { return num_frames_; }
 
   // Gives the rows of the slots frames for the plan, and begins to read them; kNoSlot is passed over. There are frames
   // enough. `arrive` waits, and throws RecordLost where rows could not be read: they are where they were.
@@ -207,7 +207,8 @@ class Residency final : RecordOwner {
   mutable std::mutex mutex_;
   Slabs words_;  // by slot
   std::atomic<uint64_t> num_slots_{0};
-  std::vector<Frame> frames_;  // all of them; from num_used_ on none was ever taken
+  const uint64_t num_frames_;
+  Frame* const frames_;  // pages come when they are touched: from num_used_ on none was ever taken
   uint32_t num_used_ = 0;
   std::vector<uint32_t> free_;
   uint32_t newest_ = kNoFrame, oldest_ = kNoFrame, hand_ = kNoFrame;

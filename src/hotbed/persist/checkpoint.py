@@ -33,6 +33,7 @@ from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import WHOLE, Shard
+from hotbed.persist.chain import compact
 from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
 from hotbed.persist.manifest import (
     DENSE_FILE,
@@ -252,11 +253,30 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     finally:
         captured.close(is_saved)
     if saved.kind == "full" and shard.is_first:
-        try:
-            retain(writer.store, keep)
-        except (PersistError, OSError) as error:
-            log.warning("%s: older checkpoints are kept: %s", where, error)
+        _retain(where, keep)
     return saved
+
+
+def write_merged(where: Where, captured: Capture, keep: int, parent: Saved | None) -> Saved:
+    """Write changes, and make a full of them and the files before: no table is read whole.
+
+    If the files cannot be merged, the delta is the newest state.
+    """
+    saved = write(where, captured, keep, parent)
+    try:
+        full = compact(where)
+    except (PersistError, OSError) as error:
+        log.warning("%s: the newest state stays a delta: %s", where, error)
+        return saved
+    _retain(where, keep)
+    return full or saved
+
+
+def _retain(where: Where, keep: int) -> None:
+    try:
+        retain(open_store(where), keep)
+    except (PersistError, OSError) as error:
+        log.warning("%s: older checkpoints are kept: %s", where, error)
 
 
 def _opened(where: Where, shard: Shard, opened: ExitStack) -> CheckpointWriter:
@@ -601,8 +621,10 @@ class Saver:
         has_failed = writing.done() and writing.exception() is not None
         return self._failed or has_failed
 
-    def submit(self, captured: Capture) -> None:
+    def submit(self, captured: Capture, *, merges: bool = False) -> None:
         """Write `captured` on a thread; wait first if another capture is still being written.
+
+        `merges`: make a full of changes and of the files before them.
 
         Raises:
             PersistError: the save before failed, or a full is needed and this is a capture of
@@ -619,7 +641,8 @@ class Saver:
             captured.close(saved=False)
             raise
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotbed-saver")
-        self._writing = self._thread.submit(write, self._where, captured, self._keep, self._last)
+        work = write_merged if merges else write
+        self._writing = self._thread.submit(work, self._where, captured, self._keep, self._last)
         self._thread.shutdown(wait=False)  # it ends with the save
 
     def wait(self) -> Saved | None:

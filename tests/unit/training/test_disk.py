@@ -30,10 +30,7 @@ from hotbed.training.watching.readings import readings
 
 ROWS = 1280
 SCHEMA = hb.Schema([hb.Label("y"), hb.Time("t"), hb.Id("user"), hb.Id("item")])
-RULES = {
-    "deltas": hb.Adagrad(lr=0.1),
-    "fulls": hb.Adam(lr=0.01, scope="catch_up"),
-}
+RULES = {"deltas": hb.Adagrad(lr=0.1), "fulls": hb.Adam(lr=0.01, scope="catch_up")}
 
 
 def events() -> dict[str, Any]:
@@ -258,7 +255,8 @@ def test_a_batch_larger_than_ram_rows_is_refused_and_changes_nothing(disk: hb.Ss
     table.find_or_insert(np.arange(10))
     before = list(table.export()), table.stats["rows"]
     with pytest.raises(
-        TableFull, match=r"table 'user': .*use 11 rows, ram_rows is 10. Raise ram_rows to at least 11"
+        TableFull,
+        match=r"table 'user': .*use 11 rows, ram_rows is 10. Raise ram_rows to at least 11",
     ):
         table.find_or_insert(np.arange(11))
     assert (list(table.export()), table.stats["rows"]) == before

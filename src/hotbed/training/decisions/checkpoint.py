@@ -19,6 +19,7 @@ from hotbed.connectors import DeadLetters, Journal, Live, Position
 from hotbed.connectors.live import SavedRows
 from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
+from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Lock
 from hotbed.parallel import WHOLE
@@ -69,7 +70,8 @@ class Checkpoint:
         path: a local path, or a URL for fsspec, where decisions of the clock are not journalled.
         every_steps: steps between two saves.
         every_seconds: seconds between two saves.
-        full_every: every `full_every`-th save is a full.
+        full_every: every `full_every`-th save is a full. Tables on a disk are not read for it, where
+            their changes are tracked: it is made of the files before it.
         keep: number of fulls that are kept, with the deltas that build on them.
         publish: a `Publisher` that receives each saved version; fulls come with the network as a
             graph for servers.
@@ -322,7 +324,14 @@ class Checkpoint:
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
         # another reader of the changes took some that a delta would need
         is_record_whole = self._taken == _num_taken(run)
-        changes = self._deltas and not full_due and is_record_whole
+        # of tables on a disk, a full is made of the files before it rather than read from them
+        merges = (
+            full_due
+            and not self._saver.needs_full
+            and self._shard.size == 1
+            and any(isinstance(table.tier, Ssd) for table in run.tables.values())
+        )
+        changes = self._deltas and is_record_whole and (merges or not full_due)
         open_rows = _open_rows(run, self._opened_rows if changes else None)
         state = replace(state_of(run), shard=self._shard, open_rows=open_rows)
         with ExitStack() as undo:
@@ -330,13 +339,10 @@ class Checkpoint:
                 captured = capture(state, changes=changes, takes=self._deltas)
                 undo.callback(captured.close, saved=False)
             undo.pop_all()
-        self._saver.submit(captured)
+        self._saver.submit(captured, merges=merges and changes)
         self._opened_rows = None if open_rows is None else open_rows.opened
         self._taken = _num_taken(run)
-        if changes:
-            self._since_full += 1
-        else:
-            self._since_full = 0
+        self._since_full = self._since_full + 1 if changes and not merges else 0
         self._saved_at = _moment(run)
         self._caught.append((run.step, run.position))
 
