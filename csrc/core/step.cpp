@@ -193,9 +193,9 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
 }
 
 // Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
-// threads.
+// threads. `keeps`: whether the plan outlives the call.
 template <class F>
-void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
+void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
   // A small part goes from ids to slots in one task. Parts of several ranges, and those that may refuse the batch, go
@@ -204,7 +204,8 @@ void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   std::vector<Part*> small;
   for (Part& part : parts_) {
     if (trains(part)) part.table->turn_generations();
-    if (on_disk(part)) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+    // an older plan that lives would keep the frames of many evaluations: those that end with the call have none
+    if (on_disk(part) && (training || keeps)) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
     if (part.ranges.size() == 1 && !on_disk(part) && !(trains(part) && part.table->capped())) small.push_back(&part);
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
@@ -314,7 +315,7 @@ void Step::map_planned(const int64_t* times, bool training, bool logs) {
   logs_ = logs && training;
   pooled_ = false;
   try {
-    map_parts(times, training, [](Part&) {});
+    map_parts(times, training, true, [](Part&) {});
   } catch (...) {  // a batch that is refused changes nothing
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
@@ -457,7 +458,7 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   if (training) make_room();
   const Locked locked(*this);
   try {
-    map_parts(times, training, [&](Part& part) { pool_part(part, out); });
+    map_parts(times, training, keeps, [&](Part& part) { pool_part(part, out); });
   } catch (...) {
     for (Part& part : parts_) part.frames.reset(), part.room.reset();
     throw;

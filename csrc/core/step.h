@@ -172,7 +172,7 @@ class Step {
   struct Shares;
 
   template <class F>
-  void map_parts(const int64_t* times, bool training, F&& mapped);
+  void map_parts(const int64_t* times, bool training, bool keeps, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
   void check_undivided() const;
   static void take_ids(const Part& whole, Part& part);

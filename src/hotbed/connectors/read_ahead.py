@@ -42,6 +42,13 @@ class ReadAhead(Iterator[T], Generic[T]):
             ready = list(islice(self._ready, number))
         return [item for item in ready if not isinstance(item, _End)]
 
+    def deepen(self, depth: int) -> None:
+        """Make at least `depth` items ahead from now on."""
+        with self._changed:
+            if depth > self._depth:
+                self._depth = depth
+                self._changed.notify()
+
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration

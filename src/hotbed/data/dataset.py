@@ -51,7 +51,8 @@ class Dataset:
     without a new row, the pending rows become a batch, even if there are fewer than `batch_size`
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
     the clock are left out and become dead letters. `live` holds the journal, the dead letters and
-    the clock; put your own there before reading.
+    the clock; put your own there before reading. `reading` has the batches that the thread of the
+    newest iteration has read ahead.
 
     Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
 
@@ -108,8 +109,7 @@ class Dataset:
         self._next_epoch = 0
         self._resume: Position | None = None
         self._position = self._at(0, self._start)
-        self._reading: ReadAhead[Batch | None] | None = None  # of the newest iteration
-        self._least_ahead = 0
+        self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Batch] = []  # of each lane; none before the first epoch
         self._num_rows: int | None = None
 
@@ -159,23 +159,7 @@ class Dataset:
 
         It is False without `prefetch`.
         """
-        return self._reading is not None and self._reading.has_next
-
-    def coming(self, number: int) -> list[Batch]:
-        """Return the next batches of the newest iteration, without handing them out.
-
-        They are those that were read already, at most `number`; none without `prefetch`.
-        """
-        if self._reading is None:
-            return []
-        return [batch for batch in self._reading.coming(number) if batch is not None]
-
-    def read_ahead(self, number: int) -> None:
-        """Read at least `number` batches ahead, if there is `prefetch`.
-
-        It holds for the next epochs. `RecModel` calls this before it reads.
-        """
-        self._least_ahead = number
+        return self.reading is not None and self.reading.has_next
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._next_epoch)
@@ -422,8 +406,7 @@ class Dataset:
         batches = self._batches(epoch, start, divided=divided)
         items: Any = batches
         if self.prefetch:
-            depth = max(self.prefetch, self._least_ahead)
-            items = self._reading = ReadAhead(batches, depth)
+            items = self.reading = ReadAhead(batches, self.prefetch)
         with closing(items):
             for batch in items:
                 if batch is not None:

@@ -113,6 +113,8 @@ def _calls(
         run.now,
         fetcher,
     )
+    if update is not None and (run.goal.depth or isinstance(run.dataset, Dataset)):
+        stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead
     examples: list[Example] = []
     with closing(stage):
         for example in stage:

@@ -279,3 +279,13 @@ def test_a_killed_process_leaves_nothing_on_the_disk(disk: hb.Ssd) -> None:
     )
     assert child.returncode == -signal.SIGKILL
     assert not list(Path(disk.path).iterdir())
+
+
+def test_an_evaluation_between_forward_and_update_keeps_no_rows_in_memory(disk: hb.Ssd) -> None:
+    model = model_on(disk)
+    model.fit(dataset(), progress=False)
+    first, second, *_ = (batch.map_arrays(torch.from_numpy) for batch in dataset())
+    scores = model.network.train()(first)  # its rows stay in memory while it lives
+    model.evaluate(dataset())
+    model.step(second)
+    scores.sum().backward()

@@ -118,6 +118,7 @@ class Ahead:
             self._now,
             Fetcher.of(self.network),
         )
+        stage.fetch_for(self.network)
         with closing(stage), closing(cores):
             cores.begin(self._step)
             for step, example in enumerate(stage, self._step + 1):

@@ -43,12 +43,12 @@ class Fetcher:
 
     def __init__(self, network: nn.Module, modules: Iterable[TableModule]) -> None:
         self._network = network
-        self._parts = {module: _Part(module) for module in modules}
+        self._features = {module: _DiskFeatures(module) for module in modules}
         self._adapter = adapter_of(network)
         self._thread = ThreadPoolExecutor(1, "hotbed-fetch")
         self._waiting: dict[int, tuple[Coming, Future[None]]] = {}  # by the identity of the batch
         self._problem = ""  # the first one, which is logged
-        self.depth = max(part.depth for part in self._parts.values())
+        self.depth = max(features.depth for features in self._features.values())
 
     @staticmethod
     def of(network: nn.Module) -> Fetcher | None:
@@ -66,10 +66,11 @@ class Fetcher:
         self._waiting = {}
         for batch in coming:
             number = id(batch)
-            given = before.pop(number, None)
-            if given is None:
-                given = (batch, self._thread.submit(self._fetch, self._ids_of(batch)))
-            self._waiting[number] = given
+            if number in before:
+                self._waiting[number] = before.pop(number)
+            else:
+                task = self._thread.submit(self._fetch, self._ids_of(batch))
+                self._waiting[number] = (batch, task)
         for _, task in before.values():  # their turn has come
             task.cancel()
 
@@ -87,7 +88,7 @@ class Fetcher:
             return []
         return [
             (module, module.inputs_of(batch))
-            for module in self._parts
+            for module in self._features
             if isinstance(module, EmbeddingCollection)
             and all(feature.name in batch.ids for feature in module.features)
         ]
@@ -96,6 +97,8 @@ class Fetcher:
         self, adapter: NetworkAdapter, coming: Coming
     ) -> list[tuple[TableModule, Sequence[Ids]]]:
         example = coming
+        if self._problem:  # a model that cannot be traced is not traced again
+            return []
         if isinstance(example, Batch):
             example = prepare(example, CPU, labelled=False, network=self._network)
         try:
@@ -103,12 +106,12 @@ class Fetcher:
         except HotbedError as error:
             self._note(error)
             return []
-        return [(module, [ids]) for module, ids in computed if module in self._parts]
+        return [(module, [ids]) for module, ids in computed if module in self._features]
 
     def _fetch(self, lookups: Sequence[tuple[TableModule, Sequence[Ids]]]) -> None:
         try:
             for module, inputs in lookups:
-                self._parts[module].fetch(inputs)
+                self._features[module].fetch(inputs)
         except Exception as error:  # the lookup raises it again
             self._note(error)
 
@@ -118,7 +121,7 @@ class Fetcher:
             log.warning("rows of a batch are read in its step, not ahead: %s", self._problem)
 
 
-class _Part:
+class _DiskFeatures:
     """The features of a module whose tables read ahead.
 
     Attributes:

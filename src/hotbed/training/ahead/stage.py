@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.table import MapQueue
@@ -49,7 +51,6 @@ class MapStage:
         barrier: see `Barrier`; asked once a step at most, with rising steps.
         step: number of steps that were learned before this pass.
         now: the newest event time before it.
-        fetcher: fetches the rows of batches that wait to be read here; None = nothing does.
 
     Attributes:
         ahead: number of examples after the current one that are mapped, or are being mapped.
@@ -64,10 +65,9 @@ class MapStage:
         barrier: Barrier,
         step: int,
         now: int | None,
-        fetcher: Fetcher | None = None,
     ) -> None:
         self.ahead = 0
-        self._fetcher = fetcher
+        self._fetcher: Fetcher | None = None
         self._mapper = mapper
         self._depth = depth
         self._barrier = barrier
@@ -82,8 +82,6 @@ class MapStage:
         self._queue: MapQueue | None = None
         if isinstance(data, Dataset) and data.prefetch:
             self._reader = data
-            if fetcher is not None:
-                data.read_ahead(fetcher.depth)
         elif depth and mapper is not None and not mapper.waits:
             self._reader = self._examples = ReadAhead(examples, depth)
         if depth:
@@ -112,6 +110,10 @@ class MapStage:
         if self._mapper is None or self._current.example is None:
             return {}
         return self._mapper.statistics(self._current.example)
+
+    def fetch_for(self, network: nn.Module) -> None:
+        """Let tables of a network that lie on a disk read the rows of coming batches."""
+        self._fetcher = Fetcher.of(network)
 
     def advance(self, example: Example) -> None:
         """Let the next examples be mapped, up to the next barrier, and rows of others be fetched.
@@ -156,9 +158,16 @@ class MapStage:
         """Let rows be fetched of the batches that were read and do not wait here yet."""
         if self._fetcher is None or self._reader is None:
             return
-        number = max(0, self._fetcher.depth - len(self._waiting))
-        coming = self._reader.coming(number)
-        self._fetcher.look([batch for batch in coming if batch is not None])
+        reading: ReadAhead[Any] | None
+        if isinstance(self._reader, Dataset):
+            reading = self._reader.reading
+            if reading is not None:  # an iterator of the user's own is read no further ahead
+                reading.deepen(self._fetcher.depth)
+        else:
+            reading = self._reader
+        if reading is not None:
+            coming = reading.coming(max(0, self._fetcher.depth - len(self._waiting)))
+            self._fetcher.look([batch for batch in coming if batch is not None])
 
     def _read_ahead(self) -> None:
         """Read examples up to the depth: those that can be had without waiting, or all."""
