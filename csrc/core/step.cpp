@@ -242,7 +242,7 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
     if (trains(part) && part.table->counts_rows()) {
       for (const Uniques& range : part.ranges) {
         num_rows += range.num_rows;
-        if (part.table->learns()) num_new += range.num_rows - (range.ids.size() - range.missing.size());
+        if (part.table->learns()) num_new += range.num_new;
       }
       part.table->check_capacity(num_rows_.empty() ? num_rows : num_rows_[t]);
     }

@@ -185,6 +185,7 @@ void Table::count_rows(Uniques& uniques) const {
       const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
       if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
     }
+  uniques.num_new = uniques.num_rows - num_found;
 }
 
 void Table::check_capacity(uint64_t num_rows) const {

@@ -63,6 +63,7 @@ struct Uniques : UniqueIds {
   std::vector<uint32_t> missing;
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
+  uint64_t num_new = 0;         // those of them that will enter; likewise
   std::unique_ptr<MapLog> log;  // where the map may be taken back
 
   // Whether policies count the id now; false where all samples with it were counted before.
