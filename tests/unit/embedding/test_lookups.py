@@ -245,6 +245,20 @@ class Halves(Lookup):
         halves = [self.local.join([part[half] for part in every]) for half in HALVES]
         return both(parts[0].groups, halves)
 
+    def join_grains(
+        self, layout: FeatureLayout, mapped: MappedIds, parts: Sequence[Sums | None]
+    ) -> Sums | None:
+        assert isinstance(mapped, HalfIds)
+        with_sums = [part for part in parts if part is not None]
+        if not with_sums:
+            return None
+        every = [(None, None) if part is None else halves_of(part) for part in parts]
+        halves = [
+            self.local.join_grains(half_layout, mapped.mapped[half], [of[half] for of in every])
+            for half, half_layout in enumerate(self._layouts(layout))
+        ]
+        return both(with_sums[0].groups, halves)
+
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         every = [halves_of(part) for part in parts]
         for half in HALVES:
