@@ -35,7 +35,14 @@ TableConfig config_of(Scope scope = Scope::kTouched, int dim = 64) {
   return config;
 }
 
+template <class F>
+auto locked(Table& table, F&& work) {
+  const std::lock_guard lock(table.mutex());
+  return work();
+}
+
 Rows all_rows(Table& table) {
+  const std::lock_guard lock(table.mutex());
   Rows all;
   for (int p = 0; p < kPartitions; p++) {
     const ExportedRows rows = table.export_partition(p);
@@ -220,55 +227,62 @@ TEST_CASE("a snapshot or a load that meets a broken read fails by name, and the 
     };
     train(40);
     const auto read_snapshot = [&](Table& table) {
-      table.begin_snapshot(false);
+      locked(table, [&] { table.begin_snapshot(false); });
       if (&table == both.on_disk.get()) train(2);
       Rows all;
       for (int p = 0; p < kPartitions; p++) {
-        auto entries = table.snapshot_entries(p);
+        auto entries = locked(table, [&] { return table.snapshot_entries(p); });
         sort_by_id(entries);
         ExportedRows rows;
         rows.resize(entries.size(), table.layout());
-        ColdRows cold = table.read_snapshot(p, entries.data(), 0, entries.size(), rows);
+        ColdRows cold = locked(table, [&] { return table.read_snapshot(p, entries.data(), 0, entries.size(), rows); });
         table.finish(cold, rows);
         all.insert(all.end(), rows.ids.begin(), rows.ids.end());
         for (const auto* column : {&rows.values, &rows.state}) all.insert(all.end(), column->begin(), column->end());
-        table.drop_images(p);
+        locked(table, [&] { table.drop_images(p); });
       }
-      table.end_snapshot(true);
+      locked(table, [&] { table.end_snapshot(true); });
       return all;
     };
     for (uint64_t kind = 0; kind < 3; kind++) {
       both.store().drain();
-      both.on_disk->begin_snapshot(false);
+      Table& table = *both.on_disk;
+      locked(table, [&] { table.begin_snapshot(false); });
       both.break_reads(kind);
       std::string message;
       try {
         for (int p = 0; p < kPartitions; p++) {
-          const auto entries = both.on_disk->snapshot_entries(p);
+          const auto entries = locked(table, [&] { return table.snapshot_entries(p); });
           ExportedRows rows;
           rows.resize(entries.size(), both.on_disk->layout());
-          ColdRows cold = both.on_disk->read_snapshot(p, entries.data(), 0, entries.size(), rows);
-          both.on_disk->finish(cold, rows);
+          ColdRows cold =
+              locked(table, [&] { return table.read_snapshot(p, entries.data(), 0, entries.size(), rows); });
+          table.finish(cold, rows);
         }
       } catch (const RecordLost& lost) { message = lost.message; }
       CHECK(names_row(message));
       both.disk->heal();
-      both.on_disk->end_snapshot(false);
+      locked(table, [&] { table.end_snapshot(false); });
       both.in_ram->catch_up(0, kPartitions);
       const Rows expected = read_snapshot(*both.in_ram);
       CHECK(expected == read_snapshot(*both.on_disk));
 
-      const ExportedRows rows = both.in_ram->export_partition(3);
+      ExportedRows rows;
       const Rows before = all_rows(*both.on_disk);
       message.clear();
+      const auto load = [&] {
+        const auto room = table.make_room(rows.ids.size());
+        locked(table, [&] { table.load_rows(rows, room.get()); });
+      };
       both.break_reads(kind);
-      for (int i = 0; message.empty() && i < 100; i++) try {
-          both.on_disk->load_rows(rows, both.on_disk->make_room(rows.ids.size()).get());
+      for (int p = 0; message.empty() && p < kPartitions; p++) try {
+          rows = both.in_ram->export_partition(p);
+          load();
         } catch (const RecordLost& lost) { message = lost.message; }
       CHECK(names_row(message));
       both.disk->heal();
       CHECK(before == all_rows(*both.on_disk));
-      both.on_disk->load_rows(rows, both.on_disk->make_room(rows.ids.size()).get());
+      load();
       both.check_equal();
     }
   }
@@ -283,7 +297,8 @@ TEST_CASE("a snapshot is read while rows learn on another thread") {
     all.insert(all.end(), rows.ids.begin(), rows.ids.end());
     for (const auto* column : {&rows.values, &rows.state}) all.insert(all.end(), column->begin(), column->end());
   };
-  for (int p = 0; p < kPartitions; p++) add(expected, both.on_disk->export_partition(p));
+  for (int p = 0; p < kPartitions; p++)
+    locked(*both.on_disk, [&] { add(expected, both.on_disk->export_partition(p)); });
   {
     const std::lock_guard lock(both.on_disk->mutex());
     both.on_disk->begin_snapshot(false);
@@ -474,7 +489,7 @@ struct Plans {
         }
         case 11: {
           const auto id = static_cast<int64_t>(draw.below(1500));
-          CHECK(both.in_ram->remove(id) == both.on_disk->remove(id));
+          CHECK(both.in_ram->remove(id) == locked(*both.on_disk, [&] { return both.on_disk->remove(id); }));
           break;
         }
       }
