@@ -23,7 +23,7 @@ std::shared_ptr<Store> store_at(const std::string& folder, EngineKind engine) {
   const std::lock_guard lock(mutex);
   std::weak_ptr<Store>& known = stores[{folder, engine}];
   std::shared_ptr<Store> store = known.lock();
-  if (store && store->is_foreign()) store.reset();
+  if (store && (store->is_foreign() || store->has_failed())) store.reset();
   if (!store) {
     StoreConfig config;
     config.folder = folder, config.engine = engine;

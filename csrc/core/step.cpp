@@ -48,7 +48,7 @@ Step::~Step() {
 void Step::release() noexcept {
   if (retained_)
     for (Part& part : parts_) part.table->retire(part.generation);
-  for (Part& part : parts_) part.frames.reset();
+  for (Part& part : parts_) part.plans.clear();
   retained_ = false;
 }
 
@@ -217,7 +217,8 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
   for (Part& part : parts_) {
     if (trains(part)) part.table->turn_generations();
     // an older plan that lives would keep the frames of many evaluations: those that end with the call have none
-    if (on_disk(part) && (training || keeps)) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+    if (on_disk(part) && (training || keeps))
+      part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
     if (part.ranges.size() == 1 && !on_disk(part) && !(trains(part) && part.table->capped())) small.push_back(&part);
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
@@ -249,10 +250,10 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
     if (brings(part)) part.table->check_frames(part.ranges, num_new);
   }
   each([&](Part& part, size_t r) {
-    if (brings(part)) part.table->fetch(part.ranges[r], *part.frames, *part.room);
+    if (brings(part)) part.table->fetch(part.ranges[r], *part.plans[0], *part.room);
   });
   each([&](Part& part, size_t r) {
-    if (brings(part)) part.table->arrive(part.ranges[r], *part.frames, *part.room);
+    if (brings(part)) part.table->arrive(part.ranges[r], *part.plans[0], *part.room);
   });
   for (Part& part : parts_)
     if (trains(part)) part.table->begin_batch();
@@ -279,7 +280,7 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
     });
   }
   each([&](Part& part, size_t r) {
-    part.table->place(part.ranges[r], part.frames.get(), trains(part) ? part.room.get() : nullptr);
+    part.table->place(part.ranges[r], part.plan(), trains(part) ? part.room.get() : nullptr);
   });
   for (size_t i = 0; i < phased.size(); i += phased[i].first->ranges.size()) {
     Part& part = *phased[i].first;
@@ -337,7 +338,7 @@ void Step::map_planned(const int64_t* times, bool training, bool logs) {
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
     logs_ = false;
-    for (Part& part : parts_) part.frames.reset();
+    for (Part& part : parts_) part.plans.clear();
     throw;
   }
   keep();
@@ -354,7 +355,7 @@ std::vector<std::unique_ptr<Step>> Step::divide() {
     grains.push_back(std::make_unique<Step>(tables(), features_));
     for (size_t t = 0; t < parts_.size(); t++) {
       grains[g]->parts_[t].generation = parts_[t].generation;
-      grains[g]->parts_[t].frames = parts_[t].frames;
+      grains[g]->parts_[t].plans = parts_[t].plans;
       parts_[t].table->retain(parts_[t].generation);
     }
     grains[g]->retained_ = true;
@@ -483,12 +484,12 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   try {
     map_parts(times, training, keeps, [&](Part& part) { pool_part(part, out); });
   } catch (...) {
-    for (Part& part : parts_) part.frames.reset();
+    for (Part& part : parts_) part.plans.clear();
     throw;
   }
   if (keeps) keep();
   else
-    for (Part& part : parts_) part.frames.reset();
+    for (Part& part : parts_) part.plans.clear();
 }
 
 void Step::adopt_slots(const int64_t* slots, int64_t n) {
@@ -509,12 +510,12 @@ void Step::adopt_slots(const int64_t* slots, int64_t n) {
 // Lets a part that was mapped in evaluation, or by its slots, learn: its rows come into frames.
 void Step::bring(Part& part) {
   if (!part.room) return;
-  if (!part.frames) part.frames = std::make_shared<Residency::Plan>(*part.table->residency());
+  if (part.plans.empty()) part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
   part.table->check_frames(part.ranges, 0);
-  for (const Uniques& range : part.ranges) part.table->fetch(range, *part.frames, *part.room);
+  for (const Uniques& range : part.ranges) part.table->fetch(range, *part.plans[0], *part.room);
   for (Uniques& range : part.ranges) {
-    part.table->arrive(range, *part.frames, *part.room);
-    part.table->place(range, part.frames.get(), nullptr);
+    part.table->arrive(range, *part.plans[0], *part.room);
+    part.table->place(range, part.plan(), nullptr);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (range.own_frames[u] == kColdFrame) range.drop_row(u);  // a slot without a row
   }
@@ -655,12 +656,13 @@ struct Step::Shares {
   std::vector<Share> shares;
   std::vector<std::vector<uint32_t>> numbers;
 
-  // The plan that keeps the frames of all.
-  std::shared_ptr<Residency::Plan> oldest_frames() const {
-    std::shared_ptr<Residency::Plan> oldest = shares[0].part->frames;
+  // Those that keep the frames of all.
+  std::vector<std::shared_ptr<Residency::Plan>> plans() const {
+    std::vector<std::shared_ptr<Residency::Plan>> all;
     for (const Share& share : shares)
-      if (oldest && share.part->frames && share.part->frames->number() < oldest->number()) oldest = share.part->frames;
-    return oldest;
+      for (const auto& plan : share.part->plans)
+        if (std::find(all.begin(), all.end(), plan) == all.end()) all.push_back(plan);
+    return all;
   }
 
   // Calls visit(ids of a share, number of one of them among these, its gradient) for each id in the range.
@@ -720,7 +722,7 @@ std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const s
     Part& part = merged->parts_[t];
     part.withdrawn = UINT64_MAX;
     part.generation = tables[t]->generation();
-    part.frames = shares[t].oldest_frames();
+    part.plans = shares[t].plans();
     int64_t num_ids = 0;
     for (const Shares::Share& share : shares[t].shares) {
       num_ids += share.part->num_unique;
@@ -828,7 +830,7 @@ std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) const {
     const Part& from = parts_[t];
     Part& part = step->parts_[t];
     part.num_unique = from.num_unique, part.withdrawn = from.withdrawn, part.step = from.step;
-    part.generation = from.generation, part.frames = from.frames;
+    part.generation = from.generation, part.plans = from.plans;
     part.table->retain(part.generation);
     part.ranges.resize(from.ranges.size());
   }
@@ -860,7 +862,7 @@ void Step::refresh(Part& part) const {
     part.table->resolve(probe, false);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (probe.slots[u] != range.slots[u]) range.drop_row(u);
-    part.table->place(range, part.frames.get(), nullptr);
+    part.table->place(range, part.plan(), nullptr);
   }
 }
 

@@ -165,13 +165,14 @@ class Step {
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
     int generation = 0;
-    std::shared_ptr<Residency::Plan> frames;     // where rows lie on a disk: the plan that keeps the frames
-    std::unique_ptr<Residency::Room> room;       // likewise, for the length of a call
-    std::vector<Seen> seen;                      // of each grain that was asked for
-    std::vector<uint32_t> asked;                 // the unique ids by owner and partition
-    std::vector<size_t> asked_ends;              // of each owner
-    std::vector<const float*> received;          // unique id -> row, where another process owns it
+    std::vector<std::shared_ptr<Residency::Plan>> plans;  // where rows lie on a disk: those that keep the frames
+    std::unique_ptr<Residency::Room> room;                // likewise, for the length of a call
+    std::vector<Seen> seen;                               // of each grain that was asked for
+    std::vector<uint32_t> asked;                          // the unique ids by owner and partition
+    std::vector<size_t> asked_ends;                       // of each owner
+    std::vector<const float*> received;                   // unique id -> row, where another process owns it
     std::vector<std::vector<uint32_t>> members;  // of each grain that `divide` gave, the numbers of its unique ids here
+    const Residency::Plan* plan() const noexcept { return plans.empty() ? nullptr : plans[0].get(); }
   };
   class Locked {  // holds the locks of all tables, taken in one order
    public:

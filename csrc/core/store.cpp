@@ -681,6 +681,11 @@ StoreStats Store::stats() const {
 }
 
 bool Store::is_foreign() const noexcept { return state_->is_foreign(); }
+bool Store::has_failed() const {
+  State& s = state();
+  const std::lock_guard lock(s.mutex);
+  return s.has_failed();
+}
 const char* Store::engine_name() const noexcept { return state_->engine->name(); }
 const std::string& Store::path() const noexcept { return state_->file->path(); }
 

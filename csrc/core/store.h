@@ -136,6 +136,7 @@ class Store {
   void drain();
   StoreStats stats() const;
   bool is_foreign() const noexcept;  // in the child of a fork
+  bool has_failed() const;           // and takes no more
   const char* engine_name() const noexcept;
   const std::string& path() const noexcept;
 

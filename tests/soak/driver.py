@@ -20,6 +20,7 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
   the end, `rows` of its metrics an epoch
 * `ahead`: so many batches are mapped ahead
 * `grains`: of the model; `auto`: a plain torch model that `hb.auto` converted
+* `ram_rows`: the tables lie on a disk, with so many rows of each in memory
 * `every_rule`: 24 tables, of all rules and policies; `once`: a table of every row, and one of those
   that were counted twice
 * `ranks`: so many processes learn together. `kill_rank` is killed, and the life is over when all of
@@ -167,7 +168,11 @@ def live(config: dict[str, Any]) -> dict[str, Any]:
         tables = {"row": hb.Table("row", 1), "again": hb.Table("again", 1, admit=hb.MinCount(2))}
         network, optimizer = hb.models.LR(schema, tables), hb.Adam(lr=0.01)
     else:
-        network, optimizer = _converted() if config.get("auto") else _network(schema, memory)
+        tier = hb.Ram()
+        if "ram_rows" in config:
+            (root / "disk").mkdir(exist_ok=True)
+            tier = hb.Ssd(root / "disk", config["ram_rows"])
+        network, optimizer = _converted() if config.get("auto") else _network(schema, memory, tier)
     grains = config.get("grains", 1)
     model = hb.RecModel(network, "bce", optimizer, {"auc", "log_loss"}, grains=grains)
     data = hb.Dataset(
@@ -221,7 +226,7 @@ def evictions_of(table: Any) -> dict[str, int]:
     return {key: count for key, count in table.stats.items() if key.startswith("evicted_")}
 
 
-def _network(schema: Any, memory: int) -> tuple[Any, Any]:
+def _network(schema: Any, memory: int, tier: Any) -> tuple[Any, Any]:
     """Return a network of Hotbed, and the optimizer of its dense parameters."""
     import hotbed as hb
 
@@ -229,6 +234,7 @@ def _network(schema: Any, memory: int) -> tuple[Any, Any]:
         schema,
         4,
         rule=hb.Adagrad(lr=0.1),
+        tier=tier,
         admit=hb.MinCount(2, expire_seconds=9000, admission_bytes=memory),
         evict=hb.Ttl(seconds=7200),
         overrides={

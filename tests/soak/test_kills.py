@@ -102,6 +102,26 @@ def test_files_at_each_point_twice(at: str, unbroken: str, lives: Any, tmp_path:
     assert lives(tmp_path)["digest"] == unbroken
 
 
+@pytest.mark.parametrize("seed", range(600, 620))
+def test_files_with_tables_on_a_disk(seed: int, unbroken: str, lives: Any, tmp_path: Path) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    config = {**checkpoints(seed), "ram_rows": 64}
+    assert killed(lives, tmp_path, seed, config)["digest"] == unbroken
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.parametrize("at", POINTS)
+def test_files_with_tables_on_a_disk_at_each_point(
+    at: str, unbroken: str, lives: Any, tmp_path: Path
+) -> None:
+    driver.write_events(tmp_path / "events", SEED)
+    for number in (min(5, POINTS[at]), 1):
+        kill = {"at": at, "number": number}
+        KILLS.extend([at] if lives(tmp_path, kill=kill, ram_rows=64)["killed"] else [])
+    assert lives(tmp_path, ram_rows=64)["digest"] == unbroken
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_a_followed_directory(seed: int, lives: Any, tmp_path: Path) -> None:
     """Files arrive while it trains; idle times end batches and the wall clock evicts. The unbroken
