@@ -31,7 +31,7 @@ from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
 from hotbed.errors import ConfigError, DataError
 from hotbed.optim.modes import in_train_mode
-from hotbed.training.ahead import Fetcher, MapStage
+from hotbed.training.ahead import MapStage
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
@@ -97,12 +97,7 @@ def _calls(
     data: Iterable[Any], run: Run, update: Update | None
 ) -> Generator[Sequence[Example], None, None]:
     """Yield the examples of each call: those between two `on_step_end`."""
-    planner = None
-    fetcher = None
-    if update is not None:
-        planner = update.planner
-        if run.goal.depth or isinstance(run.dataset, Dataset):  # else nothing is read ahead
-            fetcher = Fetcher.of(run.learner.network)
+    planner = None if update is None else update.planner
     run.stage = stage = MapStage(
         _examples(data, run),
         run.dataset,
@@ -111,7 +106,6 @@ def _calls(
         run.barrier,
         run.step,
         run.now,
-        fetcher,
     )
     if update is not None and (run.goal.depth or isinstance(run.dataset, Dataset)):
         stage.fetch_for(run.learner.network)  # of other data, nothing is read ahead

@@ -17,7 +17,6 @@ from hotbed.training.decisions.cores import Cores
 from hotbed.training.stages.example import CPU, Example, prepare
 from hotbed.training.stages.network import adapter_of
 
-from .fetcher import Fetcher
 from .mapper import Mapper, mapper_of
 from .stage import Barrier, MapStage
 
@@ -116,7 +115,6 @@ class Ahead:
             lambda step, now: any(barrier(step, now) for barrier in barriers),
             self._step,
             self._now,
-            Fetcher.of(self.network),
         )
         stage.fetch_for(self.network)
         with closing(stage), closing(cores):
