@@ -378,8 +378,12 @@ void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& 
 void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
   std::unique_lock lock(mutex_);
   std::vector<uint32_t> cold;
-  for (size_t i = 0; i < n; i++)
-    if (slots[i] != kNoSlot && word(slots[i]) & kStored) cold.push_back(slots[i]);
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] == kNoSlot) continue;
+    const uint64_t at = word(slots[i]);
+    if (at & kStored) cold.push_back(slots[i]);
+    else if (at & kInFrame) frames_[static_cast<uint32_t>(at)].flags |= kVisited;  // it stays until its batch comes
+  }
   load(lock, cold, nullptr, room);
 }
 
