@@ -449,8 +449,8 @@ struct Plans {
       slots.insert(slots.end(), pair.slots.begin(), pair.slots.end());
     }
     const std::vector<Sums> addresses = {{sums[0].data()}, {sums[1].data()}, {sums[2].data()}};
-    auto merged = Step::merge(of_ram, addresses, Order::kTree, &merged_of_ram);
-    auto merged_on_disk = Step::merge(of_disk, addresses, Order::kTree, &merged_of_disk);
+    auto merged = Step::merge(of_ram, addresses, &merged_of_ram);
+    auto merged_on_disk = Step::merge(of_disk, addresses, &merged_of_disk);
     CHECK(merged_of_ram == merged_of_disk);
     pairs.erase(pairs.begin(), pairs.begin() + 3);
     pairs.push_back({nullptr, nullptr, slots, 0});
