@@ -75,10 +75,12 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                         planned = example
                         if update.planner is not None:
                             planned = update.planner.map(example)
-                        run.loss = loss = update.forward(planned)
+                        loss = update.forward(planned)
                         if run.stage is not None:  # backward leaves Python's lock to the reader
                             run.stage.advance(planned)
                         update.backward(loss)
+                        run.loss = loss.detach()
+                        del loss, planned  # with them, the rows of this batch
                         if update.gradients_are_finite():
                             callbacks("on_gradients", run)
                             update.step()

@@ -101,6 +101,17 @@ def test_a_stream_that_changes_its_tier_at_each_resume_ends_at_the_bits_of_memor
     assert not list(Path(disk.path).iterdir())
 
 
+@pytest.mark.parametrize("grains", [1, 4])
+def test_frames_for_little_more_than_one_batch_are_enough(disk: hb.Ssd, grains: int) -> None:
+    """A step that is done holds no rows while the next batch is mapped."""
+    rows = {"y": np.arange(ROWS) % 2, "t": np.arange(ROWS), "user": np.arange(ROWS)}
+    data = hb.Dataset(hb.sources.Memory(rows | {"item": np.arange(ROWS)}), SCHEMA, 64, prefetch=0)
+    tables = hb.make_tables(SCHEMA, 4, tier=hb.Ssd(disk.path, ram_rows=77))
+    network = hb.models.DNN(SCHEMA, tables, hidden=[4])
+    hb.RecModel(network, "bce", "adam", grains=grains).fit(data, epochs=2, progress=False)
+    assert tables["user"].tier_stats["misses"] > 500
+
+
 def test_a_model_is_loaded_on_a_machine_without_its_folder_when_it_gets_another_tier(
     disk: hb.Ssd, tmp_path: Path
 ) -> None:

@@ -257,9 +257,8 @@ class GrainLearner(StepLearner):
         buffers = [buffer.clone() for buffer in self._buffers]
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
-        outputs = _detached(self.outputs)
         weights = self._weights.gradients_of(grain)
-        return GrainResult(loss.detach(), outputs, gradients, sums, buffers, weights)
+        return GrainResult(loss.detach(), self.outputs, gradients, sums, buffers, weights)
 
     def _planned(self, example: Example) -> list[Example | None]:
         """Return the grains with their shares of the batch's plans; what is not mapped is now."""
@@ -435,12 +434,6 @@ def _looked_up(example: Example, grains: Sequence[Example | None]) -> list[Batch
     return [
         None if grain is None else example.computed[first:last] for (first, last), grain in runs
     ]
-
-
-def _detached(outputs: Any) -> Any:
-    if isinstance(outputs, dict):
-        return {name: output.detach() for name, output in outputs.items()}
-    return outputs.detach() if torch.is_tensor(outputs) else outputs
 
 
 def all_rows(outputs: Sequence[Any]) -> Any:

@@ -161,6 +161,9 @@ class StepLearner:
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()
+        # else the graph would hold the rows of this batch while the next one is mapped
+        self.outputs = _detached(self.outputs)
+        self.loss = _detached(self.loss)
 
     def gradients_are_finite(self) -> bool:
         if self._scaler is not None:
@@ -315,6 +318,12 @@ def parameters_of(optimizer: torch.optim.Optimizer | None) -> list[nn.Parameter]
     if optimizer is None:
         return []
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: output.detach() for name, output in outputs.items()}
+    return outputs.detach() if torch.is_tensor(outputs) else outputs
 
 
 def device_of(network: nn.Module) -> torch.device:
