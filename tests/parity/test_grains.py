@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.embedding.lookups import Feature, LocalLookup
-from hotbed.embedding.table import num_threads
+from hotbed.embedding.native import num_threads
 from hotbed.models.layers import BatchNorm
 from hotbed.persist import content_digest
 from hotbed.training.callbacks import ClipGradients

@@ -17,7 +17,7 @@ import torch
 
 import hotbed as hb
 from hotbed.connectors import Journal
-from hotbed.embedding.table import num_threads
+from hotbed.embedding.native import num_threads
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.callbacks import Checkpoint
 from hotbed.training.decisions import cores

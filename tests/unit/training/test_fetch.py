@@ -97,13 +97,15 @@ class Watch:
         reading = self.dataset.reading
         assert reading is not None
         left = STEPS - len(self.seen) - 1
-        if self.seen:  # the first step lets the reader go on
-            wait_for(lambda: len(reading.coming(8)) >= min(self.coming, left))
+        # the first step lets the reader go on
+        coming = min(self.coming, left if self.seen else 1)
+        wait_for(lambda: len(reading.coming(8)) >= coming)
 
     def on_step_end(self, run: Any) -> None:
         self.seen.append(ids_of(run.example.batch))
-        if self.fetched is not None and len(self.seen) > 1:
-            total = self.first + min(len(self.seen) + self.coming, STEPS) - 1
+        if self.fetched is not None:  # what comes next is fetched before its turn
+            coming = self.coming if len(self.seen) > 1 else min(self.coming, 1)
+            total = self.first + min(len(self.seen) + coming, STEPS) - 1
             wait_for(lambda: len(self.fetched) >= total)
             self.num_fetched.append(len(self.fetched))
 
