@@ -390,6 +390,13 @@ void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
 void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
                       std::vector<uint32_t>* fresh) {
   std::unique_lock lock(mutex_);
+  uint64_t needed = 0;  // rows that are read ahead are not read once more
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] == kNoSlot || !(word(slots[i]) & kInFrame)) continue;
+    const Frame& frame = frames_[static_cast<uint32_t>(word(slots[i]))];
+    if (frame.flags & kLoading) needed = std::max(needed, number_of(frame));
+  }
+  settle(lock, needed);
   for (size_t i = 0; i < n; i++) {
     if (slots[i] == kNoSlot) {
       frames[i] = kNoFrame;
