@@ -46,7 +46,7 @@ Residency::Residency(const RowLayout& layout, Pool& pool, TableMutex& mutex, con
       num_frames_(config.ram_rows),
       frames_(static_cast<Frame*>(map_pages(num_frames_ * sizeof(Frame), false))) {
   spans_.push_back(store_->add_span(owner_));
-  while (pool_.slabs().size() < num_frames_) pool_.add_chunk();  // likewise
+  while (pool_.slabs().size() < num_frames_) pool_.add_chunk();  // pages come when they are touched
 }
 
 Residency::~Residency() {

@@ -201,10 +201,8 @@ void Table::check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) c
     uint64_t needed = residency_->num_pinned() + num_new;
     for (const Uniques& range : ranges) {
       const size_t n = range.slots.size();
-      needed += n - range.missing.size();
-      if (!exact) continue;
-      if (range.missing.empty()) needed -= std::count(range.slots.begin(), range.slots.end(), kNoSlot);
-      needed -= residency_->num_pinned(range.slots.data(), n);
+      needed += n - static_cast<size_t>(std::count(range.slots.begin(), range.slots.end(), kNoSlot));
+      if (exact) needed -= residency_->num_pinned(range.slots.data(), n);
     }
     return needed;
   };

@@ -578,3 +578,18 @@ TEST_CASE("the child of a fork is refused a table on a disk by name, and does no
   kept.reset();
   for (int i = 0; i < 10; i++) Batch(draw_ids(draw, 150, 4000)).train(table);
 }
+
+TEST_CASE("an id that is not counted and has no row needs no frame") {
+  TableConfig config = config_of();
+  config.tier = Tier::kSsd;
+  config.disk.folder = std::filesystem::temp_directory_path(), config.disk.ram_rows = 4;
+  auto table = std::make_shared<Table>(config);
+  Batch({1, 2, 3}).train(table);
+  Batch batch({1, 2, 3, 9, 5});
+  const uint8_t counted[] = {1, 1, 1, 0, 1};
+  Step step({table}, {{0, Pooling::kNone}});
+  step.mark(counted);
+  batch.look_up(step, true, true);
+  batch.learn(step);
+  CHECK(locked(*table, [&] { return table->size(); }) == 4);
+}

@@ -88,14 +88,8 @@ class TableExchange:
         Raises:
             ConfigError: on every rank, before a table changes: the digests differ.
         """
-        times = None
-        counted = None
-        if training and isinstance(time, CountedTimes):
-            counted = time.counted
-        if training:
-            num_samples = HostIds(self._layout.features, inputs).num_samples
-            every = [layout.times(time, num_samples) for layout in self._modules]  # as one process
-            times = next((checked for checked in every if checked is not None), None)
+        times = self._times(inputs, time) if training else None
+        counted = time.counted if training and isinstance(time, CountedTimes) else None
         ends = [0, *grain_ends]
         fronts = []
         for block in self._blocks:
@@ -122,13 +116,19 @@ class TableExchange:
             address += 8 * size
         num_rows: list[int] = []
         if training and self._has_cap:
-            counted = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
-            num_rows = self._ranks.gather(counted).sum(0).tolist()
+            of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
+            num_rows = self._ranks.gather(of_rank).sum(0).tolist()
         step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
         for table in self._layout.admitting:
             table.watch_admission()
-        asks_of = [list(of_rank) for of_rank in zip(*counts, strict=True)]
+        asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
         return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked)
+
+    def _times(self, inputs: Sequence[Ids], time: Any) -> Any:
+        """Return the checked times of a batch, as one process checks them; None without any."""
+        num_samples = HostIds(self._layout.features, inputs).num_samples
+        every = [layout.times(time, num_samples) for layout in self._modules]
+        return next((checked for checked in every if checked is not None), None)
 
     def fetch(
         self, ids: AskedIds, inputs: Sequence[Sequence[Sequence[Ids]] | None]
