@@ -47,8 +47,8 @@ RANKS_TEXT = (
     "for a slower one has more of them."
 )
 DISK_TEXT = (
-    "Rows of a batch are read from the disk where they are not in memory, ahead of training as far "
-    "as `fetch` goes; a step waits for what has not come yet. See docs/tiers.md."
+    "Rows that are not in memory are read from the disk while earlier batches train. A step waits "
+    "for those that have not come yet."
 )
 FLOWS_TEXT = "Ids admitted, refused (once a batch) and evicted, in total so far."
 
