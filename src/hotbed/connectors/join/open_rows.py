@@ -50,7 +50,7 @@ class TurnResult:
     Attributes:
         samples: columns of the impressions that become samples, in the order of their arrival.
         labels: theirs, [labels, samples].
-        is_first: whether there was no sample of the impression before.
+        is_first: whether this is the first sample of the impression.
         numbers: of the impressions.
         unmatched: columns of outcomes that will never meet an impression, if they are wanted.
         accepted: columns of the impressions that came in this turn, if they are wanted.

@@ -37,7 +37,7 @@ class Decided(NamedTuple):
     Attributes:
         rows: their numbers.
         labels: [labels, rows].
-        is_first: whether there was no sample of the impression before.
+        is_first: whether this is the first sample of the impression.
     """
 
     rows: np.ndarray

@@ -17,7 +17,7 @@ from hotbed.training.stages.scorer import Scorer, host
 class ShownScores:
     """Scores the impressions of a join before anything is learned of them.
 
-    An impression takes 9 bytes and 4 a label, until all of its labels were told.
+    An impression takes 9 bytes, and 4 for each label, until all of its labels are known.
     """
 
     def __init__(self) -> None:
