@@ -544,6 +544,7 @@ TEST_CASE("batches of many ranges in few frames, read ahead by another thread, h
   both.check_equal();
 }
 
+#if !defined(__SANITIZE_THREAD__)  // the thread sanitizer cannot follow a threaded process through fork()
 TEST_CASE("the child of a fork is refused a table on a disk by name, and does not disturb the parent") {
   TableConfig config = config_of();
   config.tier = Tier::kSsd, config.disk.folder = std::filesystem::temp_directory_path(), config.disk.ram_rows = 300;
@@ -578,6 +579,7 @@ TEST_CASE("the child of a fork is refused a table on a disk by name, and does no
   kept.reset();
   for (int i = 0; i < 10; i++) Batch(draw_ids(draw, 150, 4000)).train(table);
 }
+#endif
 
 TEST_CASE("an id that is not counted and has no row needs no frame") {
   TableConfig config = config_of();
