@@ -124,7 +124,7 @@ Rate read_store(Rows& rows, const Size& size, Draw& draw) {
         uint8_t* const to = batch.bytes.data() + static_cast<size_t>(i) * kPayload;
         reads.push_back({rows.places[batch.slots.back()], batch.slots.back(), to, nullptr});
       }
-      batch.reads = rows.store.read(rows.owner, std::move(reads));
+      batch.reads = rows.store.read(rows.owner, std::move(reads), true);
     }
     if (batches.size() > 2) end_first();
   }

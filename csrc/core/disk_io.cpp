@@ -134,7 +134,14 @@ class Ring {
  public:
   explicit Ring(unsigned depth) {
     io_uring_params params{};
+#ifdef IORING_SETUP_DEFER_TASKRUN
+    // Completions wait for `enter`: the thread that asks for them is not interrupted for each.
+    params.flags = IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
     descriptor_ = static_cast<int>(syscall(SYS_io_uring_setup, depth, &params));
+    is_disabled_ = descriptor_ >= 0;
+    if (!is_disabled_) params = {};  // before Linux 6.1
+#endif
+    if (descriptor_ < 0) descriptor_ = static_cast<int>(syscall(SYS_io_uring_setup, depth, &params));
     if (descriptor_ < 0) throw std::system_error(errno, std::generic_category(), "io_uring");
     constexpr unsigned kNeeded = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_RW_CUR_POS;
     if ((params.features & kNeeded) != kNeeded) {
@@ -160,6 +167,10 @@ class Ring {
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
 
+  // On the thread that will use it.
+  void begin() noexcept {
+    if (is_disabled_) syscall(SYS_io_uring_register, descriptor_, IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
+  }
   void add_read(int file, uint8_t* to, const BlockRead& read, unsigned number) noexcept {
     const unsigned tail = *tail_, index = tail & mask_;
     io_uring_sqe& entry = entries_[index];
@@ -203,7 +214,8 @@ class Ring {
   }
   unsigned* at(unsigned offset) const noexcept { return reinterpret_cast<unsigned*>(queues_ + offset); }
 
-  int descriptor_;
+  int descriptor_ = -1;
+  bool is_disabled_ = false;  // until `begin`
   size_t queues_bytes_, entries_bytes_;
   uint8_t* queues_;
   io_uring_sqe* entries_;
@@ -231,6 +243,7 @@ class UringEngine : public ReadEngine {
   uint8_t* buffer(unsigned number) const noexcept { return buffers_.get() + size_t{number} * kMostReadBytes; }
 
   void work() noexcept {
+    ring_.begin();
     for (;;) {
       BlockRead read;
       while (!idle_.empty() && source_.next(read)) {

@@ -157,10 +157,14 @@ void Step::write_sums(const std::vector<GrainSums>& grains, float* out) const {
 void Step::write_rows(const std::vector<std::vector<float*>>& out) {
   const Locked locked(*this);
   pooled_ = true;
+  std::vector<Part*> on_disk;
   for (Part& part : parts_) {
     update_plan(part);
-    if (part.ranges.size() > 1) read(part);
+    if (part.table->residency()) on_disk.push_back(&part);
   }
+  const Reads reads(*this, on_disk);
+  for (Part& part : parts_)
+    if (part.ranges.size() > 1) read(part);
   ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {
     Part& part = parts_[static_cast<size_t>(t)];
     if (part.ranges.size() == 1) read(part);

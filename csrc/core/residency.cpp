@@ -217,7 +217,7 @@ uint32_t Residency::take_frame(Room& room, bool ahead) {
 uint32_t Residency::take_frame(std::unique_lock<std::mutex>& lock, Room& room) {
   uint32_t number = take_frame(room, false);
   if (number == kNoFrame) {  // rows are on their way into those that are left
-    settle(lock, num_loads_);
+    settle_all(lock);
     number = take_frame(room, false);
   }
   if (number == kNoFrame) throw std::logic_error("residency: a batch needs more frames than were counted");
@@ -274,7 +274,7 @@ std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, c
       reads.push_back({place_of(word(slots[i])), slots[i], pool_.values(frames[i]), pool_.state(frames[i])});
     loads_.push_back({num_loads_ + 1, nullptr, frames});
     try {
-      loads_.back().batch = store_->read(owner_, std::move(reads));
+      loads_.back().batch = store_->read(owner_, std::move(reads), plan != nullptr);
     } catch (...) {
       loads_.pop_back();
       throw;
@@ -297,36 +297,59 @@ std::shared_ptr<ReadBatch> Residency::load(std::unique_lock<std::mutex>& lock, c
   return loads_.back().batch;
 }
 
-void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
-  while (!loads_.empty() && loads_.front().number <= number) {
-    const uint64_t first = loads_.front().number;
-    const std::shared_ptr<ReadBatch> batch = loads_.front().batch;
-    lock.unlock();
-    try {
-      batch->wait();
-    } catch (const RecordLost&) {  // whoever wants that row reads it once more
-    }
-    lock.lock();
-    if (loads_.empty() || loads_.front().number != first) continue;
-    const Load load = std::move(loads_.front());
-    loads_.pop_front();
-    for (const uint32_t at : load.frames) {
-      Frame& frame = frames_[at];
-      frame.flags &= ~kLoading;
-      if (frame.slot == kNoSlot) free_.push_back(at);  // the row ended meanwhile
-    }
-    for (const RecordLost& lost : batch->lost()) {
-      const uint64_t at = word(lost.slot);
-      if (!(at & kInFrame) || frames_[static_cast<uint32_t>(at)].place != (kStored | lost.place.bits)) continue;
-      word(lost.slot) = kStored | lost.place.bits;
-      release(static_cast<uint32_t>(at));
-    }
+std::vector<uint64_t> Residency::loads_of(const uint32_t* slots, size_t n) const {
+  std::vector<uint64_t> numbers;
+  for (size_t i = 0; i < n; i++) {
+    if (slots[i] == kNoSlot || !(word(slots[i]) & kInFrame)) continue;
+    const Frame& frame = frames_[static_cast<uint32_t>(word(slots[i]))];
+    if (!(frame.flags & kLoading)) continue;
+    const uint64_t number = number_of(frame);
+    if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
   }
+  return numbers;
+}
+
+std::deque<Residency::Load>::iterator Residency::find_load(uint64_t number) {
+  const auto is_before = [](const Load& load, uint64_t number) { return load.number < number; };
+  const auto load = std::lower_bound(loads_.begin(), loads_.end(), number, is_before);
+  return load == loads_.end() || load->number != number ? loads_.end() : load;
+}
+
+void Residency::settle(std::unique_lock<std::mutex>& lock, uint64_t number) {
+  auto at = find_load(number);
+  if (at == loads_.end()) return;
+  const std::shared_ptr<ReadBatch> batch = at->batch;
+  lock.unlock();
+  try {
+    batch->wait();
+  } catch (const RecordLost&) {  // whoever wants that row reads it once more
+  }
+  lock.lock();
+  at = find_load(number);
+  if (at == loads_.end()) return;
+  const Load load = std::move(*at);
+  loads_.erase(at);
+  for (const uint32_t frame_number : load.frames) {
+    Frame& frame = frames_[frame_number];
+    frame.flags &= ~kLoading;
+    if (frame.slot == kNoSlot) free_.push_back(frame_number);  // the row ended meanwhile
+  }
+  for (const RecordLost& lost : batch->lost()) {
+    const uint64_t word_of_lost = word(lost.slot);
+    const auto frame_number = static_cast<uint32_t>(word_of_lost);
+    if (!(word_of_lost & kInFrame) || frames_[frame_number].place != (kStored | lost.place.bits)) continue;
+    word(lost.slot) = kStored | lost.place.bits;
+    release(frame_number);
+  }
+}
+
+void Residency::settle_all(std::unique_lock<std::mutex>& lock) {
+  while (!loads_.empty()) settle(lock, loads_.front().number);
 }
 
 void Residency::finish_loads() {
   std::unique_lock lock(mutex_);
-  settle(lock, num_loads_);
+  settle_all(lock);
 }
 
 void Residency::bring(const uint32_t* slots, size_t n, const Plan& plan, Room& room) {
@@ -356,27 +379,22 @@ void Residency::arrive(const uint32_t* slots, size_t n, const Plan& plan, Room& 
   std::unique_lock lock(mutex_);
   std::shared_ptr<ReadBatch> again;
   for (;;) {
-    uint64_t needed = 0;
     std::vector<uint32_t> lost;
-    for (size_t i = 0; i < n; i++) {
-      if (slots[i] == kNoSlot) continue;
-      const uint64_t at = word(slots[i]);
-      if (at & kStored) lost.push_back(slots[i]);
-      else if (!(at & kInFrame)) continue;
-      else if (const Frame& frame = frames_[static_cast<uint32_t>(at)]; frame.flags & kLoading)
-        needed = std::max(needed, number_of(frame));
-    }
+    for (size_t i = 0; i < n; i++)
+      if (slots[i] != kNoSlot && word(slots[i]) & kStored) lost.push_back(slots[i]);
     if (again && !again->lost().empty()) throw again->lost().front();
-    if (!lost.empty()) again = load(lock, lost, &plan, room), needed = num_loads_;
-    if (needed == 0) return;
+    if (!lost.empty()) again = load(lock, lost, &plan, room);
+    const std::vector<uint64_t> needed = loads_of(slots, n);
+    if (needed.empty()) return;
     const auto start = std::chrono::steady_clock::now();
-    settle(lock, needed);
+    for (const uint64_t number : needed) settle(lock, number);
     wait_ns_ += static_cast<uint64_t>((std::chrono::steady_clock::now() - start).count());
   }
 }
 
 void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
   std::unique_lock lock(mutex_);
+  while (!loads_.empty() && loads_.front().batch->is_done()) settle(lock, loads_.front().number);
   std::vector<uint32_t> cold;
   for (size_t i = 0; i < n; i++) {
     if (slots[i] == kNoSlot) continue;
@@ -390,13 +408,8 @@ void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
 void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
                       std::vector<uint32_t>* fresh) {
   std::unique_lock lock(mutex_);
-  uint64_t needed = 0;  // rows that are read ahead are not read once more
-  for (size_t i = 0; i < n; i++) {
-    if (slots[i] == kNoSlot || !(word(slots[i]) & kInFrame)) continue;
-    const Frame& frame = frames_[static_cast<uint32_t>(word(slots[i]))];
-    if (frame.flags & kLoading) needed = std::max(needed, number_of(frame));
-  }
-  settle(lock, needed);
+  // rows that are read ahead are not read once more
+  for (const uint64_t number : loads_of(slots, n)) settle(lock, number);
   for (size_t i = 0; i < n; i++) {
     if (slots[i] == kNoSlot) {
       frames[i] = kNoFrame;
@@ -422,7 +435,7 @@ void Residency::put(uint32_t slot, const Row& row, Room& room) {
   word(slot) = kStored | store_->put(span_of(slot), slot, row.values(), row.state()).bits;
 }
 
-std::shared_ptr<ReadBatch> Residency::read(const std::vector<Wanted>& rows) {
+std::shared_ptr<ReadBatch> Residency::read(const std::vector<Wanted>& rows, bool urgent) {
   const std::lock_guard lock(mutex_);
   std::vector<RecordRead> reads;
   for (const Wanted& row : rows) {
@@ -438,7 +451,7 @@ std::shared_ptr<ReadBatch> Residency::read(const std::vector<Wanted>& rows) {
     if (!(at & kStored)) throw std::logic_error("residency: slot " + std::to_string(row.slot) + " has no row");
     reads.push_back({place_of(at), row.slot, row.to.values(), row.to.state()});
   }
-  return store_->read(owner_, std::move(reads));
+  return store_->read(owner_, std::move(reads), urgent);
 }
 
 // Rows that ended, for a snapshot.

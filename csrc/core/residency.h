@@ -137,8 +137,9 @@ class Residency final : RecordOwner {
     uint32_t slot, kept;
     Row to;
   };
-  // Copies those in frames, and begins to read the others. The table's mutex may be let go before the wait.
-  std::shared_ptr<ReadBatch> read(const std::vector<Wanted>& rows);
+  // Copies those in frames, and begins to read the others; `urgent` as of Store::read. The table's mutex may be let go
+  // before the wait.
+  std::shared_ptr<ReadBatch> read(const std::vector<Wanted>& rows, bool urgent);
 
   // The records of rows that ended, for a snapshot that still wants them.
   uint32_t keep(uint32_t slot);  // instead of `forget`, where the row lies in no frame
@@ -199,9 +200,12 @@ class Residency final : RecordOwner {
   void unlink(uint32_t frame);
   std::shared_ptr<ReadBatch> load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
                                   const Plan* plan, Room& room);
-  uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);  // for a batch
-  // Waits for loads up to this one; rows that did not come are where they were.
+  uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);    // for a batch
+  std::vector<uint64_t> loads_of(const uint32_t* slots, size_t n) const;  // that their rows are still on the way with
+  std::deque<Load>::iterator find_load(uint64_t number);
+  // Waits for a load; rows that did not come are where they were.
   void settle(std::unique_lock<std::mutex>& lock, uint64_t number);
+  void settle_all(std::unique_lock<std::mutex>& lock);
   uint64_t number_of(const Frame& frame) const noexcept;  // of its load
   void end_plan(uint64_t number);
   uint32_t span_of(uint32_t slot) const noexcept;

@@ -78,7 +78,7 @@ void Table::mark_changing(uint32_t slot) {
   part.image_slots.push_back(slot);
   const Row image = part.images.push_back(ledger_[slot]);
   if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].copy_to(image);
-  else naming_lost([&] { residency_->read({{slot, Residency::kNotKept, image}})->wait(); });
+  else naming_lost([&] { residency_->read({{slot, Residency::kNotKept, image}}, true)->wait(); });
 }
 
 // The row of a slot that is given up lies on the disk: its record stays.
@@ -194,7 +194,7 @@ ColdRows Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin,
       snapshot_->settled.set(slot);
     }
   }
-  begin_read(cold);
+  begin_read(cold, false);
   return cold;
 }
 

@@ -132,19 +132,38 @@ void Step::add_scores(Uniques& range) const {
   range.scores.resize(num_ids);
 }
 
-// Points every unique id at its fp32 row.
-void Step::read(Part& part) const {
+// Points every unique id at its fp32 row. Rows that lie on a disk come with `read`.
+void Step::begin_read(Part& part) const {
   const Table& table = *part.table;
-  const size_t dim = static_cast<size_t>(table.config().dim);
   if (!part.received.empty()) return part.rows.assign(part.received.begin(), part.received.end());
   std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
   for (size_t r = 0; r < part.ranges.size(); r++) first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r]);
+  const auto dim = static_cast<size_t>(table.config().dim);
   part.rows.resize(static_cast<size_t>(part.num_unique));
   part.copies.resize(first_copy.back() * dim);
-  ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int r) {
-    const Uniques& range = part.ranges[static_cast<size_t>(r)];
-    table.read(range, part.rows.data() + range.base, part.copies.data() + first_copy[static_cast<size_t>(r)] * dim);
+  if (table.residency()) part.cold.resize(part.ranges.size());
+  ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int i) {
+    const auto r = static_cast<size_t>(i);
+    const Uniques& range = part.ranges[r];
+    ColdRows cold = table.read(range, part.rows.data() + range.base, part.copies.data(), first_copy[r] * dim);
+    if (!part.cold.empty()) part.cold[r] = std::move(cold);
   });
+}
+
+void Step::read(Part& part) const {
+  if (part.cold.empty()) begin_read(part);
+  std::vector<ColdRows> cold = std::exchange(part.cold, {});
+  ThreadPool::instance().run(static_cast<int>(cold.size()),
+                             [&](int r) { part.table->finish(cold[static_cast<size_t>(r)], part.copies.data()); });
+}
+
+Step::Reads::Reads(Step& step, const std::vector<Part*>& parts) : parts_(parts) {
+  ThreadPool::instance().run(static_cast<int>(parts_.size()),
+                             [&](int i) { step.begin_read(*parts_[static_cast<size_t>(i)]); });
+}
+
+Step::Reads::~Reads() {
+  for (Part* part : parts_) part->cold.clear();
 }
 
 Bags Step::bags(const Part& part, size_t k) const {
@@ -289,15 +308,17 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
   }
 }
 
+bool Step::has_output(const Part& part, const std::vector<OutputRows>& out) {
+  return std::any_of(part.features.begin(), part.features.end(),
+                     [&](int feature) { return out[static_cast<size_t>(feature)].data != nullptr; });
+}
+
 // Pools the features of one part. Called from within a task of the pool, it runs on that thread alone.
 void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
-  const auto output_of = [&](size_t k) -> const OutputRows& { return out[static_cast<size_t>(part.features[k])]; };
-  size_t num_outputs = 0;
-  for (size_t k = 0; k < part.features.size(); k++) num_outputs += output_of(k).data != nullptr;
-  if (num_outputs == 0) return;
+  if (!has_output(part, out)) return;
   read(part);
   for (size_t k = 0; k < part.features.size(); k++) {
-    const OutputRows& to = output_of(k);
+    const OutputRows& to = out[static_cast<size_t>(part.features[k])];
     if (!to.data) continue;
     const Bags feature = bags(part, k);
     const int64_t n = feature.num_samples;
@@ -465,12 +486,22 @@ void Step::pool_parts(const std::vector<OutputRows>& out) {
   std::vector<Part*> small;
   for (Part& part : parts_) {
     update_plan(part);
-    if (part.ranges.size() == 1) small.push_back(&part);
+    if (part.ranges.size() == 1 && !part.table->residency()) small.push_back(&part);
   }
   ThreadPool::instance().run(static_cast<int>(small.size()),
                              [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
   for (Part& part : parts_)
-    if (part.ranges.size() > 1) pool_part(part, out);
+    if (part.ranges.size() > 1 && !part.table->residency()) pool_part(part, out);
+  pool_from_disk(out);
+}
+
+void Step::pool_from_disk(const std::vector<OutputRows>& out) {
+  std::vector<Part*> parts;
+  for (Part& part : parts_)
+    if (part.table->residency() && has_output(part, out)) parts.push_back(&part);
+  const Reads reads(*this, parts);
+  ThreadPool::instance().run(static_cast<int>(parts.size()),
+                             [&](int i) { pool_part(*parts[static_cast<size_t>(i)], out); });
 }
 
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
@@ -482,7 +513,10 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   if (training) rooms.make_for_ids();
   const Locked locked(*this);
   try {
-    map_parts(times, training, keeps, [&](Part& part) { pool_part(part, out); });
+    map_parts(times, training, keeps, [&](Part& part) {
+      if (!part.table->residency()) pool_part(part, out);
+    });
+    pool_from_disk(out);
   } catch (...) {
     for (Part& part : parts_) part.plans.clear();
     throw;

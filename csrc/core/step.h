@@ -159,8 +159,9 @@ class Step {
     std::vector<int> features;
     Distinct distinct;  // the features once a grain
     std::vector<Uniques> ranges;
-    Column<const float*> rows;  // unique id -> fp32 row
-    Column<float> copies;       // of rows that have no fp32 storage: half precision, absent ids
+    Column<const float*> rows;   // unique id -> fp32 row
+    Column<float> copies;        // of rows that have no fp32 storage: half precision, absent ids, rows on a disk
+    std::vector<ColdRows> cold;  // of each range: what is on its way into the copies
     int64_t num_unique = 0;
     uint64_t withdrawn = 0;  // rows that the table had withdrawn when it was mapped
     uint64_t step = 0;       // of the table, likewise
@@ -198,6 +199,17 @@ class Step {
    private:
     Step& step_;
   };
+  // Begins to read what lies on a disk, of all parts at once, and holds on to it until it ends.
+  class Reads {
+   public:
+    Reads(Step& step, const std::vector<Part*>& parts);
+    ~Reads();
+    Reads(const Reads&) = delete;
+    Reads& operator=(const Reads&) = delete;
+
+   private:
+    const std::vector<Part*> parts_;
+  };
   class Numbers;
   struct Shares;
 
@@ -221,8 +233,11 @@ class Step {
   void plan_asked(const std::vector<Asked>& grains, bool timed);
   void map_planned(const int64_t* times, bool training, bool logs);
   void bring(Part& part);
+  void begin_read(Part& part) const;
   void read(Part& part) const;
   void pool_parts(const std::vector<OutputRows>& out);
+  void pool_from_disk(const std::vector<OutputRows>& out);
+  static bool has_output(const Part& part, const std::vector<OutputRows>& out);
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;
   Bags bags(const Part& part, size_t k) const;
   void keep();

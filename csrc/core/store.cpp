@@ -101,10 +101,14 @@ struct Store::State {
     Running(std::shared_ptr<State> state, const RecordLayout& layout, size_t most)
         : StoredReads(layout, state->file->path(), most), state(std::move(state)) {}
     void wait() override;
+    bool is_done() const override {
+      const std::lock_guard lock(state->mutex);
+      return done;
+    }
 
     const std::shared_ptr<State> state;
     uint64_t number = 0;
-    bool is_done = false;
+    bool done = false;
   };
 
   explicit State(StoreConfig& config)
@@ -216,7 +220,7 @@ struct Store::State {
 void Store::State::close() {
   {
     std::unique_lock lock(mutex);
-    reads_done.wait(lock, [this] { return done_through == last_number; });
+    reads_done.wait(lock, [this] { return running.empty(); });
   }
   end_threads();
 }
@@ -362,16 +366,16 @@ void Store::State::consider(uint32_t number) {
 void Store::State::Running::wait() {
   state->check_process();
   std::unique_lock lock(state->mutex);
-  state->reads_done.wait(lock, [this] { return state->done_through >= number; });
+  state->reads_done.wait(lock, [this] { return done; });
   if (!lost_.empty()) throw lost_.front();
 }
 
 void Store::State::finish(Running& batch) {
   const std::lock_guard lock(mutex);
-  batch.is_done = true;
-  if (running.front().get() != &batch) return;
-  for (; !running.empty() && running.front()->is_done; running.pop_front()) done_through = running.front()->number;
+  batch.done = true;
   reads_done.notify_all();
+  if (running.front().get() != &batch) return;
+  for (; !running.empty() && running.front()->done; running.pop_front()) done_through = running.front()->number;
   if (!retired.empty()) changed.notify_all();
 }
 
@@ -636,7 +640,7 @@ void Store::free(Place place) {
   s.free(place.extent());
 }
 
-std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> records) {
+std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> records, bool urgent) {
   State& s = state();
   std::unique_lock lock(s.mutex);
   const RecordLayout& layout = s.owners.at(number)->layout;
@@ -656,7 +660,7 @@ std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> 
   batch->number = ++s.last_number;
   lock.unlock();
   if (batch->empty()) s.finish(*batch);
-  else s.queue.add(batch);
+  else s.queue.add(batch, urgent);
   return batch;
 }
 

@@ -77,10 +77,11 @@ struct RecordRead {
 class ReadBatch {
  public:
   virtual ~ReadBatch() = default;
-  // Waits until the records are there, with those of all reads of the store that began before. Throws the RecordLost of
-  // the lowest place; the pieces of lost records are not written, all others are. May be called with the owner's mutex.
+  // Waits until the records are there. Throws the RecordLost of the lowest place; the pieces of lost records are not
+  // written, all others are. May be called with the owner's mutex.
   virtual void wait() = 0;
-  // After `wait`: those lost, by place.
+  virtual bool is_done() const = 0;
+  // Once it is done: those lost, by place.
   const std::vector<RecordLost>& lost() const noexcept { return lost_; }
 
  protected:
@@ -130,7 +131,8 @@ class Store {
 
   Place put(uint32_t span, uint32_t slot, const void* first, const void* second);
   void free(Place place);
-  std::shared_ptr<ReadBatch> read(uint32_t owner, std::vector<RecordRead> records);
+  // `urgent`: somebody waits for it, so it goes before reads that were begun ahead.
+  std::shared_ptr<ReadBatch> read(uint32_t owner, std::vector<RecordRead> records, bool urgent);
 
   // Waits until all full extents are written and no span is to be compacted. Throws StorageFailed.
   void drain();

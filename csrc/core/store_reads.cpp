@@ -54,10 +54,10 @@ bool StoredReads::take(const Job& job, const uint8_t* bytes, int64_t result) noe
   return true;
 }
 
-void ReadQueue::add(std::shared_ptr<StoredReads> batch) {
+void ReadQueue::add(std::shared_ptr<StoredReads> batch, bool urgent) {
   {
     const std::lock_guard lock(mutex_);
-    added_.push_back(std::move(batch));
+    (urgent ? urgent_ : others_).added.push_back(std::move(batch));
   }
   changed_.notify_one();
 }
@@ -72,19 +72,20 @@ void ReadQueue::close() {
 
 bool ReadQueue::next(BlockRead& read) {
   std::unique_lock lock(mutex_);
-  while (ready_.empty()) {
-    if (added_.empty()) return false;
-    std::shared_ptr<StoredReads> batch = std::move(added_.front());
-    added_.pop_front();
+  Lane* lane;
+  while ((lane = urgent_.has_work() ? &urgent_ : &others_)->ready.empty()) {
+    if (lane->added.empty()) return false;
+    std::shared_ptr<StoredReads> batch = std::move(lane->added.front());
+    lane->added.pop_front();
     lock.unlock();
     batch->arrange();
     lock.lock();
-    ready_.push_back(std::move(batch));
+    lane->ready.push_back(std::move(batch));
   }
-  StoredReads& batch = *ready_.front();
+  StoredReads& batch = *lane->ready.front();
   const StoredReads::Job& job = batch.jobs_[batch.next_job_];
   read = {job.offset, job.bytes, static_cast<uint32_t>(batch.next_job_++), &batch};
-  if (batch.next_job_ == batch.jobs_.size()) ready_.pop_front();
+  if (batch.next_job_ == batch.jobs_.size()) lane->ready.pop_front();
   const bool wakes = num_asleep_ > 0 && has_work();  // each one that wakes wakes the next: `add` is quick
   lock.unlock();
   if (wakes) changed_.notify_one();

@@ -60,7 +60,7 @@ class ReadQueue final : public BlockSource {
   // Calls `done` on a thread of the engine when the last record of a batch is there.
   explicit ReadQueue(std::function<void(StoredReads&)> done) : done_(std::move(done)) {}
 
-  void add(std::shared_ptr<StoredReads> batch);
+  void add(std::shared_ptr<StoredReads> batch, bool urgent);
   void close();
   uint64_t num_read() const noexcept { return num_read_.load(std::memory_order_relaxed); }
 
@@ -69,13 +69,17 @@ class ReadQueue final : public BlockSource {
   void arrived(const BlockRead& read, const uint8_t* bytes, int64_t result) noexcept override;
 
  private:
-  bool has_work() const noexcept { return !ready_.empty() || !added_.empty(); }
+  struct Lane {
+    std::deque<std::shared_ptr<StoredReads>> added;  // not yet arranged
+    std::deque<std::shared_ptr<StoredReads>> ready;  // with jobs left to hand out
+    bool has_work() const noexcept { return !ready.empty() || !added.empty(); }
+  };
+  bool has_work() const noexcept { return urgent_.has_work() || others_.has_work(); }
 
   const std::function<void(StoredReads&)> done_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<StoredReads>> added_;  // not yet arranged
-  std::deque<std::shared_ptr<StoredReads>> ready_;  // with jobs left to hand out
+  Lane urgent_, others_;
   int num_asleep_ = 0;
   bool is_closed_ = false;
   std::atomic<uint64_t> num_read_{0};

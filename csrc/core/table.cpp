@@ -370,31 +370,44 @@ size_t Table::num_copies(const Uniques& uniques) const noexcept {
   return static_cast<size_t>(std::count_if(frames, frames + n, [](uint32_t frame) { return frame >= kColdFrame; }));
 }
 
-void Table::read(const Uniques& uniques, const float** rows, float* copies) const {
+ColdRows Table::read(const Uniques& uniques, const float** rows, float* copies, size_t first) const {
   const bool stored = layout().dtype == Dtype::kFloat32;
   const uint32_t* frames = uniques.frames();
   const size_t n = uniques.ids.size();
-  std::vector<uint32_t> cold;
-  float* const first_copy = copies;
+  ColdRows cold;
+  cold.step = step_;
   for (size_t u = 0; u < n; u++) {
     const uint32_t frame = frames[u];
     if (stored && frame < kColdFrame) {
       rows[u] = reinterpret_cast<const float*>(pool_.values(frame));
       continue;
     }
-    if (frame == kNoFrame) read_absent(uniques.ids[u], copies);
-    else if (frame == kColdFrame) cold.push_back(static_cast<uint32_t>(u));
-    else pool_[frame].read(copies);
-    rows[u] = copies;
-    copies += config_.dim;
+    float* copy = copies + first;
+    if (frame == kNoFrame) read_absent(uniques.ids[u], copy);
+    else if (frame == kColdFrame) cold.rows.push_back({first, uniques.slots[u], updated(uniques.slots[u])});
+    else pool_[frame].read(copy);
+    rows[u] = copy;
+    first += static_cast<size_t>(config_.dim);
   }
-  if (cold.empty()) return;
-  ColdRows waiting;
-  waiting.step = step_;
-  for (const uint32_t u : cold)
-    waiting.rows.push_back({static_cast<size_t>(rows[u] - first_copy), uniques.slots[u], updated(uniques.slots[u])});
-  begin_read(waiting);
-  naming_lost([&] { finish(waiting, [&](size_t at, const Row& row) { row.read(first_copy + at); }); });
+  begin_read(cold, true);
+  return cold;
+}
+
+void Table::finish(ColdRows& rows, float* copies) const {
+  naming_lost([&] { finish(rows, [&](size_t at, const Row& row) { row.read(copies + at); }); });
+}
+
+ColdRows& ColdRows::operator=(ColdRows&& other) noexcept {
+  rows.swap(other.rows), bytes.swap(other.bytes), batch.swap(other.batch);
+  std::swap(step, other.step);
+  return *this;
+}
+
+ColdRows::~ColdRows() {
+  try {
+    if (batch) batch->wait();
+  } catch (const std::exception&) {  // nobody wants the rows any more
+  }
 }
 
 // The last step that a row has seen.
@@ -405,14 +418,14 @@ Row Table::row_in(ColdRows& rows, size_t i) const noexcept {
   return {at, at + layout().value_bytes, layout()};
 }
 
-void Table::begin_read(ColdRows& rows) const {
+void Table::begin_read(ColdRows& rows, bool urgent) const {
   if (rows.rows.empty()) return;
   rows.bytes.resize(rows.rows.size() * (layout().value_bytes + layout().state_bytes));
   std::vector<Residency::Wanted> wanted;
   wanted.reserve(rows.rows.size());
   for (size_t i = 0; i < rows.rows.size(); i++)
     wanted.push_back({rows.rows[i].slot, rows.rows[i].kept, row_in(rows, i)});
-  rows.batch = residency_->read(wanted);
+  rows.batch = residency_->read(wanted, urgent);
 }
 
 void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
@@ -431,8 +444,8 @@ void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
     if (const uint32_t frame = frame_of(slot); frame < kColdFrame) pool_[frame].read(out + i * dim);
     else waiting.rows.push_back({i * dim, slot, updated(slot)});
   }
-  begin_read(waiting);
-  naming_lost([&] { finish(waiting, [&](size_t at, const Row& row) { row.read(out + at); }); });
+  begin_read(waiting, true);
+  finish(waiting, out);
 }
 
 uint64_t Table::num_alive(int p) const noexcept {
@@ -495,7 +508,7 @@ ExportedRows Table::export_partition(int p) {
     if (i + kAhead < entries.size()) prefetch(entries[i + kAhead].slot);
     write_out(out, i, entries[i], cold);
   }
-  begin_read(cold);
+  begin_read(cold, false);
   naming_lost([&] { finish(cold, [&](size_t at, const Row& row) { write_row(out, at, row); }); });
   return out;
 }
@@ -546,7 +559,7 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
       const uint32_t slot = maps_[partition_of(hash)].find(in.ids[i], hash);
       if (slot != kNoSlot && !residency_->in_frame(slot)) cold.rows.push_back({i, slot, 0});
     }
-    begin_read(cold);
+    begin_read(cold, true);
     if (cold.batch) naming_lost([&] { cold.batch->wait(); });
   }
   size_t next_cold = 0;
@@ -572,7 +585,7 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
       start_row(residency_ ? row_aside : pool_[slot], in.ids[i]);
       start_entry(slot);
     } else if (!was_cold && frame_of(slot) == kColdFrame) {  // an id that comes twice
-      residency_->read({{slot, Residency::kNotKept, row_aside}})->wait();
+      residency_->read({{slot, Residency::kNotKept, row_aside}}, true)->wait();
     }
     changing(slot);
     const uint32_t frame = frame_of(slot);

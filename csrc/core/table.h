@@ -97,6 +97,11 @@ struct TableStats {
 
 // Rows that are on their way to copies in memory, from the disk or to be caught up.
 struct ColdRows {
+  ColdRows() = default;
+  ColdRows(ColdRows&&) = default;
+  ColdRows& operator=(ColdRows&& other) noexcept;
+  ~ColdRows();  // waits, since the reads write to `bytes`
+
   struct Row {
     size_t at;  // where its caller wants it
     uint32_t slot;
@@ -177,8 +182,10 @@ class Table {
 
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
   size_t num_copies(const Uniques& uniques) const noexcept;
-  // rows[u]: the row of each id; `copies`: [num_copies, dim], where those go.
-  void read(const Uniques& uniques, const float** rows, float* copies) const;
+  // rows[u]: the row of each id; copies[first:]: [num_copies, dim], where those go. Rows that lie on a disk are there
+  // after `finish`.
+  ColdRows read(const Uniques& uniques, const float** rows, float* copies, size_t first) const;
+  void finish(ColdRows& rows, float* copies) const;
   void read_absent(int64_t id, float* out) const noexcept;
   // [n, dim]; -1 gives the default vector.
   void read_slots(const int64_t* slots, size_t n, float* out) const;
@@ -276,7 +283,7 @@ class Table {
   void write_out(ExportedRows& out, size_t at, const SnapshotEntry& entry, ColdRows& cold) const;
   template <class F>
   void naming_lost(F&& work) const;
-  void begin_read(ColdRows& rows) const;
+  void begin_read(ColdRows& rows, bool urgent) const;
   template <class F>
   void finish(ColdRows& rows, F&& visit) const;
   Row row_in(ColdRows& rows, size_t i) const noexcept;

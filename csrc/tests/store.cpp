@@ -121,7 +121,7 @@ class Dict : public RecordOwner {
         if (has(slots[i]))
           reads.push_back({places_[slots[i]], slots[i], bytes[i].data(), bytes[i].data() + layout.first_bytes});
       }
-      batch = store_->read(number, reads);
+      batch = store_->read(number, reads, reads.size() % 2 == 0);  // both lanes
     }
     std::map<uint32_t, Place> refused;
     try {
@@ -454,7 +454,7 @@ TEST_CASE("puts without room reserved, records freed twice and places of nowhere
   store.free(dict.place_of(0));
   CHECK_THROWS_AS(store.free(dict.place_of(0)), std::logic_error);
   CHECK_THROWS_AS(store.free(Place::of(1000, 0)), std::logic_error);
-  CHECK_THROWS_AS(store.read(dict.number, {{Place::of(1000, 0), 0, nullptr, nullptr}}), std::logic_error);
+  CHECK_THROWS_AS(store.read(dict.number, {{Place::of(1000, 0), 0, nullptr, nullptr}}, true), std::logic_error);
 }
 
 TEST_CASE("a failed write keeps every record readable, and the store takes no more") {
@@ -484,7 +484,8 @@ TEST_CASE("a read gets the record that lay there when it began, also if the exte
     std::vector<uint8_t> bytes(before.size());
     file.hold_reads(true);
     dict.lock();
-    const auto batch = store.read(dict.number, {{place, 10, bytes.data(), bytes.data() + dict.layout.first_bytes}});
+    const auto batch =
+        store.read(dict.number, {{place, 10, bytes.data(), bytes.data() + dict.layout.first_bytes}}, true);
     dict.unlock();
     // Room for eight rounds; a ninth takes extents that were emptied, the oldest first. The one that is read is among
     // them, so the writer goes around it, or waits.
@@ -551,7 +552,7 @@ TEST_CASE("what is refused says what has happened to it") {
       for (uint32_t slot = 0; slot < dict.num_slots(); slot++)
         reads.push_back({dict.place_of(slot), slot, bytes.data() + slot * 1008, bytes.data() + slot * 1008 + 1000});
       file.rate[fault] = 1000;
-      const auto batch = store.read(dict.number, reads);
+      const auto batch = store.read(dict.number, reads, true);
       CHECK_THROWS_AS(batch->wait(), RecordLost);
       for (const RecordLost& lost : batch->lost()) CHECK(lost.message.find(reason) != std::string::npos);
       file.heal();
@@ -587,7 +588,7 @@ TEST_CASE("reads may outlive their store, which waits for them") {
     store->drain();
     std::vector<uint8_t> bytes(1008);
     const Place place = dict.place_of(500);
-    const auto batch = store->read(dict.number, {{place, 500, bytes.data(), bytes.data() + 1000}});
+    const auto batch = store->read(dict.number, {{place, 500, bytes.data(), bytes.data() + 1000}}, true);
     store.reset();
     dict.outlive();
     CHECK(bytes == dict.newest_payload(500));
@@ -665,7 +666,7 @@ TEST_CASE("the child of a fork may use nothing of the store, and the parent lose
     auto store = std::make_unique<Store>(config_of(engine));
     Dict dict(*store, 1000, 8, 3000);
     fill(dict, *store);
-    const auto batch = store->read(dict.number, {});
+    const auto batch = store->read(dict.number, {}, true);
     const pid_t child = fork();
     if (child == 0) {
       alarm(20);  // ends the child if it waits for a thread that it does not have
@@ -678,7 +679,7 @@ TEST_CASE("the child of a fork may use nothing of the store, and the parent lose
       refuses([&] { store->reserve(dict.number, 1); });
       refuses([&] { store->put(0, 0, nullptr, nullptr); });
       refuses([&] { store->free(Place::of(0, 0)); });
-      refuses([&] { store->read(dict.number, {}); });
+      refuses([&] { store->read(dict.number, {}, true); });
       refuses([&] { batch->wait(); });
       refuses([&] { store->drain(); });
       refuses([&] { store->stats(); });
