@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/disk_io.h"
@@ -44,13 +45,33 @@ class FaultyFile : public hotbed::File {
   void hold_reads(bool holds) {
     const std::lock_guard lock(mutex_);
     holds_ = holds;
+    if (!holds) holds_one_ = false;
     released_.notify_all();
+  }
+  // Lets the next read by a thread not begin before `hold_reads(false)`; those that come later pass it.
+  void hold_next_read() {
+    const std::lock_guard lock(mutex_);
+    is_next_ = true;
+  }
+  void wait_for_held_read() {
+    std::unique_lock lock(mutex_);
+    released_.wait(lock, [this] { return holds_one_; });
+  }
+  std::vector<uint64_t> begun() const {  // where threads read, in order
+    const std::lock_guard lock(mutex_);
+    return begun_;
   }
 
   int64_t read(uint8_t* to, size_t bytes, uint64_t offset) override {
     {
       std::unique_lock lock(mutex_);
+      if (std::exchange(is_next_, false)) {
+        holds_one_ = true;
+        released_.notify_all();
+        released_.wait(lock, [this] { return !holds_one_; });
+      }
       released_.wait(lock, [this] { return !holds_; });
+      begun_.push_back(offset);
     }
     return arrived(to, bytes, offset, File::read(to, bytes, offset));
   }
@@ -108,7 +129,8 @@ class FaultyFile : public hotbed::File {
 
   mutable std::mutex mutex_;
   std::condition_variable released_;
-  bool holds_ = false;
+  bool holds_ = false, holds_one_ = false, is_next_ = false;
+  std::vector<uint64_t> begun_;
   Draw draw_{11};
   std::vector<Range> damaged_, misread_;
 };

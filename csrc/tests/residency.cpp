@@ -581,6 +581,35 @@ TEST_CASE("the child of a fork is refused a table on a disk by name, and does no
 }
 #endif
 
+TEST_CASE("a batch does not wait for rows that are read ahead for others") {
+  OnFaultyDisk both(EngineKind::kThreads);
+  Draw draw(8);
+  for (int i = 0; i < 40; i++) {
+    Batch batch(draw_ids(draw, 150, 4000));
+    batch.train(both.in_ram), batch.train(both.on_disk);
+  }
+  both.store().drain();
+  const auto some_from = [&](int64_t first) {
+    std::vector<int64_t> ids = draw_ids(draw, 20, 1300);
+    for (int64_t& id : ids) id += first;
+    return Batch(std::move(ids));
+  };
+  Batch later = some_from(0), now = some_from(1300), read = some_from(2600);
+  Batch expected(now.ids), right(read.ids);
+  both.disk->hold_next_read();
+  Step ahead({both.on_disk}, {{0, Pooling::kNone}});
+  ahead.fetch({later.feature()});
+  both.disk->wait_for_held_read();
+  now.train(both.on_disk), expected.train(both.in_ram);
+  Step of_ram({both.in_ram}, {{0, Pooling::kNone}}), of_disk({both.on_disk}, {{0, Pooling::kNone}});
+  right.look_up(of_ram, false, false);
+  read.look_up(of_disk, false, false);
+  CHECK(right.out == read.out);
+  both.disk->hold_reads(false);
+  later.train(both.on_disk), later.train(both.in_ram);
+  both.check_equal();
+}
+
 TEST_CASE("an id that is not counted and has no row needs no frame") {
   TableConfig config = config_of();
   config.tier = Tier::kSsd;

@@ -471,6 +471,45 @@ TEST_CASE("a failed write keeps every record readable, and the store takes no mo
   CHECK(dict.check_all().empty());
 }
 
+TEST_CASE("a read waits for itself alone, and one that somebody waits for goes before those that were begun ahead") {
+  for (const int num_threads : {1, 2}) {
+    auto owned = std::make_unique<FaultyFile>(folder());
+    FaultyFile& file = *owned;
+    StoreConfig config = config_of(EngineKind::kThreads, std::move(owned));
+    config.depth = num_threads;
+    Store store(std::move(config));
+    Dict dict(store, 1000, 8, 4 * 256);
+    fill(dict, store);
+    store.drain();
+    std::vector<uint8_t> bytes(3 * 1008);
+    const auto begin = [&](uint32_t slot, bool urgent) {
+      const std::lock_guard<RecordOwner> lock(dict);
+      uint8_t* to = bytes.data() + slot / 300 * 1008;
+      return store.read(dict.number, {{dict.place(slot), slot, to, to + 1000}}, urgent);
+    };
+    const auto block_of = [&](uint32_t slot) {
+      const Place place = dict.place_of(slot);
+      return uint64_t{place.extent()} * kExtentBytes + dict.layout.first_block(place.index()) * kBlockBytes;
+    };
+    file.hold_next_read();
+    const auto held = begin(0, false);
+    file.wait_for_held_read();
+    const auto urgent_while_held = num_threads == 2 ? begin(600, true) : nullptr;
+    if (urgent_while_held) urgent_while_held->wait();
+    CHECK(!held->is_done());
+    if (num_threads == 2) {
+      CHECK(std::equal(bytes.begin() + 2 * 1008, bytes.end(), dict.newest_payload(600).begin()));
+      file.hold_reads(false);
+      held->wait();
+      continue;
+    }
+    const auto ahead = begin(300, false), urgent = begin(600, true);
+    file.hold_reads(false);
+    for (const auto& batch : {held, ahead, urgent}) batch->wait();
+    CHECK(file.begun() == std::vector<uint64_t>{block_of(0), block_of(600), block_of(300)});
+  }
+}
+
 TEST_CASE("a read gets the record that lay there when it began, also if the extent is wanted again meanwhile") {
   for (const EngineKind engine : engines()) {
     auto owned = std::make_unique<FaultyFile>(folder());
