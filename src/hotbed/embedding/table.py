@@ -50,6 +50,15 @@ REASONS = ("expired", "over_cap", "removed", "restarted")
 log = logging.getLogger("hotbed")
 
 
+def unpicklable(where: str) -> ConfigError:
+    """Return the error of pickling what holds a table."""
+    return ConfigError(
+        f"{where}: a table cannot be pickled, got pickle, torch.save or copy.copy. Save the model "
+        "with RecModel.save, or with torch.save(model.state_dict(), path); copy it with "
+        "copy.deepcopy."
+    )
+
+
 class Table:
     """An embedding table that grows with new ids and removes stale ones.
 
@@ -203,6 +212,9 @@ class Table:
         copied.load_sketch(self.sketch())
         copied.load_scalars(self.scalars())
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise unpicklable(f"table {self.name!r}")
 
     def __len__(self) -> int:
         return int(self.native.size())
