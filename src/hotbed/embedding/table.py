@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShape
 
 from . import waiting
 from .init import Init, Uniform
-from .native import native_config
+from .native import native_config, unpicklable
 from .policy import (
     PARTITIONS,
     Admission,
@@ -48,15 +48,6 @@ NEVER = -(2**63)
 REASONS = ("expired", "over_cap", "removed", "restarted")
 """Why rows are evicted, in the order of the native core; see `Table.stats`."""
 log = logging.getLogger("hotbed")
-
-
-def unpicklable(where: str) -> ConfigError:
-    """Return the error of pickling what holds a table."""
-    return ConfigError(
-        f"{where}: a table cannot be pickled, got pickle, torch.save or copy.copy. Save the model "
-        "with RecModel.save, or with torch.save(model.state_dict(), path); copy it with "
-        "copy.deepcopy."
-    )
 
 
 class Table:
@@ -213,8 +204,8 @@ class Table:
         copied.load_scalars(self.scalars())
         return copied
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise unpicklable(f"table {self.name!r}")
+    def __getstate__(self) -> None:
+        raise unpicklable(self.name)
 
     def __len__(self) -> int:
         return int(self.native.size())

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from hotbed.embedding.table import Table, unpicklable
+from hotbed.embedding.native import unpicklable
+from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 
 _NO_WRITES = {"detach_", "share_memory_"}
@@ -135,7 +136,7 @@ class TableRows(nn.Parameter):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise unpicklable(f"parameter of tables {[table.name for table in self.tables]}")
+        raise unpicklable(*(table.name for table in self.tables))
 
     def __repr__(self) -> str:  # type: ignore[override]  # as nn.Parameter's
         sizes = []

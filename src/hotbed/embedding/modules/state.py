@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.embedding.native import unpicklable
 from hotbed.embedding.snapshot import COLUMN_TYPES
-from hotbed.embedding.table import Table, unpicklable
+from hotbed.embedding.table import Table
 from hotbed.errors import PersistError, RowShapeError
 
 from .parameter import TableRows
@@ -210,7 +211,7 @@ class Carrier(nn.Module, ABC):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        raise unpicklable(f"embedding: tables {[table.name for table in self.tables]}")
+        raise unpicklable(*(table.name for table in self.tables))
 
 
 def dense_state(module: nn.Module) -> dict[str, Tensor]:
