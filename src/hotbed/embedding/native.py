@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a table as the native core takes it, and the threads of the core."""
+"""What the native core takes of a table and gives to no pickle, and the threads of the core."""
 
 from __future__ import annotations
 
@@ -127,3 +127,12 @@ def _with_fields(native: T, fields: Mapping[str, Any]) -> T:
     for name, value in fields.items():
         setattr(native, name, value)
     return native
+
+
+def unpicklable(*names: str) -> ConfigError:
+    """Return the error of pickling tables of these names, whose rows the native core holds."""
+    return ConfigError(
+        f"tables {', '.join(map(repr, names))}: a table cannot be pickled, got pickle, torch.save "
+        "or copy.copy. Save the model with RecModel.save, or with "
+        "torch.save(model.state_dict(), path); copy it with copy.deepcopy."
+    )

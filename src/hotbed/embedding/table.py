@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShape
 
 from . import waiting
 from .init import Init, Uniform
-from .native import native_config
+from .native import native_config, unpicklable
 from .policy import (
     PARTITIONS,
     Admission,
@@ -203,6 +203,9 @@ class Table:
         copied.load_sketch(self.sketch())
         copied.load_scalars(self.scalars())
         return copied
+
+    def __getstate__(self) -> None:
+        raise unpicklable(self.name)
 
     def __len__(self) -> int:
         return int(self.native.size())

@@ -48,8 +48,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return lists
 
 
-def compiled(source: str, kind: str = "MomentumSGD", etc: bool | str = False) -> hugectr.Model:
-    """A small model without dropout, so that a pass depends on weights, states and rows alone."""
+def compiled(
+    source: str, kind: str = "MomentumSGD", etc: bool | str = False, disk: str = ""
+) -> hugectr.Model:
+    """A small model without dropout, so that a pass depends on weights, states and rows alone.
+
+    `disk`: the folder of its rows, of which 40 are in memory.
+    """
     solver = hugectr.CreateSolver(
         seed=5, batchsize=16, lr=0.1, warmup_steps=20, i64_input_key=True, repeat_dataset=False
     )
@@ -65,11 +70,24 @@ def compiled(source: str, kind: str = "MomentumSGD", etc: bool | str = False) ->
     params = None
     if etc:
         params = hugectr.CreateETC([hugectr.TrainPSType_t.Staged], [str(etc)])
+    if disk:
+        blocks = [hugectr.CreateHMemCache(1, 0.5, 0)]
+        params = hugectr.CreateETC([hugectr.TrainPSType_t.Cached], [str(etc)], [disk], blocks)
     model = hugectr.Model(solver, reader, optimizer, params)
     sparse = hugectr.DataReaderSparseParam("data", 2, False, 2)
     model.add(hugectr.Input(1, "label", 2, "dense", [sparse]))
     placement = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
-    model.add(hugectr.SparseEmbedding(placement, 1, 4, "sum", "rows", "data"))
+    size = {"max_vocabulary_size_per_gpu": 40} if disk else {"workspace_size_per_gpu_in_mb": 1}
+    model.add(
+        hugectr.SparseEmbedding(
+            embedding_type=placement,
+            embedding_vec_size=4,
+            combiner="sum",
+            sparse_embedding_name="rows",
+            bottom_name="data",
+            **size,
+        )
+    )
     dense = hugectr.DenseLayer
     model.add(dense(hugectr.Layer_t.Reshape, ["rows"], ["flat"], leading_dim=8))
     model.add(dense(hugectr.Layer_t.Concat, ["flat", "dense"], ["x"]))
@@ -204,6 +222,30 @@ def test_rows_of_a_cached_embedding_lie_in_the_folder_of_their_process(tmp_path:
     for argument, params in missing.items():
         with pytest.raises(ConfigError, match=argument):
             tiers_of(params, tables, 0)
+
+
+@pytest.mark.parametrize("loop", ["fit", "train"])
+def test_rows_of_a_cached_embedding_are_read_ahead_and_learn_as_those_of_a_staged_one(
+    loop: str, sources: list[str], tmp_path: Path
+) -> None:
+    saved = []
+    for name in ("staged", "cached"):
+        folder = tmp_path / name
+        folder.mkdir()
+        disk = str(folder) if name == "cached" else ""
+        model = compiled(sources[0], etc=str(folder / "rows"), disk=disk)
+        if loop == "train":
+            train(model, sources * 2, str(folder / "m"))
+        else:
+            for number, source in enumerate(sources * 2):
+                model.set_source([source], ["keyset is not read"], "")
+                model.fit(num_epochs=1, display=0, eval_interval=0, snapshot=0)
+                model.save_params_to_files(str(folder / "m"), number)
+        table = model.learner.tables["rows"]
+        saved.append((list(table.export()), table.scalars()))
+    assert table.tier == hb.Ssd(folder, 40)
+    assert table.tier_stats["misses"] >= table.tier_stats["fetched"] > 0
+    assert saved[0] == saved[1]
 
 
 def test_a_scheduler_that_is_reset_begins_a_new_schedule(sources: list[str]) -> None:

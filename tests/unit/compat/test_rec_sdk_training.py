@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,26 @@ def test_wrong_numbers_of_steps_change_nothing() -> None:
         results.append((program.train(*batches), state(program.rows)))
         mx.terminate_config_initializer()
     assert results[0] == results[1] == results[2]
+
+
+# --- levels -------------------------------------------------------------------------------------------
+
+
+def test_rows_beside_those_of_device_and_host_are_read_ahead_and_learn_as_in_memory(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    batches = [batch(*random.integers(0, 400, 32).tolist()) for _ in range(60)]
+    levels = {"host_vocabulary_size": 20, "ssd_vocabulary_size": 400, "ssd_data_path": [tmp_path]}
+    results = []
+    for sizes in ({}, levels):
+        program = Squares(**sizes)
+        results.append((program.train(*batches), program.evaluate(*batches), state(program.rows)))
+        rows = program.rows
+        mx.terminate_config_initializer()
+    assert rows.tier == hb.Ssd(tmp_path, 120)
+    assert rows.tier_stats["misses"] >= rows.tier_stats["fetched"] > 0
+    assert results[0] == results[1]
 
 
 # --- thresholds -------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from on_disk import mounted, room_for
 
 import hotbed as hb
 from hotbed.cli.show import print_checkpoint
-from hotbed.errors import ConfigError, FormatError, TableFull
+from hotbed.embedding.modules import table_modules
+from hotbed.errors import ConfigError, FormatError, StorageFull, TableFull
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.inspect import describe_checkpoint
@@ -51,6 +57,17 @@ def model_on(tier: hb.Ram | hb.Ssd, **table: Any) -> hb.RecModel:
     tables = hb.make_tables(SCHEMA, 4, tier=tier, **keywords)
     network = hb.models.DNN(SCHEMA, tables, hidden=[4])
     return hb.RecModel(network, "bce", "adam", {"auc"})
+
+
+def rows_of(model: hb.RecModel) -> list[Any]:
+    """All rows and counters of its tables."""
+    return [(list(table.export()), table.scalars()) for table in model.tables.values()]
+
+
+def digest_of(model: hb.RecModel, folder: Path) -> str:
+    """The content digest of a model, which is saved for it."""
+    model.save(folder)
+    return content_digest(open_checkpoint(folder))
 
 
 @pytest.fixture
@@ -302,3 +319,179 @@ def test_an_evaluation_between_forward_and_update_keeps_no_rows_in_memory(disk: 
     model.evaluate(dataset())
     model.step(second)
     scores.sum().backward()
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("saves", RULES)
+def test_a_copy_of_a_model_has_rows_of_its_own_on_the_disk_and_learns_as_in_memory(
+    saves: str, disk: hb.Ssd, tmp_path: Path
+) -> None:
+    digests = []
+    for tier in (hb.Ram(), disk):
+        model = model_on(tier, rule=RULES[saves])
+        model.fit(dataset(), progress=False)
+        first = digest_of(model, tmp_path / "first")
+        copied = copy.deepcopy(model)
+        assert {table.tier for table in copied.tables.values()} == {tier}
+        assert digest_of(copied, tmp_path / "copied") == first
+        copied.fit(dataset(), progress=False)
+        assert digest_of(model, tmp_path / "first") == first
+        model.fit(dataset(), progress=False)
+        second = digest_of(model, tmp_path / "first")
+        assert digest_of(copied, tmp_path / "copied") == second != first
+        digests.append((first, second))
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_holds_a_table_says_how_to_save_it_instead_of_a_pickle(
+    in_memory: bool, disk: hb.Ssd
+) -> None:
+    model = model_on(hb.Ram() if in_memory else disk)
+    (module,) = table_modules(model.network)
+    for held in (model, model.network, module, module.rows[0], model.tables["user"]):
+        with pytest.raises(
+            ConfigError, match=r"'user'.*cannot be pickled.*RecModel\.save.*deepcopy"
+        ):
+            pickle.dumps(held)
+
+
+# --- loops of torch -------------------------------------------------------------------------------
+
+
+def accumulate(tier: hb.Ram | hb.Ssd, refused: set[int] | None = None) -> tuple[Any, set[int]]:
+    """Sum the gradients of two batches a step; a batch that does not fit begins the next step.
+
+    `refused`: the batches of which that is so; None: those that the table refuses, which are
+    returned beside its rows.
+    """
+    model = model_on(tier, evict=None)
+    network = model.network.train()
+    dense = torch.optim.Adam(hb.dense_parameters(network))
+    optimizers = (dense, hb.SparseOptimizer(network))
+    found: set[int] = set()
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for number, batch in enumerate(dataset()):
+        batch = batch.map_arrays(torch.from_numpy)
+        if refused is not None and number in refused:
+            step()
+        try:
+            logits = network(batch)
+        except TableFull:
+            found.add(number)
+            step()
+            logits = network(batch)
+        labels = batch.labels["y"].float()
+        torch.nn.functional.binary_cross_entropy_with_logits(logits.view(-1), labels).backward()
+        del logits
+        if number % 2:
+            step()
+    return rows_of(model), found
+
+
+def test_gradients_of_two_batches_are_summed_in_frames_for_both_or_the_second_is_refused(
+    disk: hb.Ssd,
+) -> None:
+    learned, refused = accumulate(hb.Ssd(disk.path, ram_rows=155))  # 1.2 of two batches
+    assert not refused
+    assert accumulate(hb.Ram())[0] == learned
+    learned, refused = accumulate(hb.Ssd(disk.path, ram_rows=77))  # 1.2 of one
+    assert len(refused) > 3
+    assert accumulate(hb.Ram(), refused)[0] == learned
+
+
+class Events(torch.utils.data.Dataset[hb.Batch]):
+    """The batches of `dataset`, made where they are read; with a table, which is read for each."""
+
+    def __init__(self, table: hb.Table | None = None) -> None:
+        self.batches = list(dataset())
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> hb.Batch:
+        if not number:
+            gc.collect()  # it ends tables that the process before the fork has left
+        if self.table is not None:
+            self.table.lookup(np.arange(10))
+        return self.batches[number]
+
+
+def loaded(data: Events) -> Any:
+    """Batches that a forked child makes."""
+    loader = torch.utils.data.DataLoader
+    return loader(data, batch_size=None, num_workers=1, multiprocessing_context="fork")
+
+
+def test_a_loader_in_a_forked_child_leaves_the_tables_alone(disk: hb.Ssd) -> None:
+    models = []
+    for tier in (hb.Ram(), disk):
+        model = model_on(tier)
+        model.fit(dataset(), progress=False)
+        gc.disable()
+        try:
+            left: list[Any] = [hb.Table("left", 4, tier=tier)]
+            left[0].find_or_insert(np.arange(100))
+            left.append(left)
+            del left
+            for batch in hb.Ahead(loaded(Events()), model.network):
+                model.step(batch)
+        finally:
+            gc.enable()
+        models.append(model)
+    assert models[1].tables["user"].tier_stats["misses"] > 0
+    assert rows_of(models[0]) == rows_of(models[1])
+    with pytest.raises(RuntimeError, match=r"table 'user'.*a child that was forked.*'spawn'"):
+        list(loaded(Events(models[1].tables["user"])))
+    models[1].step(next(iter(dataset())))
+
+
+# --- a full disk ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for a third of the rows."""
+    with mounted(tmp_path / "small", kib=1024) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("room", ["there", "on another disk"])
+def test_a_full_disk_refuses_a_whole_batch_and_the_last_checkpoint_resumes_where_there_is_room(
+    room: str, small: Path, disk: hb.Ssd, tmp_path: Path
+) -> None:
+    def wide(tier: hb.Ram | hb.Ssd) -> hb.RecModel:
+        torch.manual_seed(3)
+        tables = hb.make_tables(SCHEMA, 256, rule=RULES["deltas"], tier=tier)
+        return hb.RecModel(hb.models.DNN(SCHEMA, tables, hidden=[4]), "bce", "adam")
+
+    def follow(model: hb.RecModel, name: str) -> str:
+        save = Checkpoint(tmp_path / name, every_steps=2, full_every=2, wait=True)
+        model.online_train(dataset(), save, progress=False)
+        return content_digest(open_checkpoint(tmp_path / name))
+
+    model = wide(hb.Ssd(small, ram_rows=150))
+    with pytest.raises(StorageFull, match=rf"'{small}/.* Free some space, or choose a folder on"):
+        follow(model, "saved")
+    steps = model.counters["steps"]
+    assert 2 <= steps < ROWS // 64 - 1
+    memory = wide(hb.Ram())
+    memory.online_train(dataset(), max_steps=steps, progress=False)
+    assert rows_of(model) == rows_of(memory)
+    assert open_checkpoint(tmp_path / "saved").manifest.counters["steps"] == steps // 2 * 2
+
+    del model
+    folder = disk.path
+    if room == "there":
+        room_for(small, kib=65_536)
+        folder = small
+    digest = follow(wide(hb.Ssd(folder, ram_rows=150)), "saved")
+    assert digest == follow(wide(hb.Ram()), "memory")

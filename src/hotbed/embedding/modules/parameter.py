@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hotbed.embedding.native import unpicklable
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 
@@ -133,6 +134,9 @@ class TableRows(nn.Parameter):
         copied = TableRows([copy.deepcopy(table, memo) for table in self.tables])
         memo[id(self)] = copied
         return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise unpicklable(*(table.name for table in self.tables))
 
     def __repr__(self) -> str:  # type: ignore[override]  # as nn.Parameter's
         sizes = []

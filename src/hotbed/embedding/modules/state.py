@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import config
+from hotbed.embedding.native import unpicklable
 from hotbed.embedding.snapshot import COLUMN_TYPES
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, PersistError, RowShapeError
+from hotbed.errors import PersistError, RowShapeError
 
 from .parameter import TableRows
 from .transforms import transformed
@@ -210,10 +211,7 @@ class Carrier(nn.Module, ABC):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        raise ConfigError(
-            "embedding: a module with tables cannot be pickled. Save the model with RecModel.save, "
-            "or with torch.save(model.state_dict(), path)."
-        )
+        raise unpicklable(*(table.name for table in self.tables))
 
 
 def dense_state(module: nn.Module) -> dict[str, Tensor]:

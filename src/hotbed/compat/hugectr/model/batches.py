@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any
+
+from torch import nn
 
 from hotbed.data.bad_rows import IdLimits, LimitCheck
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.errors import ConfigError, DataError
+from hotbed.training.ahead import Fetcher
 
 __all__ = ["DataReader"]
 
@@ -27,6 +31,8 @@ class DataReader:
         source: of the first dataset; "" without data.
         limits: what the graph says of the ids of each column.
         repeats: whether batches begin again.
+        network: that learns the batches: while it learns one, its tables on a disk read the rows of
+            those after it. None = it does not learn them.
 
     Attributes:
         limits: counts the ids that exceed it, and logs the first. HugeCTR reads rows of other slots
@@ -41,13 +47,15 @@ class DataReader:
         limits: Mapping[str, IdLimits],
         *,
         repeats: bool,
+        network: nn.Module | None = None,
     ) -> None:
         self._open = open
         self.source = source
         self.limits = LimitCheck(limits)
         self._repeats = repeats
+        self._network = network
         self._dataset: Dataset | None = None
-        self._batches: Any = None  # a generator: closing it ends its reading thread
+        self._batches: Any = None  # a generator: closing it ends its threads
         self._position: Any = None
         self._ended = False
         self.is_started = False
@@ -123,7 +131,7 @@ class DataReader:
     def _read(self) -> Batch | None:
         """Return the next batch of this pass; None at its end, after which the next one begins."""
         if self._batches is None:
-            self._batches = iter(self.lend())
+            self._batches = self._pass()
         batch: Batch | None = next(self._batches, None)
         if batch is None:
             self._batches = None
@@ -132,9 +140,27 @@ class DataReader:
             self._position = batch.position
         return batch
 
+    def _pass(self) -> Iterator[Batch]:
+        """Return the batches up to the end of the data."""
+        dataset = self.lend()
+        fetcher = None if self._network is None else Fetcher.of(self._network)
+        return iter(dataset) if fetcher is None else _fetched(dataset, fetcher)
+
     def _close(self) -> None:
-        """End the reading thread."""
+        """End the threads that read."""
         self._ended = False
         if self._batches is not None:
             self._batches.close()
             self._batches = None
+
+
+def _fetched(dataset: Dataset, fetcher: Fetcher) -> Generator[Batch, None, None]:
+    """Yield the batches of a dataset, and let rows of coming ones be fetched meanwhile."""
+    batches: Any = iter(dataset)  # a generator
+    with closing(fetcher), closing(batches):
+        for batch in batches:
+            if dataset.reading is not None:
+                dataset.reading.deepen(fetcher.depth)
+                coming = dataset.reading.coming(fetcher.depth)
+                fetcher.look([each for each in coming if each is not None])
+            yield batch

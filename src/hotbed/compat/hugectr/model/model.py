@@ -702,7 +702,9 @@ class Model:
 
         limits = self.translation.limits
         repeats = self.solver.repeat_dataset
-        self._train_reader = DataReader(train, reader.source, limits, repeats=repeats)
+        self._train_reader = DataReader(
+            train, reader.source, limits, repeats=repeats, network=self.network
+        )
         self._eval_reader = DataReader(evaluate, reader.eval_source, limits, repeats=repeats)
 
     def _ready(self, reader: DataReaderParams) -> DataReaderParams:
