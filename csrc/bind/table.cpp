@@ -64,6 +64,7 @@ uint64_t begin_snapshot(Table& table, bool changes) {
 nb::dict snapshot_rows(Table& table, int partition) {
   const size_t piece = table.residency() ? 1 << 18 : 4096;
   ExportedRows rows;
+  uint64_t read_bytes = 0;  // of the disk
   {
     nb::gil_scoped_release release;
     std::vector<SnapshotEntry> entries;
@@ -82,12 +83,15 @@ nb::dict snapshot_rows(Table& table, int partition) {
         cold = table.read_snapshot(partition, entries.data(), i, std::min(piece, entries.size() - i), rows);
       }
       table.finish(cold, rows);
+      if (cold.batch) read_bytes += cold.batch->num_bytes();
     }
     table.mutex().give_way();
     std::lock_guard lock(table.mutex());
     table.drop_images(partition);
   }
-  return to_dict(std::move(rows), table.layout());
+  nb::dict out = to_dict(std::move(rows), table.layout());
+  out["read_bytes"] = read_bytes;
+  return out;
 }
 
 void end_snapshot(Table& table, bool saved) {

@@ -81,7 +81,8 @@ class ReadBatch {
   // written, all others are. May be called with the owner's mutex.
   virtual void wait() = 0;
   virtual bool is_done() const = 0;
-  // Once it is done: those lost, by place.
+  // Once it is done: the bytes that were read from the disk; the records lost, by place.
+  virtual uint64_t num_bytes() const = 0;
   const std::vector<RecordLost>& lost() const noexcept { return lost_; }
 
  protected:

@@ -11,6 +11,12 @@ void StoredReads::lose(Place place, uint32_t slot, const std::string& reason) {
   lost_.emplace_back(path_, place, layout_.first_block(place.index()), slot, reason);
 }
 
+uint64_t StoredReads::num_bytes() const {
+  uint64_t bytes = 0;
+  for (const Job& job : jobs_) bytes += job.bytes;
+  return bytes;
+}
+
 void StoredReads::arrange() {
   const auto by_place = [](const Record& a, const Record& b) { return a.place.bits < b.place.bits; };
   std::sort(records_.begin(), records_.end(), by_place);

@@ -33,6 +33,7 @@ class StoredReads : public ReadBatch {
   }
   bool empty() const noexcept { return records_.empty(); }
   void lose(Place place, uint32_t slot, const std::string& reason);
+  uint64_t num_bytes() const override;
 
  private:
   friend class ReadQueue;

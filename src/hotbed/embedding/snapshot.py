@@ -32,7 +32,8 @@ class Snapshot:
     """All rows of a table at one moment, or with `changes` those changed since the last snapshot.
 
     `Table.snapshot` makes it. `num_rows`: the number of its rows (with `changes`, an upper bound).
-    `scalars`: `Table.scalars()` of that moment. Another thread may read it. The first change to a
+    `scalars`: `Table.scalars()` of that moment. `read_bytes`: read from the disk for it so far, where
+    rows lie on one. Another thread may read it. The first change to a
     row that was not read yet saves its old record, so memory grows by the rows that training
     touches in the meantime. A table has one snapshot at a time; `close` ends it.
 
@@ -55,6 +56,7 @@ class Snapshot:
         # ends a sweep under way, which changes counters: take the scalars after it
         self.num_rows = int(native.begin_snapshot(changes=changes))
         self.scalars = dict(scalars())
+        self.read_bytes = 0
 
     def __enter__(self) -> Snapshot:
         return self
@@ -77,6 +79,7 @@ class Snapshot:
         num_rows = 0
         for partition in partitions:
             rows = self._native.snapshot_rows(partition)
+            self.read_bytes += rows.pop("read_bytes")
             if n := len(rows["id"]):
                 waiting.append(rows)
                 numbers.append(np.full(n, partition, np.uint8))

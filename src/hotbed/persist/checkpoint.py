@@ -252,6 +252,8 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
         is_saved = True
     finally:
         captured.close(is_saved)
+    if read := sum(table.rows.read_bytes for table in captured.tables):
+        log.info("%s: the %s read %.1f MiB from the disk", saved.folder, saved.kind, read / 2**20)
     if saved.kind == "full" and shard.is_first:
         _retain(where, keep)
     return saved

@@ -39,6 +39,7 @@ class CapturedRows(Protocol):
     num_rows: int
     changes: bool
     scalars: dict[str, Any]
+    read_bytes: int
 
     def rows(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]: ...
     def removed(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]: ...
@@ -67,6 +68,7 @@ class LiveRows:
         self.num_rows = len(table)
         self.changes = False
         self.scalars = table.scalars()
+        self.read_bytes = 0  # it does not count them
         self.rows = table.export
         self.candidates = table.candidates
         self.sketch = table.sketch

@@ -27,6 +27,7 @@ import hotbed as hb
 from hotbed.cli.show import print_checkpoint
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, FormatError, StorageFull, TableFull
+from hotbed.persist import checkpoint
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.inspect import describe_checkpoint
@@ -76,6 +77,36 @@ def disk(tmp_path: Path) -> hb.Ssd:
     folder = tmp_path / "disk"
     folder.mkdir()
     return hb.Ssd(folder, ram_rows=250)
+
+
+def test_a_delta_reads_what_changed_from_the_disk_and_says_how_much(
+    disk: hb.Ssd, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = hb.Table("user", 64, rule=RULES["deltas"], tier=disk)
+    state = checkpoint.State(tables={"user": table})
+
+    def learn(ids: range) -> None:
+        for lowest in range(ids.start, ids.stop, 100):
+            slots = table.find_or_insert(np.arange(lowest, lowest + 100))
+            table.update(slots, np.ones((100, 64), np.float32))
+
+    def read() -> float:
+        """MiB that the save before says to have read."""
+        (mib,) = re.findall(r"read ([0-9.]+) MiB from the disk", caplog.text)
+        caplog.clear()
+        return float(mib)
+
+    caplog.set_level("INFO", logger="hotbed")
+    learn(range(12_000))
+    assert checkpoint.track_changes([table])
+    first = checkpoint.write(tmp_path / "saved", checkpoint.capture(state))
+    full = read()
+    assert full > 12_000 * 64 * 4 / 2**20
+    learn(range(700))
+    for lowest in range(1_000, 3_000, 100):  # they take the frames, and do not change
+        table.find_or_insert(np.arange(lowest, lowest + 100))
+    checkpoint.write(tmp_path / "saved", checkpoint.capture(state, changes=True), parent=first)
+    assert 0 < read() < full / 10
 
 
 @pytest.mark.parametrize("saves", RULES)
