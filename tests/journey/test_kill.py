@@ -278,7 +278,9 @@ def test_a_file_that_is_replaced_is_read_once_whatever_is_killed(
     assert answers[0]["digest"] == answers[1]["digest"]
 
 
-@pytest.mark.parametrize("grains", [{}, {"grains": 4}], ids=["whole", "grains"])
+@pytest.mark.parametrize(
+    "grains", [{}, pytest.param({"grains": 4}, marks=pytest.mark.soak)], ids=["whole", "grains"]
+)
 def test_a_topic_of_three_skewed_partitions_goes_on_where_it_was(
     grains: dict[str, int], lives: Any, tmp_path: Path
 ) -> None:

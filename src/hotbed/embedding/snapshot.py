@@ -32,9 +32,9 @@ class Snapshot:
     """All rows of a table at one moment, or with `changes` those changed since the last snapshot.
 
     `Table.snapshot` makes it. `num_rows`: the number of its rows (with `changes`, an upper bound).
-    `scalars`: `Table.scalars()` of that moment. `read_bytes`: read from the disk for it so far, where
-    rows lie on one. Another thread may read it. The first change to a
-    row that was not read yet saves its old record, so memory grows by the rows that training
+    `scalars`: `Table.scalars()` of that moment. `read_bytes`: read from the disk for it so far,
+    where rows lie on one. Another thread may read it. The first change to a row that was not read
+    yet saves its old record, so memory grows by the rows that training
     touches in the meantime. A table has one snapshot at a time; `close` ends it.
 
     Example: `with table.snapshot() as rows: batches = list(rows.rows())`.
