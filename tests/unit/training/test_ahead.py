@@ -570,9 +570,11 @@ class Leaves:
 def leave(model: hb.RecModel, way: str, steps: int, data: Any) -> None:
     """Learn `steps` batches ahead, and leave the loop in a way."""
     if way.startswith("break"):
-        batches = Ahead(data, model.network, depth=3)
+        depth = 0 if way.endswith("not ahead") else 3
+        is_barrier = way.endswith("in its turn")
+        batches = Ahead(data, model.network, depth, barrier=lambda step, now: is_barrier)
         for number, batch in enumerate(batches):
-            if way == "break before a batch" and number == steps:
+            if way.startswith("break before a batch") and number == steps:
                 break
             model.step(batch)
             if way == "break" and number == steps - 1:
@@ -585,13 +587,20 @@ def leave(model: hb.RecModel, way: str, steps: int, data: Any) -> None:
     signal.signal(signal.SIGINT, before)
 
 
+BEFORE_A_BATCH = (
+    "break before a batch",
+    "break before a batch that was mapped in its turn",
+    "break before a batch that was not ahead",
+)
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [
         *((name, "error") for name in LEAVES),
         *(
             ("frequency, ageing, admission", way)
-            for way in ("error before a step", "interrupt", "break", "break before a batch")
+            for way in ("error before a step", "interrupt", "break", *BEFORE_A_BATCH)
         ),
     ],
 )

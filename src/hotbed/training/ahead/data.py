@@ -103,6 +103,7 @@ class Ahead:
                 "network, or pass this to RecModel.fit()."
             )
         mapper = mapper_of(self.network)
+        depth = depth_for(mapper, self.depth)
         cores = self.cores()
         barriers: list[Barrier] = [cores.barrier]
         if self.barrier is not None:
@@ -111,7 +112,7 @@ class Ahead:
             _examples(self.batches, self.network),
             self.batches,
             mapper,
-            depth_for(mapper, self.depth),
+            depth,
             lambda step, now: any(barrier(step, now) for barrier in barriers),
             self._step,
             self._now,
@@ -121,9 +122,10 @@ class Ahead:
             cores.begin(self._step)
             for step, example in enumerate(stage, self._step + 1):
                 assert example is not None
-                mapped = mapper.map(example)
-                stage.advance(mapped)
-                yield mapped.arguments[0]
+                if depth:  # else its forward pass maps it: the loop may end before
+                    example = mapper.map(example)
+                stage.advance(example)
+                yield example.arguments[0]
                 cores.step(step)
 
     def cores(self) -> Cores:

@@ -121,10 +121,10 @@ class MapStage:
         Args:
             example: the current one; its ids are mapped.
         """
+        self._current.example = example
         self._fetch()
         if self._queue is None or self._mapper is None or not self._mapper.foresees:
             return
-        self._current.example = example
         self._read_ahead()
         before = self._current
         now = self._later(self._now, before)
@@ -147,8 +147,9 @@ class MapStage:
         if self._queue is not None:
             self._queue.close()
             assert self._mapper is not None
-            for place in (*reversed(self._waiting), self._current):
-                if place.is_mapped and place.example is not None:
+            mapped = [place for place in self._waiting if place.is_mapped]
+            for place in (*reversed(mapped), self._current):  # that one was mapped in its turn, too
+                if place.example is not None:
                     self._mapper.take_back(place.example)
             self._waiting.clear()
             self.ahead = 0
