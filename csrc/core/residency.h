@@ -200,8 +200,9 @@ class Residency final : RecordOwner {
   void unlink(uint32_t frame);
   std::shared_ptr<ReadBatch> load(std::unique_lock<std::mutex>& lock, const std::vector<uint32_t>& slots,
                                   const Plan* plan, Room& room);
-  uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);    // for a batch
-  std::vector<uint64_t> loads_of(const uint32_t* slots, size_t n) const;  // that their rows are still on the way with
+  uint32_t take_frame(std::unique_lock<std::mutex>& lock, Room& room);  // for a batch
+  // The numbers of the loads that bring rows of these slots.
+  std::vector<uint64_t> loads_of(const uint32_t* slots, size_t n) const;
   std::deque<Load>::iterator find_load(uint64_t number);
   // Waits for a load; rows that did not come are where they were.
   void settle(std::unique_lock<std::mutex>& lock, uint64_t number);

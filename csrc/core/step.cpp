@@ -157,7 +157,8 @@ void Step::read(Part& part) const {
                              [&](int r) { part.table->finish(cold[static_cast<size_t>(r)], part.copies.data()); });
 }
 
-Step::Reads::Reads(Step& step, const std::vector<Part*>& parts) : parts_(parts) {
+// Delegates, so that the destructor runs where a part cannot begin.
+Step::Reads::Reads(Step& step, const std::vector<Part*>& parts) : Reads(parts) {
   ThreadPool::instance().run(static_cast<int>(parts_.size()),
                              [&](int i) { step.begin_read(*parts_[static_cast<size_t>(i)]); });
 }

@@ -208,6 +208,8 @@ class Step {
     Reads& operator=(const Reads&) = delete;
 
    private:
+    explicit Reads(const std::vector<Part*>& parts) : parts_(parts) {}
+
     const std::vector<Part*> parts_;
   };
   class Numbers;

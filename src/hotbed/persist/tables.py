@@ -68,7 +68,7 @@ class LiveRows:
         self.num_rows = len(table)
         self.changes = False
         self.scalars = table.scalars()
-        self.read_bytes = 0  # it does not count them
+        self.read_bytes = 0  # an export does not count what it reads
         self.rows = table.export
         self.candidates = table.candidates
         self.sketch = table.sketch
