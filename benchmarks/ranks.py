@@ -455,14 +455,16 @@ def measure_save(a: argparse.Namespace) -> None:
     print_head("rows", "one process, MiB/s", "two", "two beside one")
     job = Job("perceptron 64-32", 1, batch=65_536, ids=0)
     rates: list[list[float]] = [[], []]
-    for _ in range(a.rounds):
-        for own, size in zip(rates, (1, 2), strict=True):
-            with ranks_of(job, size) as ranks:
-                num_rows = sum(ranks.ask("grow", a.rows))
+    with ranks_of(job, 1) as one, ranks_of(job, 2) as two:
+        num_rows = {sum(ranks.ask("grow", a.rows)) for ranks in (one, two)}
+        assert len(num_rows) == 1
+        for _ in range(a.rounds):
+            for own, ranks in zip(rates, (one, two), strict=True):
                 own.append(float(np.median(ranks.ask("save", 3)[0])))
-            shutil.rmtree(f"build/saved-{size}")
-    one, two = (np.array(own) for own in rates)
-    print_row(f"{num_rows:,}", *(f"{np.median(own):,.0f}" for own in rates), spread(two / one))
+    for size in (1, 2):
+        shutil.rmtree(f"build/saved-{size}")
+    ratio = spread(np.divide(rates[1], rates[0]))
+    print_row(f"{num_rows.pop():,}", *(f"{np.median(own):,.0f}" for own in rates), ratio)
 
 
 def measure_torchrec(a: argparse.Namespace) -> None:

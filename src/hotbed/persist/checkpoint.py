@@ -228,7 +228,14 @@ def track_changes(tables: Iterable[Table]) -> bool:
     return True
 
 
-def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None = None) -> Saved:
+def write(
+    where: Where,
+    captured: Capture,
+    keep: int = 1,
+    parent: Saved | None = None,
+    *,
+    stands_back: bool = True,
+) -> Saved:
     """Write a capture as the newest checkpoint under `where` and close it.
 
     Args:
@@ -237,6 +244,7 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
         keep: number of fulls that are kept, each with the deltas on it.
         parent: the checkpoint that it descends from. A capture of changes needs it, and becomes a
             delta on it. None: `State.parent` counts.
+        stands_back: whether it pauses while other threads of the process work, as in training.
 
     Raises:
         PersistError: the disk refuses, or the parent is gone. The state that was newest stays so,
@@ -247,7 +255,7 @@ def write(where: Where, captured: Capture, keep: int = 1, parent: Saved | None =
     shard.enter("save", captured.manifest.counters.get("steps", 0))
     try:
         with ExitStack() as opened:
-            writer = _opened(where, shard, opened)
+            writer = _opened(where, shard, opened, stands_back=stands_back)
             saved = _write(writer, captured, parent)
         is_saved = True
     finally:
@@ -281,16 +289,23 @@ def _retain(where: Where, keep: int) -> None:
         log.warning("%s: older checkpoints are kept: %s", where, error)
 
 
-def _opened(where: Where, shard: Shard, opened: ExitStack) -> CheckpointWriter:
+def _opened(
+    where: Where, shard: Shard, opened: ExitStack, *, stands_back: bool
+) -> CheckpointWriter:
     """Return a writer of a new checkpoint, which all processes write."""
     writers = []
+
+    def enter(draft: str | None) -> None:
+        writer = CheckpointWriter(where, draft, stands_back=stands_back)
+        writers.append(opened.enter_context(writer))
+
     with shard.together():
         if shard.is_first:
-            writers.append(opened.enter_context(CheckpointWriter(where)))
+            enter(None)
     draft = shard.from_first(lambda: writers[0].draft)
     with shard.together():
         if not shard.is_first:
-            writers.append(opened.enter_context(CheckpointWriter(where, draft)))
+            enter(draft)
     return writers[0]
 
 
@@ -385,7 +400,8 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
                 locked.enter_context(_only_writer(store))
                 # raises if CURRENT is lost: retention would remove the states
                 store.newest_state()
-        return write(where, _capture(state, tuple(tables), changes=False), keep)
+        captured = _capture(state, tuple(tables), changes=False)
+        return write(where, captured, keep, stands_back=False)
 
 
 @contextlib.contextmanager

@@ -118,6 +118,7 @@ class CheckpointWriter:
         root: where checkpoints lie.
         draft: `draft` of the writer in another process, whose checkpoint this one writes files of;
             that one commits them. None: a checkpoint of its own.
+        stands_back: whether it pauses while other threads of the process work, as in training.
 
     Example:
         >>> with CheckpointWriter(root) as writer:
@@ -125,12 +126,15 @@ class CheckpointWriter:
         ...     saved = writer.commit(manifest)
     """
 
-    def __init__(self, root: Where | CheckpointStore, draft: str | None = None) -> None:
+    def __init__(
+        self, root: Where | CheckpointStore, draft: str | None = None, *, stands_back: bool = True
+    ) -> None:
         self.store = root if isinstance(root, CheckpointStore) else open_store(root)
         self.files: dict[str, HashedFile] = {}
         self._others: dict[str, FileEntry] = {}
         with writing(self._place):
             self._draft = self.store.draft(draft)
+        self._draft.threads.stands_back = stands_back
 
     def __enter__(self) -> CheckpointWriter:
         return self

@@ -56,9 +56,14 @@ class SaveThreads:
     it pauses for BACKGROUND times what the last pieces took, so that a save takes a sixth of one
     processor. A longer save would disturb as much, and would keep more of the rows apart that
     training changes meanwhile.
+
+    Attributes:
+        stands_back: whether `pace` pauses. A save that training waits for does not: the other
+            threads that work then carry its own messages between ranks.
     """
 
     def __init__(self) -> None:
+        self.stands_back = True
         self.hash = _thread()
         self.write = _thread()
         self.sync = _thread()
@@ -73,6 +78,8 @@ class SaveThreads:
 
     def pace(self) -> None:
         """Pause if other threads work. The thread that saves calls it after each piece."""
+        if not self.stands_back:
+            return
         now = self._clocks()
         last = self._last
         wall = now.wall - last.wall

@@ -58,10 +58,12 @@ class Draft(ABC):
     Attributes:
         folder: the name of the checkpoint.
         place: where its files lie until then; a process that joins needs it.
+        threads: those that write its files.
     """
 
     folder: str
     place: str
+    threads: SaveThreads
 
     @abstractmethod
     def create(self, name: str) -> HashedFile:
@@ -313,17 +315,17 @@ class _JoinedDraft(Draft):
     def __init__(self, partial: Path) -> None:
         self.place = partial.name
         self._partial = partial
-        self._threads = SaveThreads()
+        self.threads = SaveThreads()
 
     def create(self, name: str) -> HashedFile:
         file = LocalFile(self._partial / name)
-        return HashedFile(file, self._threads, file.finish)
+        return HashedFile(file, self.threads, file.finish)
 
     def publish(self, manifest: bytes) -> None:
         raise AssertionError("who opened the draft publishes it")
 
     def discard(self) -> None:
-        self._threads.close()
+        self.threads.close()
 
 
 class _LocalDraft(_JoinedDraft):
@@ -334,10 +336,10 @@ class _LocalDraft(_JoinedDraft):
         super().__init__(partial)
 
     def publish(self, manifest: bytes) -> None:
-        self._threads.settle()
+        self.threads.settle()
         with self.create(MANIFEST_FILE) as file:
             file.write(manifest)
-        self._threads.settle()
+        self.threads.settle()
         for path in self._partial.rglob("*"):
             if path.is_dir():
                 files.sync_folder(path)
@@ -541,15 +543,15 @@ class _ObjectDraft(Draft):
     def __init__(self, store: ObjectStore, folder: str, *, is_open: bool) -> None:
         self.folder = self.place = folder
         self._store = store
-        self._threads = SaveThreads()
+        self.threads = SaveThreads()
         self._open = is_open  # to be removed, unless it is published
 
     def create(self, name: str) -> HashedFile:
         file = self._store.open(f"{self.folder}/{name}")
-        return HashedFile(file, self._threads, file.close)
+        return HashedFile(file, self.threads, file.close)
 
     def publish(self, manifest: bytes) -> None:
-        self._threads.settle()
+        self.threads.settle()
         name = f"{self.folder}/{MANIFEST_FILE}"
         if not self._store.create(name, manifest):
             raise PersistError(
@@ -559,7 +561,7 @@ class _ObjectDraft(Draft):
         self._open = False
 
     def discard(self) -> None:
-        self._threads.close()
+        self.threads.close()
         if self._open:
             self._store.remove(self.folder)
             self._open = False

@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
 from hotbed.persist import sink
-from hotbed.persist.checkpoint import State, save
+from hotbed.persist.checkpoint import State, capture, save, write
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,28 @@ def test_a_save_stands_back_while_other_threads_work_and_only_then(monkeypatch: 
     workers.close()
 
 
-def test_a_save_looks_after_each_piece_whether_to_stand_back(
+def test_a_save_looks_after_each_piece_whether_to_stand_back_unless_training_waits_for_it(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    looked: list[int] = []
-    monkeypatch.setattr(sink.SaveThreads, "pace", lambda self: looked.append(1))
+    looked: list[bool] = []
+    monkeypatch.setattr(sink.SaveThreads, "pace", lambda self: looked.append(self.stands_back))
     table = hb.Table("t", 16)
     table.find_or_insert(np.arange(100_000))
-    saved = save(tmp_path, State(tables={"t": table}))
+    state = State(tables={"t": table})
+    saved = write(tmp_path, capture(state))
+    assert looked == [True] * len(looked)
     assert len(looked) >= saved.bytes // (2 * sink.PIECE_BYTES)
+    looked.clear()
+    save(tmp_path, state)
+    assert looked == [False] * len(looked)
+    assert looked
+
+
+def test_a_save_that_training_waits_for_does_not_stand_back(monkeypatch: Any) -> None:
+    workers = sink.SaveThreads()
+    workers.stands_back = False
+    monkeypatch.setattr(sink.time, "sleep", lambda seconds: pytest.fail("it paused"))
+    clocks = sink.Clocks(1e9, 1e9, 0.0, 1e9)  # other threads had all processors to themselves
+    monkeypatch.setattr(sink.SaveThreads, "_clocks", lambda self: clocks)
+    workers.pace()
+    workers.close()
