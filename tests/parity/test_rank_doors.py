@@ -81,6 +81,10 @@ def read_by_all(folder: str) -> dict[str, str]:
         "evaluate": error_of(lambda: run.evaluate(job)),
         "predict": error_of(lambda: run.predict(job)),
         "online": error_of(lambda: run.online(job)),
+        "export": error_of(lambda: run.export(job)),
+        "export of states": error_of(lambda: run.export_state("saved-0", "exported")),
+        "publish": error_of(lambda: run.publish(job, "published")),
+        "publication of states": error_of(lambda: run.publish("saved-0", "published")),
         "other": error_of(lambda: hb.load(f"{folder}/other-{rank}")),
         "torn": error_of(lambda: hb.load(f"{folder}/torn-{rank}")),
     }
@@ -119,6 +123,10 @@ def test_a_state_that_one_rank_does_not_see_or_sees_otherwise_is_refused_by_name
         "evaluate": f"ConfigError: rank {last}: job: not trained yet",
         "predict": f"ConfigError: rank {last}: job: not trained yet",
         "online": f"FormatError: rank {last}: model/checkpoint: there is no checkpoint",
+        "export": f"ConfigError: rank {last}: job: not trained yet",
+        "export of states": f"FormatError: rank {last}: saved-0: there is no checkpoint",
+        "publish": f"ConfigError: rank {last}: job: not trained yet",
+        "publication of states": f"FormatError: rank {last}: saved-0: there is no checkpoint",
         "torn": f"FormatError: rank {last}: {torn}",
     }
     for name, start in starts.items():

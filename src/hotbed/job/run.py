@@ -404,8 +404,9 @@ def predict_files(
 
 def export(job: Job, out: Where | None = None) -> Exported:
     """Freeze the job's newest model for servers; `out`: None is `export` in the job's output."""
-    states = trained(job)
-    model = _with_grains_of(states, job).rec_model(job.schema_of(states)).restore(states)
+    with together():
+        states = trained(job)
+    model = _described(job).restore(states)
     return _export(model, states, out or job.output_path("export"))
 
 
@@ -417,7 +418,18 @@ def export_state(states: Where, out: Where) -> Exported:
     """
     from hotbed.persist.format import open_checkpoint
 
-    return _export(_rebuilt(states, open_checkpoint(states)), states, out)
+    with together():
+        reader = open_checkpoint(states)
+    return _export(_rebuilt(states, reader), states, out)
+
+
+def _described(job: Job) -> RecModel:
+    """Return the model of a job as its states describe it, without what they hold."""
+    with together():
+        states = trained(job)
+        schema = job.schema_of(states)
+        job = _with_grains_of(states, job)
+    return job.rec_model(schema)
 
 
 def _rebuilt(states: Where, reader: Reader) -> RecModel:
@@ -459,18 +471,22 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
     """
     import hotbed as hb
 
-    states = trained(what) if isinstance(what, Job) else what
-    reader = hb.checkpoints.open_checkpoint(states)
-    if state is not None:
-        reader = open_state(states, state)
+    with together():
+        states = trained(what) if isinstance(what, Job) else what
+        reader = hb.checkpoints.open_checkpoint(states)
+        if state is not None:
+            reader = open_state(states, state)
     if isinstance(what, Job):
-        newest_schema = what.schema_of(trained(what))
-        model = _with_grains_of(states, what).rec_model(newest_schema).restore(reader)
+        model = _described(what).restore(reader)
     else:
         model = _rebuilt(states, reader)
-    publisher = hb.PublishDirectory(to, keep)
-    publisher.graph = model.graph()
-    return Published(reader.folder, to, from_first(lambda: publisher.publish(reader)))
+
+    def version() -> Saved | None:
+        publisher = hb.PublishDirectory(to, keep)
+        publisher.graph = model.graph()
+        return publisher.publish(reader)
+
+    return Published(reader.folder, to, from_first(version))
 
 
 def _export(model: RecModel, states: Where, out: Where) -> Exported:

@@ -7,11 +7,10 @@ import hashlib
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,6 +28,8 @@ from .traffic import Traffic
 LONGEST_PAUSE = 1.0
 """Seconds after which a rank that works for long says again that it does."""
 T = TypeVar("T")
+_Message = tuple[bool, Any, Exception | None]
+"""From rank 0: whether it is the last, what was made, and the error of making it."""
 
 
 @dataclass
@@ -86,10 +87,6 @@ class Ranks:
     def another(self) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
         return Ranks(connect_again(call_timeout()))
-
-    def patient(self) -> PatientRanks:
-        """Return the same ranks with connections of their own, for saves."""
-        return PatientRanks(connect_again(call_timeout()))
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -165,11 +162,13 @@ class Ranks:
     def together(self) -> Iterator[None]:
         """Raise an error of the block on every rank: that of the first rank that has one.
 
-        Its message names the rank, unless all of them have one.
+        Its message names the rank, unless all of them have one. The block may take as long as it
+        must: this rank says meanwhile that it is at work. No other call is made within.
         """
         own_error: Exception | None = None
         try:
-            yield
+            with self._at_work(self._ended_everywhere):
+                yield
         except Exception as error:
             own_error = error
         try:
@@ -186,22 +185,77 @@ class Ranks:
         raise raised
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """Return what `make` returns on rank 0, on every rank; an error is raised on each."""
-        message: list[Any] = [None]
+        """Return what `make` returns on rank 0, on every rank; an error is raised on each.
+
+        `make` may take as long as it must: rank 0 says meanwhile that it is at work.
+        """
+        message: _Message = (False, None, None)
         own_error: Exception | None = None
         if self.rank == 0:
-            try:
-                message = [(make(), None)]
-            except Exception as error:
-                own_error = error
-                message = [(None, _portable(error))]
-        with self._calling():
-            dist.broadcast_object_list(message, src=0, group=self._group)
-        value: T
-        value, received = message[0]
+            with self._at_work(self._still_making):
+                try:
+                    message = (True, make(), None)
+                except Exception as error:
+                    own_error = error
+                    message = (True, None, _portable(error))
+            self._from_first(message)
+        while not message[0]:
+            message = self._from_first(message)
+        _, value, received = message
         if received is not None:
             raise own_error or received
-        return value
+        return cast(T, value)
+
+    def _from_first(self, message: _Message) -> _Message:
+        """Return the message of rank 0."""
+        messages = [message]
+        with self._calling():
+            dist.broadcast_object_list(messages, src=0, group=self._group)
+        return messages[0]
+
+    def _still_making(self, is_done: bool) -> bool:
+        """Let the others wait on in `from_first`, unless what they wait for is made."""
+        if not is_done:
+            self._from_first((False, None, None))
+        return is_done
+
+    def _ended_everywhere(self, is_done: bool) -> bool:
+        """Tell the others whether the block of `together` is done here; return whether all are."""
+        return bool(self.gather(torch.tensor([int(is_done)])).all())
+
+    @contextmanager
+    def _at_work(self, tell: Callable[[bool], bool]) -> Iterator[None]:
+        """Tell the others now and then whether the block is done, on a thread.
+
+        They wait for it, but not for a process that stands still.
+
+        Args:
+            tell: is called with whether the block is done, until it returns True.
+
+        Raises:
+            RankLost: another rank is gone, or stands still.
+        """
+        done = threading.Event()
+        pause = min(LONGEST_PAUSE, call_timeout().total_seconds() / 4)
+        lost: list[RankLost] = []
+
+        def answer() -> None:
+            try:
+                done.wait(pause)
+                while not tell(done.is_set()):
+                    done.wait(pause)
+            except RankLost as error:
+                lost.append(error)
+
+        thread = threading.Thread(target=answer, name="hotbed-at-work", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        if lost:
+            raise lost[0]
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError, on every rank, if their software or a setting differs."""
@@ -215,57 +269,6 @@ class Ranks:
                     f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
                     "the same seed on each rank."
                 )
-
-
-class PatientRanks(Ranks):
-    """Ranks that work for as long as they must in `together` and `from_first`, such as to write.
-
-    A thread says now and then that this rank is at work. So the others wait for it, but not for a
-    process that stands still.
-    """
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        with super().together(), self._at_work():
-            yield
-
-    def from_first(self, make: Callable[[], T]) -> T:
-        outcome: Future[T] = Future()
-        with self._at_work():
-            if self.rank == 0:
-                try:
-                    outcome.set_result(make())
-                except Exception as error:
-                    outcome.set_exception(error)
-        return super().from_first(outcome.result)
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Leave the block when all ranks are done with it; no other call is made within."""
-        done = threading.Event()
-        lost: list[RankLost] = []
-
-        def answer() -> None:
-            pause = 0.01
-            longest = min(LONGEST_PAUSE, call_timeout().total_seconds() / 4)
-            every = torch.zeros(self.size, 1)
-            try:
-                while not every.all():
-                    done.wait(pause)
-                    pause = min(2 * pause, longest)
-                    every = self.gather(torch.tensor([float(done.is_set())]))
-            except RankLost as error:
-                lost.append(error)
-
-        thread = threading.Thread(target=answer, name="hotbed-at-work", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-        if lost:
-            raise lost[0]
 
 
 def together() -> AbstractContextManager[None]:

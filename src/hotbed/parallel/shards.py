@@ -93,7 +93,7 @@ class RankShard(Shard):
         self.rank = ranks.rank
 
     def another(self) -> Shard:
-        return RankShard(self._ranks.patient(), self._placement)
+        return RankShard(self._ranks.another(), self._placement)
 
     def enter(self, phase: str, step: int | None = None) -> None:
         place = self._ranks.place

@@ -56,8 +56,7 @@ class BestWeights(Judge):
     def on_fit_end(self, run: Run) -> None:
         try:
             if self._step not in (-1, run.step):
-                with run.learner.shard.together():  # the folder stays until all have read it
-                    run.model.restore(self._folder(run))
+                run.model.restore(self._folder(run))  # ends when all have read the folder
         finally:
             self._temporary_name = ""
             if self._temporary is not None:
