@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.persist.checkpoint import Saver, State, capture, restore
+from hotbed.persist.checkpoint import State, capture
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.restoring import restore
+from hotbed.persist.saver import Saver
 
 FEATURES, DIM = 8, 16
 

@@ -90,6 +90,7 @@ TORCH = (
     "training/",
     "persist/checkpoint",
     "persist/network",
+    "persist/restoring",
     "persist/publish/export",
     "persist/publish/plain/",
     "persist/publish/rejection",

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.persist.checkpoint import State, restore, save
+from hotbed.persist.checkpoint import State, save
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.restoring import restore
 
 HERE = Path(__file__).parent
 

@@ -4,10 +4,9 @@
 Example:
     >>> state = State(network=network, tables=tables, optimizers={"dense": optimizer})
     >>> saved = save(path, state)
-    >>> restore(open_checkpoint(path), state)
 
-During training, `capture` takes the state between two steps, and a `Saver` writes it on another
-thread.
+`restoring` loads it again. During training, `capture` takes the state between two steps, and a
+`Saver` writes it on another thread.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -26,15 +24,14 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from hotbed.config import build, describe
+from hotbed.config import describe
 from hotbed.connectors.live import SavedRows
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, PersistError, RankLost
+from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
-from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import WHOLE, Shard
 from hotbed.persist.chain import compact
-from hotbed.persist.format import CheckpointWriter, Reader, Saved, open_link
+from hotbed.persist.format import CheckpointWriter, Saved, open_link
 from hotbed.persist.manifest import (
     DENSE_FILE,
     PROGRESS_FILE,
@@ -47,26 +44,15 @@ from hotbed.persist.manifest import (
     encode,
     packed,
 )
-from hotbed.persist.network import (
-    flatten,
-    load_network,
-    load_table_groups,
-    network_misfit,
-    network_tensors,
-    set_rate,
-    unflatten,
-)
+from hotbed.persist.network import flatten, network_tensors
 from hotbed.persist.open_rows import write_open_rows
-from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.retention import retain
 from hotbed.persist.store import JOURNAL, CheckpointStore, LocalStore, open_store
 from hotbed.persist.tables import (
     CapturedRows,
     CapturedTable,
     LiveRows,
-    check_rows,
     joined_scalars,
-    load_table,
     write_rows,
     write_waiting,
 )
@@ -112,9 +98,6 @@ class State:
     version: int = 0
     parent: str | None = None
     shard: Shard = WHOLE
-
-
-# --- saving -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -419,274 +402,3 @@ def _package_version() -> str:
         return metadata.version("hotbed")
     except metadata.PackageNotFoundError:
         return "0"
-
-
-# --- restoring ----------------------------------------------------------------------------------
-
-
-def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
-    """Load a checkpoint into network, tables and optimizers, which were built alike.
-
-    Every file is checked before anything changes. `reader.progress` and `reader.random` are for
-    the caller.
-
-    Args:
-        reader: the checkpoint.
-        state: the network, tables and optimizers to load.
-        allow: names of fields that may differ although the state means something else with them;
-            see docs/persist.md.
-
-    Raises:
-        FormatError: a file is bad; the message names it.
-        PersistError: a field, parameter, table or optimizer does not fit; the message names it.
-    """
-    shard = state.shard
-    check_one_state(reader, shard.gathered(reader.manifest.digest))
-    with shard.together():
-        tensors, accepted = _checked(reader, state, allow)
-    with shard.together():
-        if state.network is not None:
-            load_network(state.network, tensors)
-        for name in reader.table_names:
-            load_table(reader, name, state.tables[name], shard)
-        _load_optimizers(reader, state, tensors, accepted)
-    every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
-    for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
-        check_rows(reader.newest_link, name, sum(counts))
-
-
-def check_one_state(reader: Reader, digests: Sequence[str]) -> None:
-    """Raise PersistError if the digests of the states that several processes opened differ."""
-    if any(digest != digests[0] for digest in digests):
-        raise PersistError(
-            f"{reader.folder}: all ranks must read one state, got digests "
-            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder "
-            "that they share."
-        )
-
-
-def _checked(
-    reader: Reader, state: State, allow: Sequence[str]
-) -> tuple[Mapping[str, Tensor], set[str]]:
-    """Check all that will be loaded; return the tensors, and the names of accepted changes."""
-    folder = reader.folder
-    if reader.manifest.contents == "values":
-        raise PersistError(
-            f"{folder}: expected a state, got published values. Give the path that training saves "
-            "to."
-        )
-    reader.verify(state.shard.owned)
-    if set(reader.table_names) != set(state.tables):
-        raise PersistError(
-            f"{folder}: it has tables {sorted(reader.table_names)}, got a network with "
-            f"{sorted(state.tables)}. Build the network as it was when it was saved."
-        )
-    tensors = _loaded_tensors(reader)
-
-    def misfit() -> str:
-        return _misfit(reader, state, tensors)
-
-    accepted = compare(folder, *_meanings(reader, state), allow, misfit)
-    if reason := misfit():
-        raise PersistError(
-            f"{folder}: the model has other shapes, got this: {reason}. Build it as it was when it "
-            "was saved."
-        )
-    for entry in reader.manifest.tables:
-        state.tables[entry.name].check_clock(entry.scalars)
-    return tensors, accepted
-
-
-def _load_optimizers(
-    reader: Reader, state: State, tensors: Mapping[str, Tensor], accepted: set[str]
-) -> None:
-    dense = reader.manifest.dense
-    optimizers: Mapping[str, Any] = {} if dense is None else dense.optimizers
-    for name, optimizer in state.optimizers.items():
-        if optimizer is not None and name in optimizers:
-            try:
-                _load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
-            except PersistError as error:
-                raise PersistError(f"{reader.folder}: {error}") from error
-
-
-def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:
-    """Return which table or parameter has another shape than the checkpoint's; "" for none."""
-    for entry in reader.manifest.tables:
-        table = state.tables[entry.name]
-        if table.dim != entry.config["dim"]:
-            return f"table {entry.name!r} has dim {entry.config['dim']} there, and {table.dim} here"
-        if describe(table.rule) == entry.config["rule"]:
-            continue
-        width = build(entry.config, Table, f"tables.{entry.name}").state_width
-        if table.state_width != width:
-            return (
-                f"a row of table {entry.name!r} has {width} numbers of optimizer state there, and "
-                f"{table.state_width} here"
-            )
-    if state.network is None:
-        return ""
-    return network_misfit(state.network, state.rows, tensors)
-
-
-def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
-    """Return what the checkpoint means, and what `state` does.
-
-    Parts that one of them does not describe are left out of both.
-    """
-    manifest = reader.manifest
-    configs = {entry.name: entry.config for entry in manifest.tables}
-    schema = None if state.schema is None else manifest.schema
-    model = None if state.model is None else manifest.model
-    own_configs = {name: describe(table.config) for name, table in state.tables.items()}
-    own_schema = None if schema is None else state.schema
-    own_model = None if model is None else state.model
-    return meaning(configs, schema, model), meaning(own_configs, own_schema, own_model)
-
-
-def _loaded_tensors(reader: Reader) -> dict[str, Tensor]:
-    data = reader.dense()
-    if not data:
-        return {}
-    # clones lie where torch's allocator aligns them: with other alignments kernels may give other
-    # last bits
-    tensors = safetensors.torch.load(bytes(data))
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _load_optimizer(
-    optimizer: torch.optim.Optimizer,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    plain: Mapping[str, Any],
-    accepted: set[str],
-) -> None:
-    """Load the state of an optimizer; learning rates in `accepted` stay as they were built."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    if isinstance(optimizer, SparseOptimizer):
-        load_table_groups(optimizer, plain)
-    else:
-        unflatten(optimizer, name, tensors, plain)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
-        if accepted.intersection(fields or ["optimizer.lr"]):
-            set_rate(group, rate)
-
-
-def warm_start_network(network: nn.Module, checkpoint: Reader, names: Mapping[str, str]) -> None:
-    """Load parameters and buffers of another job's network into a network of this one.
-
-    Args:
-        network: the network of this job.
-        checkpoint: the state of the other job.
-        names: names of parameters here to names there.
-
-    Raises:
-        PersistError: a name is unknown, or a shape differs; nothing has changed.
-        FormatError: the file is bad; nothing has changed.
-    """
-    targets = dict(network.named_parameters()) | dict(network.named_buffers())
-    tensors = _loaded_tensors(checkpoint)
-    sources = {here: tensors.get(f"network/{there}") for here, there in names.items()}
-    for here, there in names.items():
-        source = sources[here]
-        if here not in targets or source is None or source.shape != targets[here].shape:
-            raise PersistError(
-                f"warm start: parameter {here!r} takes one of its shape, "
-                f"{_shape_of(targets.get(here))}, got {there!r} of {_shape_of(source)}. "
-                "Leave it out."
-            )
-    with torch.no_grad():
-        for here, source in sources.items():
-            assert source is not None
-            targets[here].copy_(source)
-
-
-def _shape_of(tensor: Tensor | None) -> list[int] | str:
-    return "nothing" if tensor is None else list(tensor.shape)
-
-
-# --- on another thread --------------------------------------------------------------------------
-
-
-class Saver:
-    """Writes captures under one path, one at a time, each on a thread of its own.
-
-    A save that fails raises PersistError at the next `submit` or `wait`. The last good state stays
-    the newest, and the next capture has to be a full.
-
-    Example:
-        >>> saver = Saver("model", keep=2)
-        >>> if not saver.busy:
-        ...     saver.submit(capture(state, changes=not saver.needs_full))
-        >>> saved = saver.wait()
-    """
-
-    def __init__(self, where: Where, keep: int = 1) -> None:
-        self._where = where
-        self._keep = keep
-        self._writing: Future[Saved] | None = None
-        self._last: Saved | None = None
-        self._failed = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether a capture is being written."""
-        return self._writing is not None and not self._writing.done()
-
-    @property
-    def needs_full(self) -> bool:
-        """Whether the next capture has to be a full: it is the first, or the last save failed."""
-        writing = self._writing
-        if writing is None:
-            return self._failed or self._last is None
-        has_failed = writing.done() and writing.exception() is not None
-        return self._failed or has_failed
-
-    def submit(self, captured: Capture, *, merges: bool = False) -> None:
-        """Write `captured` on a thread; wait first if another capture is still being written.
-
-        `merges`: make a full of changes and of the files before them.
-
-        Raises:
-            PersistError: the save before failed, or a full is needed and this is a capture of
-                changes. `captured` is closed.
-        """
-        try:
-            self.wait()
-            if captured.changes and self.needs_full:
-                raise PersistError(
-                    f"{self._where}: a full is needed first, got a capture of changes. "
-                    "Capture with changes=not saver.needs_full."
-                )
-        except BaseException:
-            captured.close(saved=False)
-            raise
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotbed-saver")
-        work = write_merged if merges else write
-        self._writing = self._thread.submit(work, self._where, captured, self._keep, self._last)
-        self._thread.shutdown(wait=False)  # it ends with the save
-
-    def wait(self) -> Saved | None:
-        """Return the last checkpoint once nothing is being written; None before the first.
-
-        Raises:
-            PersistError: the save failed.
-            RankLost: another process is gone, or stands still.
-        """
-        writing = self._writing
-        self._writing = None
-        if writing is not None:
-            self._failed = True  # until there is a result
-            try:
-                self._last = writing.result()
-            except (PersistError, RankLost):
-                raise
-            except Exception as error:
-                raise PersistError(
-                    f"{self._where}: not saved, got {error!r}. The last good state stays newest."
-                ) from error
-            finally:
-                self._thread.shutdown()
-            self._failed = False
-        return self._last

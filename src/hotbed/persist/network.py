@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import PersistError
 from hotbed.optim.sparse import SparseOptimizer
+from hotbed.persist.format import Reader
 
 _NOT_LOADED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _LISTS = ("params", "tables")  # members of groups that torch or the tables' optimizer keep as lists
@@ -43,6 +45,45 @@ def network_misfit(
         if here != there:
             return f"parameter {name!r} is {there} there, and {here} here"
     return ""
+
+
+def read_tensors(reader: Reader) -> dict[str, Tensor]:
+    """Return the tensors of the dense part, by name."""
+    data = reader.dense()
+    if not data:
+        return {}
+    # clones lie where torch's allocator aligns them: with other alignments kernels may give other
+    # last bits
+    tensors = safetensors.torch.load(bytes(data))
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def warm_start_network(network: nn.Module, checkpoint: Reader, names: Mapping[str, str]) -> None:
+    """Load parameters and buffers of another job's network into a network of this one.
+
+    Args:
+        network: the network of this job.
+        checkpoint: the state of the other job.
+        names: names of parameters here to names there.
+
+    Raises:
+        PersistError: a name is unknown, or a shape differs; nothing has changed.
+        FormatError: the file is bad; nothing has changed.
+    """
+    targets = dict(network.named_parameters()) | dict(network.named_buffers())
+    saved = _saved_tensors(read_tensors(checkpoint))
+    sources = {here: saved.get(there) for here, there in names.items()}
+    for here, there in names.items():
+        source = sources[here]
+        if here not in targets or source is None or source.shape != targets[here].shape:
+            raise PersistError(
+                f"warm start: parameter {here!r} takes one of its shape, "
+                f"{_shape(targets, here)}, got {there!r} of {_shape(saved, there)}. Leave it out."
+            )
+    with torch.no_grad():
+        for here, source in sources.items():
+            assert source is not None
+            targets[here].copy_(source)
 
 
 def _saved_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,7 +180,26 @@ def unflatten(
         ) from error
 
 
-def load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    plain: Mapping[str, Any],
+    accepted: set[str],
+) -> None:
+    """Load the state of an optimizer; learning rates in `accepted` stay as they were built."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if isinstance(optimizer, SparseOptimizer):
+        _load_table_groups(optimizer, plain)
+    else:
+        unflatten(optimizer, name, tensors, plain)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
+        if accepted.intersection(fields or ["optimizer.lr"]):
+            _set_rate(group, rate)
+
+
+def _load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> None:
     """Load learning rates, and what schedulers keep with them, by table.
 
     The groups of the checkpoint may be others: tables with one learning rate share a group.
@@ -157,7 +217,7 @@ def load_table_groups(optimizer: SparseOptimizer, plain: Mapping[str, Any]) -> N
                 group[key] = _revived(key, value)
 
 
-def set_rate(group: dict[str, Any], rate: Any) -> None:
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
     """Give a group the learning rate that it was built with, which was changed since the save."""
     group["lr"] = rate
     if "initial_lr" in group:

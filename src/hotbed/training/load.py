@@ -19,8 +19,8 @@ from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.optim.ranks import trains_together
 from hotbed.parallel import Ranks, together
 from hotbed.persist.check.manifest import NOT_BUILT
-from hotbed.persist.checkpoint import check_one_state
 from hotbed.persist.format import Reader, open_checkpoint, read_newest
+from hotbed.persist.restoring import check_one_state
 from hotbed.training.described import rebuilt_argument
 from hotbed.training.model import RecModel
 

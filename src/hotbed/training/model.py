@@ -29,13 +29,13 @@ from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import check_not_wrapped, speaks, trains_together
 from hotbed.optim.sparse import SparseOptimizer, dense_parameters
-from hotbed.persist import checkpoint
+from hotbed.persist import checkpoint, restoring
 from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
 from hotbed.persist.publish.plain import export_plain
 from hotbed.persist.publish.version import OnnxGraph
 from hotbed.persist.store import open_store, write_text
-from hotbed.persist.tables import warm_start
+from hotbed.persist.warm_starts import warm_start
 from hotbed.persist.words import types_there
 from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
@@ -429,7 +429,7 @@ class RecModel:
             with self.learner.shard.together():
                 path = open_checkpoint(path)
         reader = path
-        checkpoint.restore(reader, self.state(), allow)
+        restoring.restore(reader, self.state(), allow)
         self.learner.forget()
         self.schema = typed(self.schema, reader.schema, None)
         self.counters = {**self.counters, **reader.manifest.counters}
@@ -496,7 +496,7 @@ class RecModel:
             path: the checkpoint.
             rename: table there -> table here, or pairs of (regular expression for the name there,
                 what takes its place).
-            optimizer_state: also take optimizer state; see `hotbed.persist.tables.warm_start`.
+            optimizer_state: also take optimizer state; see `hb.checkpoints.warm_start`.
             now: as there.
             schema: of the data here; None: the one that the network was built with.
 

@@ -19,8 +19,9 @@ from torch import nn
 import hotbed as hb
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError, TableError
-from hotbed.persist.checkpoint import State, restore, save
+from hotbed.persist.checkpoint import State, save
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.restoring import restore
 
 pytestmark = pytest.mark.torch_core
 

@@ -29,11 +29,13 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError
 from hotbed.persist.chain import Replica
-from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist.checkpoint import State, capture, save, write
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import Saved, open_checkpoint
 from hotbed.persist.inspect import verify
-from hotbed.persist.tables import warm_start
+from hotbed.persist.restoring import restore
+from hotbed.persist.saver import Saver
+from hotbed.persist.warm_starts import warm_start
 
 RULE, POLICY = hb.Adagrad(lr=0.1), {"admit": hb.MinCount(2)}
 

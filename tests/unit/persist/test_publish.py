@@ -33,12 +33,13 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact
-from hotbed.persist.checkpoint import State, capture, restore, save, write
+from hotbed.persist.checkpoint import State, capture, save, write
 from hotbed.persist.format import Saved, open_checkpoint
 from hotbed.persist.inspect import verify
 from hotbed.persist.publish import Follower, PublishDirectory, Publisher, PublishTopic, TopicFeed
 from hotbed.persist.publish import topic as module
 from hotbed.persist.publish.version import OnnxGraph
+from hotbed.persist.restoring import restore
 from hotbed.testing import Broker
 from hotbed.testing.values import values_digest
 

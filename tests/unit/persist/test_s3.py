@@ -30,12 +30,14 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import FormatError, PersistError, StoreAway
 from hotbed.persist.chain import Replica, compact
-from hotbed.persist.checkpoint import Saver, State, capture, restore, save
+from hotbed.persist.checkpoint import State, capture, save
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import verify
 from hotbed.persist.manifest import Manifest
 from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.persist.restoring import restore
+from hotbed.persist.saver import Saver
 from hotbed.testing.values import values_digest
 
 pytestmark = pytest.mark.slow

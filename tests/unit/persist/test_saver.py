@@ -19,10 +19,12 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import PersistError
-from hotbed.persist import checkpoint as saver_module
-from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist import saver as saver_module
+from hotbed.persist.checkpoint import State, capture, save, write
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.restoring import restore
+from hotbed.persist.saver import Saver
 from hotbed.persist.store import MANIFEST_FILE
 
 

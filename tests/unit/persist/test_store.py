@@ -23,11 +23,13 @@ from torch import nn
 import hotbed as hb
 from hotbed.errors import ConfigError, FormatError, MissingExtra, PersistError
 from hotbed.persist.chain import compact
-from hotbed.persist.checkpoint import Saver, State, capture, restore, save, write
+from hotbed.persist.checkpoint import State, capture, save, write
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import CheckpointWriter, Saved, open_checkpoint
 from hotbed.persist.inspect import verify
 from hotbed.persist.manifest import Manifest
+from hotbed.persist.restoring import restore
+from hotbed.persist.saver import Saver
 from hotbed.persist.store import LocalStore, ObjectStore, open_store, split
 
 

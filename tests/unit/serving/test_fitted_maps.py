@@ -24,9 +24,10 @@ from hotbed.cli import show
 from hotbed.data.columns import ids_of
 from hotbed.data.fitted import FittedMap
 from hotbed.errors import FormatError
-from hotbed.persist.checkpoint import Saver, capture
+from hotbed.persist.checkpoint import capture
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.persist.saver import Saver
 from hotbed.serving.stores.fetched_maps import FetchedMaps
 
 from .conftest import Held, Process, Running, wait_for

@@ -21,8 +21,8 @@ from hotbed.errors import (
     SchemaError,
     ServingError,
 )
-from hotbed.persist.checkpoint import Saver
 from hotbed.persist.publish import Follower, PublishTopic
+from hotbed.persist.saver import Saver
 from hotbed.serving.server.scoring.models import Models
 from hotbed.testing import Broker, FakeStream
 

@@ -23,7 +23,7 @@ from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
 from hotbed.files import Lock
 from hotbed.optim.schedule import Warmup
-from hotbed.persist import checkpoint
+from hotbed.persist import saver
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.testing import FakeStream
@@ -163,7 +163,7 @@ def test_seconds_are_told_by_the_clock_of_the_run_also_while_idle(
 def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
     learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    written, write = threading.Event(), checkpoint.write
+    written, write = threading.Event(), saver.write
 
     def slow(*arguments: Any) -> Any:
         if arguments[1].manifest.version == 2:
@@ -179,7 +179,7 @@ def test_a_save_that_is_due_while_one_is_written_waits_for_it_not_for_training(
                 ):
                     pass
 
-    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(saver, "write", slow)
     learn(Release(), save={"every_steps": 2, "keep": 9})
     steps = [step for _, step in kinds(tmp_path / "state")]
     assert steps[:3] == [0, 2, 7]
@@ -338,7 +338,7 @@ def test_a_resumption_that_fails_leaves_the_state_as_it_was(learn: Any, tmp_path
 def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
     fails: int, learn: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: Any
 ) -> None:
-    write = checkpoint.write
+    write = saver.write
 
     def refuse(where: Any, captured: Any, *rest: Any) -> Any:
         if captured.manifest.version == fails:
@@ -346,7 +346,7 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
             raise PersistError("no space left")
         return write(where, captured, *rest)
 
-    monkeypatch.setattr(checkpoint, "write", refuse)
+    monkeypatch.setattr(saver, "write", refuse)
     save = {"every_steps": 2, "keep": 9, "wait": True}
     if fails == 10:
         with pytest.raises(PersistError, match="no space left"):
@@ -361,7 +361,7 @@ def test_a_save_that_fails_is_made_up_for_and_only_the_last_one_is_an_error(
             ("delta", 10),
         ]
     assert "no space left" in caplog.text
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr(saver, "write", write)
     learn(save=save)
     learn(path=tmp_path / "whole")
     assert digest(tmp_path / "state") == digest(tmp_path / "whole")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hotbed.compat.mx_rec.progress import BarrierHook, EvictionHook, SavingHook
     from hotbed.compat.mx_rec.ranks import ProgramRanks
     from hotbed.compat.mx_rec.updates import RowOptimizer
-    from hotbed.persist.checkpoint import Saver as Writer
+    from hotbed.persist.saver import Saver as Writer
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, MissingExtra, PersistError, RankLost
 from hotbed.files import Lock
 from hotbed.parallel import WHOLE
-from hotbed.persist.checkpoint import Saver, State, capture, track_changes
+from hotbed.persist.checkpoint import State, capture, track_changes
 from hotbed.persist.format import Reader, Saved, open_checkpoint
 from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.publish import Publisher
 from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
+from hotbed.persist.saver import Saver
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.decisions import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping

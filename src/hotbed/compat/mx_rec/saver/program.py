@@ -16,10 +16,10 @@ from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.parallel import Shard
-from hotbed.persist import checkpoint
 from hotbed.persist.checkpoint import State
 from hotbed.persist.format import Reader
 from hotbed.persist.network import random_state, set_random_state
+from hotbed.persist.restoring import restore
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
@@ -101,7 +101,7 @@ class Program:
                 "Saver: var_list has no dense optimizer; its state begins anew after a restoration"
             )
         shard = self._owner.shard
-        checkpoint.restore(reader, State(self._network(), tables, optimizers, shard=shard))
+        restore(reader, State(self._network(), tables, optimizers, shard=shard))
         progress: Any = reader.progress
         others = self._others()
         if len(others) != len(progress["objects"]):

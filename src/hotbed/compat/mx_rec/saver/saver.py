@@ -17,9 +17,9 @@ from hotbed.compat.mx_rec.saver.program import Program
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.files import Where
-from hotbed.persist.checkpoint import Saver as Writer
 from hotbed.persist.checkpoint import capture, track_changes
 from hotbed.persist.format import Reader, open_checkpoint
+from hotbed.persist.saver import Saver as Writer
 from hotbed.persist.store import JOURNAL, LocalStore, open_store
 from hotbed.training.decisions.eviction_schedule import TOPIC
 

@@ -16,7 +16,7 @@ from hotbed.compat.mx_rec.saver.saver import opened
 from hotbed.config import describe
 from hotbed.data.schema import Id, Schema
 from hotbed.errors import ConfigError
-from hotbed.persist import checkpoint, tables
+from hotbed.persist import network, warm_starts
 from hotbed.persist.format import Reader
 
 __all__ = ["WarmStartSettings", "warm_start"]
@@ -150,7 +150,7 @@ def _take(
     for name, table in rows.items():
         source = there.get(name, name)
         if settings.takes(name) and source in reader.table_names:
-            tables.warm_start(
+            warm_starts.warm_start(
                 {name: table},
                 reader,
                 {name: source, source: name},  # the table of this name there is not meant
@@ -166,7 +166,7 @@ def _take(
             for name, source in sources.items()
             if settings.takes(name) and source in parameters
         }
-        checkpoint.warm_start_network(model, reader, chosen)
+        network.warm_start_network(model, reader, chosen)
         names += chosen
     if not names:
         raise ConfigError(

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint into a network, tables and optimizers, all of it checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hotbed.config import build, describe
+from hotbed.embedding.table import Table
+from hotbed.errors import PersistError
+from hotbed.persist.checkpoint import State
+from hotbed.persist.format import Reader
+from hotbed.persist.network import load_network, load_optimizer, network_misfit, read_tensors
+from hotbed.persist.resume import Meaning, compare, meaning
+from hotbed.persist.tables import check_rows, load_table
+
+
+def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
+    """Load a checkpoint into network, tables and optimizers, which were built alike.
+
+    Every file is checked before anything changes. `reader.progress` and `reader.random` are for
+    the caller.
+
+    Args:
+        reader: the checkpoint.
+        state: the network, tables and optimizers to load.
+        allow: names of fields that may differ although the state means something else with them;
+            see docs/persist.md.
+
+    Raises:
+        FormatError: a file is bad; the message names it.
+        PersistError: a field, parameter, table or optimizer does not fit; the message names it.
+    """
+    shard = state.shard
+    check_one_state(reader, shard.gathered(reader.manifest.digest))
+    with shard.together():
+        tensors, accepted = _checked(reader, state, allow)
+    with shard.together():
+        if state.network is not None:
+            load_network(state.network, tensors)
+        for name in reader.table_names:
+            load_table(reader, name, state.tables[name], shard)
+        _load_optimizers(reader, state, tensors, accepted)
+    every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
+    for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
+        check_rows(reader.newest_link, name, sum(counts))
+
+
+def check_one_state(reader: Reader, digests: Sequence[str]) -> None:
+    """Raise PersistError if the digests of the states that several processes opened differ."""
+    if any(digest != digests[0] for digest in digests):
+        raise PersistError(
+            f"{reader.folder}: all ranks must read one state, got digests "
+            f"{[digest[:12] for digest in digests]}. Give each rank the same path, in a folder "
+            "that they share."
+        )
+
+
+def _checked(
+    reader: Reader, state: State, allow: Sequence[str]
+) -> tuple[Mapping[str, Tensor], set[str]]:
+    """Check all that will be loaded; return the tensors, and the names of accepted changes."""
+    folder = reader.folder
+    if reader.manifest.contents == "values":
+        raise PersistError(
+            f"{folder}: expected a state, got published values. Give the path that training saves "
+            "to."
+        )
+    reader.verify(state.shard.owned)
+    if set(reader.table_names) != set(state.tables):
+        raise PersistError(
+            f"{folder}: it has tables {sorted(reader.table_names)}, got a network with "
+            f"{sorted(state.tables)}. Build the network as it was when it was saved."
+        )
+    tensors = read_tensors(reader)
+
+    def misfit() -> str:
+        return _misfit(reader, state, tensors)
+
+    accepted = compare(folder, *_meanings(reader, state), allow, misfit)
+    if reason := misfit():
+        raise PersistError(
+            f"{folder}: the model has other shapes, got this: {reason}. Build it as it was when it "
+            "was saved."
+        )
+    for entry in reader.manifest.tables:
+        state.tables[entry.name].check_clock(entry.scalars)
+    return tensors, accepted
+
+
+def _load_optimizers(
+    reader: Reader, state: State, tensors: Mapping[str, Tensor], accepted: set[str]
+) -> None:
+    dense = reader.manifest.dense
+    optimizers: Mapping[str, Any] = {} if dense is None else dense.optimizers
+    for name, optimizer in state.optimizers.items():
+        if optimizer is not None and name in optimizers:
+            try:
+                load_optimizer(optimizer, name, tensors, optimizers[name], accepted)
+            except PersistError as error:
+                raise PersistError(f"{reader.folder}: {error}") from error
+
+
+def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:
+    """Return which table or parameter has another shape than the checkpoint's; "" for none."""
+    for entry in reader.manifest.tables:
+        table = state.tables[entry.name]
+        if table.dim != entry.config["dim"]:
+            return f"table {entry.name!r} has dim {entry.config['dim']} there, and {table.dim} here"
+        if describe(table.rule) == entry.config["rule"]:
+            continue
+        width = build(entry.config, Table, f"tables.{entry.name}").state_width
+        if table.state_width != width:
+            return (
+                f"a row of table {entry.name!r} has {width} numbers of optimizer state there, and "
+                f"{table.state_width} here"
+            )
+    if state.network is None:
+        return ""
+    return network_misfit(state.network, state.rows, tensors)
+
+
+def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
+    """Return what the checkpoint means, and what `state` does.
+
+    Parts that one of them does not describe are left out of both.
+    """
+    manifest = reader.manifest
+    configs = {entry.name: entry.config for entry in manifest.tables}
+    schema = None if state.schema is None else manifest.schema
+    model = None if state.model is None else manifest.model
+    own_configs = {name: describe(table.config) for name, table in state.tables.items()}
+    own_schema = None if schema is None else state.schema
+    own_model = None if model is None else state.model
+    return meaning(configs, schema, model), meaning(own_configs, own_schema, own_model)
