@@ -28,7 +28,7 @@ from hotbed.job.file import override, parse_value
 from hotbed.job.run import train
 from hotbed.prepare import Preparation, prepare
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
-from hotbed.training.decisions import checkpoint
+from hotbed.training import publishing
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +209,7 @@ def test_python_on_a_page_runs(
         (tmp_path / entry.name).symlink_to(entry)
     monkeypatch.chdir(tmp_path)
     # tracing it takes seconds; tests of publishing do
-    monkeypatch.setattr(checkpoint, "_graph", lambda run: None)
+    monkeypatch.setattr(publishing, "_graph", lambda run: None)
     given = names(page)
     before(page, given)
     code = blocks(page, "python")

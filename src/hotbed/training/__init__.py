@@ -9,9 +9,11 @@ load.py           load a model from a checkpoint
 loop.py           the only loop in Hotbed
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
 online.py         follow a stream: what `RecModel.online_train` adds to the loop
+publishing.py     Publishing: saved states are handed to a publisher
 sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that ranks share
 trained.py        the model that a run trains, as the loop and callbacks know it
 run.py            Run: where a training stands, and the callbacks that read and change it
+run_state.py      what a checkpoint holds of a run, and how a run resumes from it
 ahead/            the ids of coming batches are mapped to rows while earlier batches train
 auto/             ordinary torch models whose embeddings become tables: `hb.auto`
 callbacks/        the callbacks of `hb.callbacks`

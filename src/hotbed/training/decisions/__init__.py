@@ -3,5 +3,5 @@
 
 eviction_schedule.py  when stale rows leave the tables
 cores.py              how reading, mapping and the dense network share the cores
-checkpoint.py         when a state is saved, and what a resume needs
+checkpoint.py         when a state is saved, and where its decisions are recorded
 """

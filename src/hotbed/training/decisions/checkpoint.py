@@ -5,40 +5,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
 
 from hotbed import checks
 from hotbed.config import described
 from hotbed.connectors import DeadLetters, Journal, Live, Position
-from hotbed.connectors.live import SavedRows
-from hotbed.connectors.position import join_position
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.tier import Ssd
-from hotbed.errors import ConfigError, MissingExtra, PersistError, RankLost
+from hotbed.errors import ConfigError, PersistError, RankLost
 from hotbed.files import Lock
 from hotbed.parallel import WHOLE
-from hotbed.persist.checkpoint import State, capture, track_changes
-from hotbed.persist.format import Reader, Saved, open_checkpoint
-from hotbed.persist.network import random_state, set_random_state
-from hotbed.persist.open_rows import read_open_rows
+from hotbed.persist.checkpoint import capture, track_changes
+from hotbed.persist.format import open_checkpoint
 from hotbed.persist.publish import Publisher
-from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare, finish_first
+from hotbed.persist.resume import finish_first
 from hotbed.persist.saver import Saver
 from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.decisions import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
 from hotbed.training.learned_types import learn_types
-from hotbed.training.run import Counts, Run, WallClock, passed
-from hotbed.training.stages.learner import SelfUpdating
-from hotbed.training.stages.network import adapter_of
-from hotbed.training.stages.scorer import Progressive
-from hotbed.training.watching.columns import columns, rows_of
+from hotbed.training.publishing import Publishing
+from hotbed.training.run import Run, WallClock, passed
+from hotbed.training.run_state import open_rows, release, resumable, resume, state_of
 
 log = logging.getLogger("hotbed")
 PATIENCE = 1000
@@ -129,6 +119,7 @@ class Checkpoint:
         self._full_every = full_every
         self._keep = keep
         self._publisher = publish
+        self._publishing: Publishing | None = None
         self._wait = wait
         self._deltas = True
         self._since_full = 0
@@ -138,7 +129,6 @@ class Checkpoint:
         self._at = 0.0
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
-        self._has_graph = False  # whether the network was exported, or cannot be
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
         self._opened_rows: Mapping[str, int] | None = None  # of a join, in the state before
         self._saver: Saver | None = None
@@ -146,13 +136,11 @@ class Checkpoint:
         self._ready = False
         self._clock = WallClock()
         self._opened = ExitStack()  # journal, dead letters and locks of the run
-        self._thread: ThreadPoolExecutor | None = None
-        self._published: list[Future[Any]] = []
 
     # --- events
 
     def on_fit_begin(self, run: Run) -> None:
-        _resumable(run)
+        resumable(run)
         run.model.state()  # raises where the model cannot be saved
         if len(run.callbacks.of(Checkpoint)) > 1:
             raise ConfigError(
@@ -176,15 +164,15 @@ class Checkpoint:
         self._saver = Saver(self.path, self._keep)
         self._shard = shard.another()
         if self._publisher is not None and shard.is_first:
-            self._thread = ThreadPoolExecutor(1, "hotbed-publish")
-            self._has_graph = self._export(run)
+            self._publishing = Publishing(self._publisher, run)
         self._saved_at = None
         self._caught = []
         if shard.from_first(lambda: _has_state(self.path)):
             with shard.together():
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow)
-            self._publish(run, reader.saved)  # if it was not published, as after `hotbed restore`
+            if self._publishing is not None:  # it may not be published, as after `hotbed restore`
+                self._publishing.publish(run, reader.saved)
             # tables that were loaded begin anew
             self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)
@@ -192,7 +180,7 @@ class Checkpoint:
             run.position = Position({})
             dataset = run.dataset
             if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
-                run.position = _resumable(run).position
+                run.position = resumable(run).position
             if isinstance(dataset, Dataset):
                 # the first version brings them to servers
                 learn_types(run.model, dataset, *shard.from_first(dataset.raw_types))
@@ -211,7 +199,7 @@ class Checkpoint:
         return self._is_due(self._clock()) or passed(step, self._looked, self._every)
 
     def on_step_end(self, run: Run) -> None:
-        _release(run)
+        release(run)
         self._due = self._due or passed(run.step, self._looked, self._every)
         if not self._due:
             self._looked = run.step
@@ -260,9 +248,8 @@ class Checkpoint:
                 saver.wait()
         except (PersistError, RankLost) as error:
             log.error("%s", error)
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._log_publishing()
+        if self._publishing is not None:
+            self._publishing.close()
         self._opened.close()
 
     def _tracks_changes(self, run: Run) -> bool:
@@ -333,15 +320,15 @@ class Checkpoint:
             and any(isinstance(table.tier, Ssd) for table in run.tables.values())
         )
         changes = self._deltas and is_record_whole and (merges or not full_due)
-        open_rows = _open_rows(run, self._opened_rows if changes else None)
-        state = replace(state_of(run), shard=self._shard, open_rows=open_rows)
+        rows = open_rows(run, self._opened_rows if changes else None)
+        state = replace(state_of(run), shard=self._shard, open_rows=rows)
         with ExitStack() as undo:
             with run.learner.shard.together():
                 captured = capture(state, changes=changes, takes=self._deltas)
                 undo.callback(captured.close, saved=False)
             undo.pop_all()
         self._saver.submit(captured, merges=merges and changes)
-        self._opened_rows = None if open_rows is None else open_rows.opened
+        self._opened_rows = None if rows is None else rows.opened
         self._taken = _num_taken(run)
         self._since_full = self._since_full + 1 if changes and not merges else 0
         self._saved_at = _moment(run)
@@ -370,31 +357,8 @@ class Checkpoint:
         # versions increase: the end of an epoch at the same step is not another version
         if step != self._published_step:
             self._published_step = step
-            self._publish(run, saved)
-
-    def _publish(self, run: Run, saved: Saved) -> None:
-        if self._publisher is None or self._thread is None:
-            return
-        self._log_publishing()
-        self._has_graph = self._has_graph or self._export(run)
-        if self._has_graph:
-            self._published.append(self._thread.submit(self._publisher.publish, saved))
-
-    def _export(self, run: Run) -> bool:
-        """Give the publisher the graph for servers; return False if it needs a batch first."""
-        assert self._publisher is not None
-        adapter = adapter_of(run.model.network)
-        if adapter is not None and not adapter.was_called:
-            return False  # the state before the first batch is not published
-        self._publisher.graph = _graph(run)
-        return True
-
-    def _log_publishing(self) -> None:
-        """Log the versions that could not be published; readers recover with the next full."""
-        while self._published and self._published[0].done():
-            error = self._published.pop(0).exception()
-            if error is not None:
-                log.error("not published: %s", error)
+            if self._publishing is not None:
+                self._publishing.publish(run, saved)
 
     def _open(self, run: Run) -> None:
         """Open the journal and the dead letters next to the states, before data are read.
@@ -435,33 +399,6 @@ class Checkpoint:
             self._opened.enter_context(_recording(live, journal, letters))
 
 
-def _open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
-    """Return what a join of streams holds open at the position of a run; None without one.
-
-    `since`: what it had opened at the state before, if only later rows are wanted.
-    """
-    live = getattr(run.dataset, "live", None)
-    if run.position is None or live is None:
-        return None
-    place = join_position(run.position.state)
-    if place is None:
-        return None
-    if live.open_rows is None:  # nothing was read since the resumption
-        rows: SavedRows | None = live.saved_open_rows
-        return rows
-    saved: SavedRows = live.open_rows.saved_at(place, since)
-    return saved
-
-
-def _release(run: Run) -> None:
-    """Let a join of streams forget what lies before the last step."""
-    live = getattr(run.dataset, "live", None)
-    if run.position is not None and live is not None and live.open_rows is not None:
-        place = join_position(run.position.state)
-        if place is not None:
-            live.open_rows.release(place)
-
-
 def _has_state(path: str | Path) -> bool:
     """Return whether there is a state to resume from; complete one whose writer was killed."""
     finish_first(path)
@@ -480,27 +417,6 @@ def _recording(live: Live, journal: Journal, letters: DeadLetters) -> Iterator[N
         live.journal, live.dead_letters = before
 
 
-class Resumable(Protocol):
-    """Data that a run can resume: a Dataset, or a stream of the user's own."""
-
-    position: Position
-
-    def resume(self, position: Position) -> Any:
-        """Begin after `position`."""
-
-
-def _resumable(run: Run) -> Resumable:
-    """Return the data of a run; raise ConfigError if they have no position to resume from."""
-    data: Any = run.dataset
-    if isinstance(data, Dataset) or (run.online and callable(getattr(data, "resume", None))):
-        resumable: Resumable = data
-        return resumable
-    raise ConfigError(
-        f"Checkpoint: the data have no position to resume from, got {type(data).__name__}. "
-        "Give a hb.Dataset, or leave Checkpoint out."
-    )
-
-
 def _moment(run: Run) -> tuple[int, int]:
     """Return the step and the number of epochs that are over: an epoch ends after its last step."""
     return run.step, run.model.counters["epochs"]
@@ -510,122 +426,5 @@ def _same_file(path: Path, other: Path) -> bool:
     return path.resolve() == other.resolve()
 
 
-def _graph(run: Run) -> Any:
-    """Return the network as a graph for servers; None if it cannot be exported here."""
-    try:
-        return run.model.graph()
-    except (ConfigError, PersistError, MissingExtra) as error:
-        log.warning("published versions contain no graph, servers need an export: %s", error)
-        return None
-
-
 def _num_taken(run: Run) -> list[int]:
     return [table.num_taken for table in run.tables.values()]
-
-
-def state_of(run: Run) -> State:
-    """Return everything from which `run` resumes to the same bits."""
-    assert not run.ahead, "the tables hold ids of batches that are not learned"
-    positions = {}
-    if run.position is not None:
-        positions[_source(run)] = run.position.to_json()
-    counts = asdict(run.counts)
-    del counts["epoch"]  # it follows from the model's counters
-    if run.online:
-        del counts["epoch_began"]
-    progress: dict[str, Any] = {
-        "run": counts,
-        "callbacks": run.callbacks.state(),
-        "learner": run.learner.state(),
-        "wall_caught": run.clock(),
-        "wall_setting": setting_of(run),
-    }
-    live = getattr(run.dataset, "live", None)
-    if live is not None:
-        progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
-    if not run.online:
-        progress["metrics"] = columns([run.metrics])
-    if isinstance(run.observer, Progressive):
-        progress["observer"] = run.observer.state()
-    return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
-
-
-def _check_grains(run: Run, reader: Reader, position: Position) -> None:
-    """Raise PersistError if rows were read by another number of grains, and an epoch has begun."""
-    has_begun = run.online or position.state.get("epoch") == reader.manifest.counters.get("epochs")
-    written = position.state.get("order", {}).get("grains", 1)
-    if has_begun and written != run.learner.grains:
-        raise PersistError(
-            f"{reader.folder}: grains is {written} in the checkpoint, got {run.learner.grains}. "
-            "Build it as it was when it was saved: rows that are read by grains go on with their "
-            'number. After a whole epoch, allow=["grains"] accepts another one.'
-        )
-
-
-def _source(run: Run) -> str:
-    """Return the name of the position in a state."""
-    return STREAM if run.online else EPOCHS
-
-
-def setting_of(run: Run) -> dict[str, Any]:
-    """Return settings that may change the results of a run, but not the meaning of its state."""
-    torch_threads: int | str = torch.get_num_threads()
-    for setting in run.callbacks.of(cores.Cores):
-        torch_threads = setting.torch_threads
-    return {
-        "run.batch_size": getattr(run.dataset, "batch_size", None),
-        "run.callbacks": run.callbacks.names(),
-        "machine.torch": torch.__version__,
-        "machine.torch_threads": torch_threads,
-        "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _use_threads(number: Any) -> None:
-    """Let torch use the number of threads that a state was learned with, if it is known."""
-    now = torch.get_num_threads()
-    if isinstance(number, int) and number != now:
-        log.info("torch uses %d threads as before, not %d: the bits depend on them", number, now)
-        torch.set_num_threads(number)
-
-
-def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
-    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
-    position = reader.manifest.positions.get(_source(run))
-    if position is None:
-        kind = "stream" if run.online else "fit"
-        raise PersistError(
-            f"{reader.folder}: it holds a model, but no position in a {kind}, got a checkpoint of "
-            "another kind of training, or of save(). Load it with hb.load(), and give Checkpoint a "
-            "folder of its own."
-        )
-    _check_grains(run, reader, Position.from_json(position))
-    progress: Mapping[str, Any] = reader.progress
-    setting = progress.get("wall_setting", {})
-    if run.learner.grains > 1:
-        _use_threads(setting.get("machine.torch_threads"))
-    compare(reader.folder, setting, setting_of(run), allow)
-    dense = reader.manifest.dense
-    if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
-        raise PersistError(
-            f"{reader.folder}: it holds the state of an optimizer, got a model without one, which "
-            "would lose it. Give RecModel the optimizer, or Checkpoint a folder of its own."
-        )
-    run.model.restore(reader, allow)
-    run.counts = Counts(**progress["run"])
-    run.callbacks.load_state(progress["callbacks"])
-    run.learner.load_state(progress["learner"])
-    if isinstance(run.observer, Progressive) and "observer" in progress:
-        run.observer.load_state(progress["observer"])
-    run.position = Position.from_json(position)
-    if not run.online:
-        run.counts.epoch = run.model.counters["epochs"]
-        run.metrics.update(rows_of(progress["metrics"])[0])
-    live = getattr(run.dataset, "live", None)
-    if live is not None:
-        live.saved_open_rows = read_open_rows(reader)
-        live.open_rows = None
-    if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
-        _resumable(run).resume(run.position)
-    set_random_state(reader.random)
-    log.info("resuming at step %d, from %s", run.step, reader.folder)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds of a run, and how a later run resumes from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+import torch
+
+from hotbed.connectors import Position
+from hotbed.connectors.live import SavedRows
+from hotbed.connectors.position import join_position
+from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError, PersistError
+from hotbed.persist.checkpoint import State
+from hotbed.persist.format import Reader
+from hotbed.persist.network import random_state, set_random_state
+from hotbed.persist.open_rows import read_open_rows
+from hotbed.persist.resume import DEAD_LETTER_BYTES, EPOCHS, STREAM, compare
+from hotbed.training.decisions.cores import Cores
+from hotbed.training.run import Counts, Run
+from hotbed.training.stages.learner import SelfUpdating
+from hotbed.training.stages.scorer import Progressive
+from hotbed.training.watching.columns import columns, rows_of
+
+log = logging.getLogger("hotbed")
+
+
+class Resumable(Protocol):
+    """Data that a run can resume: a Dataset, or a stream of the user's own."""
+
+    position: Position
+
+    def resume(self, position: Position) -> Any:
+        """Begin after `position`."""
+
+
+def resumable(run: Run) -> Resumable:
+    """Return the data of a run; raise ConfigError if they have no position to resume from."""
+    data: Any = run.dataset
+    if isinstance(data, Dataset) or (run.online and callable(getattr(data, "resume", None))):
+        resumed: Resumable = data
+        return resumed
+    raise ConfigError(
+        f"Checkpoint: the data have no position to resume from, got {type(data).__name__}. "
+        "Give a hb.Dataset, or leave Checkpoint out."
+    )
+
+
+def state_of(run: Run) -> State:
+    """Return everything from which `run` resumes to the same bits."""
+    assert not run.ahead, "the tables hold ids of batches that are not learned"
+    positions = {}
+    if run.position is not None:
+        positions[_source(run)] = run.position.to_json()
+    counts = asdict(run.counts)
+    del counts["epoch"]  # it follows from the model's counters
+    if run.online:
+        del counts["epoch_began"]
+    progress: dict[str, Any] = {
+        "run": counts,
+        "callbacks": run.callbacks.state(),
+        "learner": run.learner.state(),
+        "wall_caught": run.clock(),
+        "wall_setting": setting_of(run),
+    }
+    live = getattr(run.dataset, "live", None)
+    if live is not None:
+        progress[DEAD_LETTER_BYTES] = live.dead_letters.num_bytes
+    if not run.online:
+        progress["metrics"] = columns([run.metrics])
+    if isinstance(run.observer, Progressive):
+        progress["observer"] = run.observer.state()
+    return replace(run.model.state(), positions=positions, progress=progress, random=random_state())
+
+
+def _check_grains(run: Run, reader: Reader, position: Position) -> None:
+    """Raise PersistError if rows were read by another number of grains, and an epoch has begun."""
+    has_begun = run.online or position.state.get("epoch") == reader.manifest.counters.get("epochs")
+    written = position.state.get("order", {}).get("grains", 1)
+    if has_begun and written != run.learner.grains:
+        raise PersistError(
+            f"{reader.folder}: grains is {written} in the checkpoint, got {run.learner.grains}. "
+            "Build it as it was when it was saved: rows that are read by grains go on with their "
+            'number. After a whole epoch, allow=["grains"] accepts another one.'
+        )
+
+
+def _source(run: Run) -> str:
+    """Return the name of the position in a state."""
+    return STREAM if run.online else EPOCHS
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """Return settings that may change the results of a run, but not the meaning of its state."""
+    torch_threads: int | str = torch.get_num_threads()
+    for setting in run.callbacks.of(Cores):
+        torch_threads = setting.torch_threads
+    return {
+        "run.batch_size": getattr(run.dataset, "batch_size", None),
+        "run.callbacks": run.callbacks.names(),
+        "machine.torch": torch.__version__,
+        "machine.torch_threads": torch_threads,
+        "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _use_threads(number: Any) -> None:
+    """Let torch use the number of threads that a state was learned with, if it is known."""
+    now = torch.get_num_threads()
+    if isinstance(number, int) and number != now:
+        log.info("torch uses %d threads as before, not %d: the bits depend on them", number, now)
+        torch.set_num_threads(number)
+
+
+def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
+    """Resume `run`, which has not begun, from a checkpoint of the same stream or fit."""
+    position = reader.manifest.positions.get(_source(run))
+    if position is None:
+        kind = "stream" if run.online else "fit"
+        raise PersistError(
+            f"{reader.folder}: it holds a model, but no position in a {kind}, got a checkpoint of "
+            "another kind of training, or of save(). Load it with hb.load(), and give Checkpoint a "
+            "folder of its own."
+        )
+    _check_grains(run, reader, Position.from_json(position))
+    progress: Mapping[str, Any] = reader.progress
+    setting = progress.get("wall_setting", {})
+    if run.learner.grains > 1:
+        _use_threads(setting.get("machine.torch_threads"))
+    compare(reader.folder, setting, setting_of(run), allow)
+    dense = reader.manifest.dense
+    if dense is not None and dense.optimizers and isinstance(run.learner, SelfUpdating):
+        raise PersistError(
+            f"{reader.folder}: it holds the state of an optimizer, got a model without one, which "
+            "would lose it. Give RecModel the optimizer, or Checkpoint a folder of its own."
+        )
+    run.model.restore(reader, allow)
+    run.counts = Counts(**progress["run"])
+    run.callbacks.load_state(progress["callbacks"])
+    run.learner.load_state(progress["learner"])
+    if isinstance(run.observer, Progressive) and "observer" in progress:
+        run.observer.load_state(progress["observer"])
+    run.position = Position.from_json(position)
+    if not run.online:
+        run.counts.epoch = run.model.counters["epochs"]
+        run.metrics.update(rows_of(progress["metrics"])[0])
+    live = getattr(run.dataset, "live", None)
+    if live is not None:
+        live.saved_open_rows = read_open_rows(reader)
+        live.open_rows = None
+    if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
+        resumable(run).resume(run.position)
+    set_random_state(reader.random)
+    log.info("resuming at step %d, from %s", run.step, reader.folder)
+
+
+def open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
+    """Return what a join of streams holds open at the position of a run; None without one.
+
+    `since`: what it had opened at the state before, if only later rows are wanted.
+    """
+    live = getattr(run.dataset, "live", None)
+    if run.position is None or live is None:
+        return None
+    place = join_position(run.position.state)
+    if place is None:
+        return None
+    if live.open_rows is None:  # nothing was read since the resumption
+        rows: SavedRows | None = live.saved_open_rows
+        return rows
+    saved: SavedRows = live.open_rows.saved_at(place, since)
+    return saved
+
+
+def release(run: Run) -> None:
+    """Let a join of streams forget what lies before the last step."""
+    live = getattr(run.dataset, "live", None)
+    if run.position is not None and live is not None and live.open_rows is not None:
+        place = join_position(run.position.state)
+        if place is not None:
+            live.open_rows.release(place)
