@@ -20,6 +20,7 @@ disk. Names load on first use: those that need torch raise MissingExtra without 
     resume.py       whether a state fits, completing the first one, and going back
     retention.py    which saved states are kept
     row_files.py    files of rows: how they are written and read
+    row_order.py    rows by partition and id: the rows of a full and its deltas as one
     saver.py        Saver: captures are written on another thread
     sink.py         files that are hashed while they are written, at the speed of the disk
     spread.py       tables that hold rows before several processes share them

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.embedding.table import Table
-from hotbed.persist.format import Reader, sorted_rows
+from hotbed.persist.format import Reader
 from hotbed.persist.manifest import Arrays
 from hotbed.persist.open_rows import read_open_rows
+from hotbed.persist.row_order import sorted_rows
 from hotbed.persist.tables import flat
 
 _COLUMNS = ("partition", "id", "value", "state", "last_seen", "count", "updated", "score")

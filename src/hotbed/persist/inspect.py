@@ -15,9 +15,10 @@ from hotbed.errors import FormatError
 from hotbed.files import Where
 from hotbed.persist.check.manifest import built_config
 from hotbed.persist.digest import comparable_position, content_digest, part_digests
-from hotbed.persist.format import DenseTensor, Reader, partition_ranges, read_newest
+from hotbed.persist.format import DenseTensor, Reader, read_newest
 from hotbed.persist.manifest import TableEntry
 from hotbed.persist.publish.version import request_schema
+from hotbed.persist.row_order import partition_ranges
 from hotbed.persist.store import ADVICE
 from hotbed.persist.tables import flat
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, PersistError
-from hotbed.persist.format import CheckpointWriter, Link, Reader, partition_ranges
+from hotbed.persist.format import CheckpointWriter, Link, Reader
 from hotbed.persist.manifest import CandidatesEntry, PartEntry, Scalars, SketchEntry, TableEntry
 from hotbed.persist.row_files import OwnedPartitions, every_partition, owned_rows
+from hotbed.persist.row_order import partition_ranges
 from hotbed.persist.store import ADVICE
 
 if TYPE_CHECKING:

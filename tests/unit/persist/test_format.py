@@ -17,9 +17,10 @@ import pyarrow as pa
 import pytest
 
 from hotbed.errors import FormatError, PersistError, VersionError
-from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint, partition_ranges
+from hotbed.persist.format import CheckpointWriter, Reader, open_checkpoint
 from hotbed.persist.manifest import Manifest
 from hotbed.persist.retention import retain
+from hotbed.persist.row_order import partition_ranges
 from hotbed.persist.store import CURRENT_FILE, MANIFEST_FILE, open_store
 from hotbed.persist.tables import table_folder
 

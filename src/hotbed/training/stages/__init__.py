@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of a step, in the order in which the loop calls them.
 
+agreement.py      what ranks compare before and at each step
 example.py        an item of a dataset as the arguments of a network
 batch_weights.py  weights of ids that a batch brings along, and that learn
 criterion.py      the loss function of a model, checked against labels and outputs

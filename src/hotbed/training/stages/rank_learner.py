@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import sys
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,17 +28,13 @@ from hotbed.parallel import (
     ShardedLookup,
     TableExchange,
     Traffic,
-    digest_of,
-    digest_of_files,
     sum_counters,
 )
 from hotbed.persist.spread import keep_own_rows
 from hotbed.training.ahead.rank_mapper import Question, RankMapper
+from hotbed.training.stages.agreement import digest_of_step, settings_of
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
-
-CHECKED_WEIGHTS = 16
-"""The first weights of each dense parameter, which the ranks compare at each step."""
 
 
 class RankLearner(GrainLearner):
@@ -101,18 +93,8 @@ class RankLearner(GrainLearner):
             DenseExchange(self._ranks, self._placement, like, dtype)
             for dtype in sorted(dtypes - {torch.float32}, key=str)
         ]
-        tables = self._tables
-        settings = {
-            "code of the network with the digest": digest_of_files(_files_of(self.network)),
-            "the threads of torch": torch.get_num_threads(),
-            "grains": self.grains,
-            "whole_tables": sorted(self._placement.whole_tables),
-            "the tables": [table.name for table in tables],
-        }
-        for table in tables:
-            settings[f"table {table.name!r}"] = f"{table.config}, frozen={table.frozen}"
         weights = [*self._dense_parameters, *self._buffers]
-        settings["weights with the digest"] = digest_of(weights)
+        settings = settings_of(self.network, self._tables, weights, self._placement)
         self._ranks.check_equal(settings)
         self._count_anew()
 
@@ -205,7 +187,7 @@ class RankLearner(GrainLearner):
         return plans
 
     def _digest(self, batch: Batch) -> int:
-        return _digest_of_step(batch, self._dense_parameters)
+        return digest_of_step(batch, self._dense_parameters)
 
     def _ask(
         self, tables: TableExchange, batch: Batch, digest: int, *, logs: bool = False
@@ -380,29 +362,3 @@ def _check_network(network: nn.Module) -> None:
                 "an embedding with sparse=True. Leave sparse out, or let hb.auto make a table of "
                 "it."
             )
-
-
-def _digest_of_step(batch: Batch, weights: Sequence[Tensor]) -> int:
-    """Return a digest of a batch, of the state of torch's generator, and of some weights."""
-    arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
-    for ids in batch.ids.values():
-        arrays += [ids.values, ids.offsets, ids.weights]
-    digest = zlib.crc32(torch.get_rng_state().numpy().data, batch.num_samples)
-    for array in arrays:
-        if torch.is_tensor(array):  # weights of ids may learn, on all ranks or on none
-            digest = zlib.crc32(bytes([array.requires_grad]), digest)
-            array = array.detach()
-        if array is not None:
-            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-    for weight in weights:
-        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
-        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
-    return digest
-
-
-def _files_of(network: nn.Module) -> list[Path]:
-    """Return the files that define the modules of a network, but for those of torch and Hotbed."""
-    names = sorted({type(module).__module__ for module in network.modules()})
-    defining = [name for name in names if name.partition(".")[0] not in ("torch", "hotbed")]
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in defining]
-    return [Path(file) for file in files if file is not None]
