@@ -115,9 +115,7 @@ class Ids:
         """Return all samples of `parts`, in order (NumPy only)."""
         if len(parts) == 1:
             return parts[0]
-        weights = None
-        if parts[0].weights is not None:
-            weights = np.concatenate([part.weights for part in parts])
+        weights = _joined([part.weights for part in parts])
         values = np.concatenate([part.values for part in parts])
         if all(part.offsets is None for part in parts):
             return Ids(values, None, weights)
@@ -337,36 +335,19 @@ class Batch:
         self, change_ids: Callable[[Ids], Ids], change: Callable[[Any], Any], num_samples: int
     ) -> Batch:
         """Return a Batch of changed ids and arrays, without a position; None stays None."""
-        ids: dict[str, Ids] = {}
-        for name, own_ids in self.ids.items():
-            ids[name] = change_ids(own_ids)
-        dense: dict[str, Any] = {}
-        for name, values in self.dense.items():
-            dense[name] = change(values)
-        labels: dict[str, Any] = {}
-        for name, values in self.labels.items():
-            labels[name] = change(values)
-        weight = self.weight
-        if weight is not None:
-            weight = change(weight)
-        time = self.time
-        if time is not None:
-            time = change(time)
-        counted = self.counted
-        if counted is not None:
-            counted = change(counted)
-        impressions = self.impressions
-        if impressions is not None:
-            impressions = change(impressions)
+
+        def change_if_any(array: Any) -> Any:
+            return None if array is None else change(array)
+
         return Batch(
-            ids,
-            dense,
-            labels,
-            weight,
-            time,
+            ids={name: change_ids(ids) for name, ids in self.ids.items()},
+            dense={name: change(values) for name, values in self.dense.items()},
+            labels={name: change(values) for name, values in self.labels.items()},
+            weight=change_if_any(self.weight),
+            time=change_if_any(self.time),
             num_samples=num_samples,
-            counted=counted,
-            impressions=impressions,
+            counted=change_if_any(self.counted),
+            impressions=change_if_any(self.impressions),
         )
 
     @staticmethod
@@ -375,40 +356,26 @@ class Batch:
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
-        ids: dict[str, Ids] = {}
-        for name in first.ids:
-            ids[name] = Ids.concat([part.ids[name] for part in parts])
-        dense: dict[str, np.ndarray] = {}
-        for name in first.dense:
-            dense[name] = np.concatenate([part.dense[name] for part in parts])
-        labels: dict[str, np.ndarray] = {}
-        for name in first.labels:
-            labels[name] = np.concatenate([part.labels[name] for part in parts])
-        weight = None
-        if first.weight is not None:
-            weight = np.concatenate([part.weight for part in parts])
-        time = None
-        if first.time is not None:
-            time = np.concatenate([part.time for part in parts])
-        num_samples = sum(part.num_samples for part in parts)
         counted = None
         if any(part.counted is not None for part in parts):
             counted = np.concatenate([_all_if_none(part) for part in parts])
-        impressions = None
-        if first.impressions is not None:
-            impressions = np.concatenate([part.impressions for part in parts])
         previews = [part.previews for part in parts if part.previews is not None]
         return Batch(
-            ids,
-            dense,
-            labels,
-            weight,
-            time,
-            num_samples=num_samples,
+            ids={name: Ids.concat([part.ids[name] for part in parts]) for name in first.ids},
+            dense={name: _joined([part.dense[name] for part in parts]) for name in first.dense},
+            labels={name: _joined([part.labels[name] for part in parts]) for name in first.labels},
+            weight=_joined([part.weight for part in parts]),
+            time=_joined([part.time for part in parts]),
+            num_samples=sum(part.num_samples for part in parts),
             counted=counted,
-            impressions=impressions,
+            impressions=_joined([part.impressions for part in parts]),
             previews=Batch.concat(previews) if previews else None,
         )
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    """Return the arrays of all parts as one, in order; None if the first part has none."""
+    return None if arrays[0] is None else np.concatenate(arrays)
 
 
 def _all_if_none(batch: Batch) -> Any:
