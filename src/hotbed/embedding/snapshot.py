@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot: a table as it was at one moment, read while training continues."""
+"""Snapshot: a table as it was at one moment, read while training continues; rows as batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from hotbed.errors import RowShapeError
 
 from . import hashing
 from .policy import PARTITIONS
@@ -161,6 +163,50 @@ def row_batch(
         name: pa.array(rows[name], kind) for name, kind in COLUMN_TYPES.items() if name in rows
     }
     return pa.record_batch(columns)
+
+
+def flat_rows(
+    batch: pa.RecordBatch, dim: int, state_width: int, place: str
+) -> dict[str, NDArray[Any]]:
+    """Return the rows of a batch as flat arrays by column, which the native core loads.
+
+    `place`: begins the messages.
+
+    Raises:
+        RowShapeError: columns do not fit dim and rule, or a number is not finite.
+    """
+    rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
+    for name, width in (("value", dim), ("state", state_width)):
+        if name not in batch.schema.names or not width:
+            continue
+        kind = batch.schema.field(name).type
+        if kind != pa.list_(pa.float32(), width):
+            raise RowShapeError(
+                f"{place}: column {name!r} must hold float32 lists of {width}, got {kind}. Give "
+                "rows of a table with the same dim and rule."
+            )
+        rows[name] = batch.column(name).flatten().to_numpy()
+        _check_finite(f"{place}: column {name!r}", rows["id"], rows[name].reshape(-1, width))
+    if "value" not in rows:
+        raise RowShapeError(
+            f"{place}: rows need a column 'value', got {batch.schema.names}. Load batches from "
+            "export."
+        )
+    rows |= {
+        name: batch.column(name).to_numpy() for name in COLUMN_TYPES if name in batch.schema.names
+    }
+    return rows
+
+
+def _check_finite(place: str, ids: NDArray[Any], numbers: NDArray[np.float32]) -> None:
+    is_finite = np.isfinite(numbers)
+    if is_finite.all():
+        return
+    row, lane = np.argwhere(~is_finite)[0]
+    raise RowShapeError(
+        f"{place} must hold finite numbers, got {numbers[row, lane]} for id {ids[row]}. Leave the "
+        "row out."
+    )
 
 
 def empty_batch(dim: int, state_width: int, columns: Iterable[str]) -> pa.RecordBatch:

@@ -35,7 +35,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import COLUMN_TYPES, Owned, Snapshot, empty_batch, owned_rows, row_batch
+from .snapshot import Owned, Snapshot, empty_batch, flat_rows, owned_rows, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -620,39 +620,8 @@ class Table:
         numbers that are not finite.
         """
         for batch in owned_rows(batches, self.owned):
-            rows: dict[str, NDArray[Any]] = {"id": batch.column("id").to_numpy()}
-            for name, width in (("value", self.dim), ("state", self.state_width)):
-                if name not in batch.schema.names or not width:
-                    continue
-                kind = batch.schema.field(name).type
-                if kind != pa.list_(pa.float32(), width):
-                    raise RowShapeError(
-                        f"table {self.name!r}: column {name!r} must hold float32 lists of {width}, "
-                        f"got {kind}. Give rows of a table with the same dim and rule."
-                    )
-                rows[name] = batch.column(name).flatten().to_numpy()
-                self._check_finite(name, rows["id"], rows[name].reshape(-1, width))
-            if "value" not in rows:
-                raise RowShapeError(
-                    f"table {self.name!r}: rows need a column 'value', got "
-                    f"{batch.schema.names}. Load batches from export."
-                )
-            rows |= {
-                name: batch.column(name).to_numpy()
-                for name in COLUMN_TYPES
-                if name in batch.schema.names
-            }
-            self.native.load_rows(rows)
-
-    def _check_finite(self, column: str, ids: NDArray[Any], numbers: NDArray[np.float32]) -> None:
-        is_finite = np.isfinite(numbers)
-        if is_finite.all():
-            return
-        row, lane = np.argwhere(~is_finite)[0]
-        raise RowShapeError(
-            f"table {self.name!r}: column {column!r} must hold finite numbers, got "
-            f"{numbers[row, lane]} for id {ids[row]}. Leave the row out."
-        )
+            place = f"table {self.name!r}"
+            self.native.load_rows(flat_rows(batch, self.dim, self.state_width, place))
 
     def scalars(self) -> dict[str, Any]:
         """Return the table's own state as JSON values: step, watermark, rates and counters.
