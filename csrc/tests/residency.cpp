@@ -10,11 +10,13 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "allocations.h"
 #include "core/step.h"
 #include "draw.h"
 #include "faulty_file.h"
@@ -608,6 +610,35 @@ TEST_CASE("a batch does not wait for rows that are read ahead for others") {
   both.disk->hold_reads(false);
   later.train(both.on_disk), later.train(both.in_ram);
   both.check_equal();
+}
+
+TEST_CASE("reads that were begun are dropped where another table of the step cannot begin its own") {
+  constexpr int kWide = 1024;
+  OnFaultyDisk narrow(EngineKind::kThreads), wide(EngineKind::kThreads, Scope::kTouched, 100, kWide);
+  Draw draw(9);
+  const auto train = [&](OnFaultyDisk& both, size_t n, int dim) {
+    const Batch drawn(draw_ids(draw, n, 1000), dim);
+    for (const auto& table : {both.in_ram, both.on_disk}) Batch(drawn.ids, dim).train(table);
+  };
+  for (int i = 0; i < 40; i++) train(narrow, 150, 64), train(wide, 50, kWide);
+  narrow.store().drain(), wide.store().drain();
+  const Batch ids(draw_ids(draw, 80, 1000)), wide_ids(draw_ids(draw, 80, 1000), kWide);
+  Step step({narrow.on_disk, wide.on_disk}, {{0, Pooling::kNone}, {1, Pooling::kNone}});
+  step.map({ids.feature(), wide_ids.feature()}, ids.times.data(), false);
+  std::vector<float> out(80 * 64), wide_out(80 * kWide);
+  refused_bytes = 400'000;  // the copies of the wide rows have at most 327,680 bytes, their records thrice as many
+  CHECK_THROWS_AS(step.pool({{out.data(), 64}, {wide_out.data(), kWide}}), std::bad_alloc);
+  refused_bytes = SIZE_MAX;
+  for (const auto& table : {narrow.in_ram, narrow.on_disk}) Batch(ids.ids).train(table);
+  Step expected({narrow.in_ram}, {{0, Pooling::kNone}});
+  expected.map({ids.feature()}, ids.times.data(), false);
+  const auto rows_of = [](Step& of) {
+    std::vector<float> rows(static_cast<size_t>(of.num_unique(0)) * 64);
+    std::vector<int64_t> slots(static_cast<size_t>(of.num_unique(0)));
+    of.unique_rows(0, rows.data(), slots.data());
+    return rows;
+  };
+  CHECK(rows_of(step) == rows_of(expected));
 }
 
 TEST_CASE("an id that is not counted and has no row needs no frame") {
