@@ -124,19 +124,26 @@ class Concat(Source):
     def schema(self) -> pa.Schema:
         return self._schema
 
-    @cached_property
-    def _schema(self) -> pa.Schema:
-        """The columns of the first source, with types that hold the values of all.
+    @property
+    def _parts(self) -> Sequence[Source]:
+        """The sources that tell types: an endless one only if it is alone; it may have no rows."""
+        return [source for source in self.sources if not source.endless] or self.sources
 
-        An endless source counts only if it is alone, since it may have no rows yet.
-        """
-        parts = [source for source in self.sources if not source.endless] or self.sources
-        whole = plain_types(parts[0].inferred)
-        for number, source in enumerate(parts[1:], start=1):
+    @cached_property
+    def inferred(self) -> pa.Schema:
+        """The columns of the first source, with types that hold the values of all."""
+        first, *others = self._parts
+        whole = plain_types(first.inferred)
+        for number, source in enumerate(others, start=1):
             schema = source.inferred
             _require(whole.names, schema.names, number)
             whole = widened(whole, schema, mixed_numbers=True)
-        for source in parts:
+        return whole
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        whole = self.inferred
+        for source in self._parts:
             if has_open(whole):
                 whole = completed(whole, plain_types(source.schema()))
         return whole

@@ -102,10 +102,18 @@ class Follow(Source):
 
     def schema(self) -> pa.Schema:
         """Return the schema of the first file that is not blank."""
+        return self._first().schema()
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return self._first().inferred
+
+    def _first(self) -> FileSource:
+        """Return the first file that is not blank."""
         _, ready = self.listing(time.time())
         for entry in ready:
             if not Section(entry.path).is_blank():
-                return self.reader(entry.name, "").schema()
+                return self.reader(entry.name, "")
         raise DataError(
             f"{self.directory}: no file yet that matches {self.pattern!r}. Put the first one there."
         )

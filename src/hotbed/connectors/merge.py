@@ -66,12 +66,18 @@ class Merge:
     time: str
     unit: str
 
-    def schema(self) -> pa.Schema:
-        """Return the columns of all sources, with types that hold the values of all."""
+    @property
+    def inferred(self) -> pa.Schema:
+        """The columns of all sources, with types that hold the values of all."""
         whole = pa.schema([])
         for source in self.sources:
             schema = plain_types(source.inferred)
             whole = with_columns_of(widened(whole, schema, mixed_numbers=True), schema)
+        return whole
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of all sources, with types that hold the values of all."""
+        whole = self.inferred
         for source in self.sources:
             if has_open(whole):
                 whole = completed(whole, plain_types(source.schema()))

@@ -19,7 +19,7 @@ from hotbed.connectors.merge import Events, Merge
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source
-from hotbed.connectors.types import is_number
+from hotbed.connectors.types import is_number, opened
 from hotbed.errors import ConfigError, DataError, SchemaError
 
 
@@ -78,6 +78,10 @@ class Replay(Source):
         label = self.late.label
         others = [column for column in whole if column.name != label]
         return pa.schema([*others, (label, pa.float64())])
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return opened(self.schema(), self._merge.inferred)
 
     @property
     def _merge(self) -> Merge:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import COUNTED, PLACE, ROWS, Batches, Position, RowPlace
-from hotbed.connectors.types import joined, plain, recast, usual_rows, usual_types
+from hotbed.connectors.types import joined, opened, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 
@@ -309,6 +309,10 @@ class Sort(Source):
     def schema(self) -> pa.Schema:
         return usual_types(self.source.schema())
 
+    @property
+    def inferred(self) -> pa.Schema:
+        return usual_types(self.source.inferred)
+
     def num_rows(self) -> int:
         return int(self._sorted.num_rows)
 
@@ -424,6 +428,10 @@ class TableJoin(Source):
                 )
             columns.append(column)
         return pa.schema(columns)
+
+    @property
+    def inferred(self) -> pa.Schema:
+        return opened(opened(self.schema(), self.table.inferred), self.source.inferred)
 
     @property
     def divisible(self) -> bool:

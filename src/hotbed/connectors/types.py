@@ -226,6 +226,17 @@ def completed(schema: pa.Schema, later: pa.Schema) -> pa.Schema:
     return pa.schema(columns)
 
 
+def opened(schema: pa.Schema, inferred: pa.Schema) -> pa.Schema:
+    """Return `schema` with the types of those columns that `inferred` leaves open."""
+    columns: list[pa.Field] = []
+    for column in schema:
+        index = inferred.get_field_index(column.name)
+        if index >= 0 and is_open(inferred.field(index).type):
+            column = column.with_type(inferred.field(index).type)
+        columns.append(column)
+    return pa.schema(columns)
+
+
 def with_open(schema: pa.Schema, kind: pa.DataType) -> pa.Schema:
     """Return `schema` with `kind` in the place of types that are not known."""
     columns = [column.with_type(_with_open(column.type, kind)) for column in schema]

@@ -182,12 +182,13 @@ class Dataset:
     def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
         """Return the types and shapes of the raw columns of the features before reading.
 
-        Both are {} if the source does not know its columns.
+        Both are {} if the source does not know its columns. They lack a column without a value,
+        as in a file of headers alone: its type is that of the values to come.
         """
         types: dict[str, Type] = {}
         shapes: dict[str, Shape] = {}
         try:
-            raw = self.source.schema()
+            raw = self.source.inferred
         except DataError:  # an empty folder or topic; a real fault is raised when reading begins
             return types, shapes
         numbers = self.schema.number_types()

@@ -11,7 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotbed.connectors import Csv, Memory, Parquet, Position, ReadPlan, Skips
+from hotbed.connectors import (
+    Concat,
+    Csv,
+    Follow,
+    Join,
+    Memory,
+    Parquet,
+    Position,
+    ReadPlan,
+    Replay,
+    Skips,
+)
 from hotbed.connectors.paths import expand
 from hotbed.errors import DataError, DecodeError, SchemaError
 
@@ -186,3 +197,24 @@ def test_a_recursive_glob_is_relative_to_the_working_folder(
     assert expand("**/a[[]1]/x.csv") == ["a[1]/x.csv"]
     with pytest.raises(DataError, match="matches nothing"):
         expand("b/**/*.csv")
+
+
+@pytest.mark.parametrize("kind", ["csv", "follow", "join", "concat", "sort", "table", "replay"])
+def test_a_column_without_a_value_has_an_open_type_whatever_reads_it(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text("user,at,y\n")
+    csv = Csv(tmp_path / "a.csv")
+    shown = Follow(str(tmp_path))
+    source = {
+        "csv": csv,
+        "follow": shown,
+        "join": Join(shown, shown, on="user", within=1, time="at", label="clicked"),
+        "concat": Concat([csv, csv]),
+        "sort": csv.sort("at"),
+        "table": csv.join(Memory({"user": ["a"], "age": [1]}), on="user"),
+        "replay": Replay([csv], time="at", unit="s"),
+    }[kind]
+    columns = source.inferred
+    assert columns.names == source.schema().names
+    assert columns.field("user").type == pa.null()

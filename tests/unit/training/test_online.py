@@ -427,3 +427,18 @@ def test_user_who_is_removed_in_a_stream_is_gone_from_its_states_and_versions(
         replica = hb.checkpoints.Replica()
         replica.apply(hb.checkpoints.open_checkpoint(tmp_path / where))
         assert replica.tables["user"].find(gone).tolist() == [-1]
+
+
+def test_a_followed_file_of_headers_alone_tells_no_types(tmp_path: Path) -> None:
+    incoming = tmp_path / "incoming"
+    incoming.mkdir()
+    (incoming / "a.csv").write_text("label,user\n")
+    (incoming / "b.csv").write_text("label,user\n" + "1,7\n0,8\n" * 4)
+    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
+    network = hb.models.DeepFM(schema, hb.make_tables(schema, dim=2), hidden=[4])
+    model = hb.RecModel(network, "bce", "adam")
+    follow = hb.sources.Follow(str(incoming))
+    dataset = hb.Dataset(follow, schema, batch_size=4, flush_seconds=0.1)
+    checkpoint = hb.callbacks.Checkpoint(tmp_path / "states", every_steps=1)
+    model.online_train(dataset, [checkpoint, Stop(2)], progress=False)
+    assert hb.load(tmp_path / "states").schema.types == {"user": "integer"}

@@ -19,6 +19,7 @@ from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import check_unit
+from hotbed.connectors.types import opened
 from hotbed.errors import ConfigError, SchemaError
 
 MOST_LABELS = 8
@@ -136,6 +137,12 @@ class Join(Source):
             )
         columns = [column for column in whole if column.name not in self.kinds]
         return pa.schema([*columns, *((name, pa.float64()) for name in self.kinds)])
+
+    @property
+    def inferred(self) -> pa.Schema:
+        inferred = self.impressions.inferred
+        names = [name for name in inferred.names if name not in self.kinds]
+        return opened(self.schema(), pa.schema([inferred.field(name) for name in names]))
 
     @property
     def own_columns(self) -> list[str]:
