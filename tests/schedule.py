@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import SERVER
 
 RECORD = Path(__file__).with_name("durations.json")
 EXCESS = 1.15
@@ -33,8 +34,8 @@ def recorded() -> Costs:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
-    return sum(os.times()[:4])
+    """Return the CPU time of this process, of its children that have ended, and of the forks."""
+    return sum(os.times()[:4]) + SERVER.cpu_seconds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
