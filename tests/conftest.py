@@ -126,14 +126,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Any]:
+@pytest.fixture(scope="session")
+def lives() -> Any:
     """Trains in a forked process: `lives(root, kill={…})`, see tests/soak/driver.py."""
     import driver
 
-    server = driver.Lives()
-    yield server
-    server.close()
+    return driver.lives
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lives of a stream that is killed: a server for kill tests, which forks a process for each life.
+"""Lives of a stream that is killed, each in a process of its own.
 
-One JSON object a line in, one out. `{"root": DIR, "kill": {"at": POINT, "number": N, "after":
-bool}}` trains online from the events in DIR until the stream ends or the N-th passage of POINT
-kills it; `{"kill_after": SECONDS}` kills it from outside. The answer has `killed`, and for a life
-that ended `digest`, `steps`, `samples`, `resumed` (the step it began at), `evicted` (rows by table
-and reason) and `rows` (of each table). Tests make events with `events`. Other keys:
+`lives(DIR, kill={"at": POINT, "number": N, "after": bool})` trains online from the events in DIR
+until the stream ends or the N-th passage of POINT kills it; `kill_after=SECONDS` kills it from
+outside. The answer has `killed`, and for a life that ended `digest`, `steps`, `samples`, `resumed`
+(the step it began at), `evicted` (rows by table and reason) and `rows` (of each table). Tests make
+events with `events`. Other keys:
 
 * `source`: "files"; "concat" = csv files of DIR/events, then its Parquet files; "follow" =
   DIR/events as files arrive, with the keywords `follow`; or Kafka's keywords
@@ -32,14 +32,12 @@ and reason) and `rows` (of each table). Tests make events with `events`. Other k
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -52,8 +50,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import torch
+from forked import SERVER
 
 ROWS = 3000
+
+Lives = Callable[..., dict[str, Any]]
+"""`lives`, as tests get it."""
 
 
 def events(seed: int, rows: int = ROWS) -> pa.Table:
@@ -554,8 +556,7 @@ def fork(config: dict[str, Any]) -> dict[str, Any]:
         statuses.append(os.waitpid(child, 0)[1])
     if os.WIFSIGNALED(statuses[deadly]):
         return {"killed": os.WTERMSIG(statuses[deadly])}
-    if any(statuses):
-        return {"failed": True}
+    assert not any(statuses), "the life failed; its traceback is above"
     return {"killed": 0, **json.loads(answers[0])}
 
 
@@ -577,31 +578,10 @@ def _be(config: dict[str, Any], write: int, *, is_killed: bool) -> NoReturn:
         os._exit(code)
 
 
-class Lives:
-    """The server in a process of its own, for tests: `lives(root=…, kill=…)` is one life."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, __file__]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        self._server = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def __call__(self, root: Path, **config: Any) -> dict[str, Any]:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps({"root": str(root), **config}) + "\n")
-        self._server.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._server.stdout.readline())
-        assert not answer.get("failed"), "the life failed; its traceback is above"
-        return answer
-
-    def close(self) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait()
-        self._server.stdout.close()
+def lives(root: Path, **config: Any) -> dict[str, Any]:
+    """Return how a life ended, in a process of its own: `lives(root, kill=…)`."""
+    answer: dict[str, Any] = SERVER.call(fork, {"root": str(root), **config})
+    return answer
 
 
 def killed(
@@ -704,20 +684,3 @@ def produce_two(broker: Any, seed: int, rows: int) -> None:
             values = [json.dumps(row).encode() for _, *to, row in burst if tuple(to) == place]
             broker.produce(place[0], values, place[1])
         time.sleep(choose.uniform(0.0, 0.3))
-
-
-def serve() -> None:
-    import rec_sdk_loops
-
-    import hotbed as hb
-
-    # what every life needs is imported once; the first optimizer imports torch's compiler
-    _ = hb.RecModel, hb.callbacks.Checkpoint, hb.models.DCNv2, hb.auto, rec_sdk_loops.of_door
-    torch.optim.Adam([torch.zeros(1, requires_grad=True)]).zero_grad()
-    gc.freeze()
-    for line in sys.stdin:
-        print(json.dumps(fork(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    serve()
