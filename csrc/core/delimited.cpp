@@ -140,7 +140,7 @@ class RowScanner {
   const RowFormat& format_;
   bool is_last_;
   std::size_t begin_;
-  std::optional<std::size_t> quote_;  // the last one that was looked for
+  std::optional<std::size_t> quote_;  // the last quote that was looked for
   RowScan scan_;
 };
 

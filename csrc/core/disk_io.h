@@ -58,7 +58,7 @@ struct BlockRead {
   void* batch;
 };
 
-// Whoever has blocks to read. Engines call it from their threads.
+// A source of blocks to read. Engines call it from their threads.
 class BlockSource {
  public:
   virtual ~BlockSource() = default;

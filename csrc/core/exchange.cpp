@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Step: the rows of a batch lie in several processes. See step.h for who calls what.
+// Step: the rows of a batch lie in several processes. step.h says which process calls what.
 #include <algorithm>
 #include <bit>
 #include <cmath>

@@ -35,7 +35,7 @@ void store(uint8_t* at, T value) noexcept {
   std::memcpy(at, &value, sizeof(T));
 }
 
-// What the pool has of a row.
+// The part of a row that lies in the pool.
 class Row {
  public:
   Row(uint8_t* values, uint8_t* state, const RowLayout& layout) noexcept
@@ -59,7 +59,7 @@ class Row {
   const RowLayout* layout_;
 };
 
-// What the ledger has of a row.
+// The part of a row that lies in the ledger.
 class LedgerEntry {
  public:
   LedgerEntry(uint8_t* at, const RowLayout& layout) noexcept : at_(at), layout_(&layout) {}

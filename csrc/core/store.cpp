@@ -141,7 +141,7 @@ struct Store::State {
   }
   const RecordLayout& layout_of(uint32_t extent) const { return owners[spans[extents[extent].span]->owner]->layout; }
   uint64_t num_available();
-  // Extents that puts may open: of each span one that is nearly empty, at worst.
+  // Extents that puts may open: at worst, each span has one that is nearly empty.
   uint64_t num_set_aside(const Owner& owner, uint64_t count) const noexcept {
     return count / owner.layout.per_extent + std::min<uint64_t>(count, owner.num_spans);
   }

@@ -526,8 +526,8 @@ TEST_CASE("a read gets the record that lay there when it began, also if the exte
     const auto batch =
         store.read(dict.number, {{place, 10, bytes.data(), bytes.data() + dict.layout.first_bytes}}, true);
     dict.unlock();
-    // Room for eight rounds; a ninth takes extents that were emptied, the oldest first. The one that is read is among
-    // them, so the writer goes around it, or waits.
+    // Room for eight rounds; a ninth takes extents that were emptied, the oldest first. The extent that is read is
+    // among them, so the writer goes around it, or waits.
     std::atomic<bool> is_done = false;
     std::thread writer([&] {
       for (const uint32_t rounds : {8, 1}) {

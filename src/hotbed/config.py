@@ -148,7 +148,7 @@ def check_kind(spec: object, choices: Mapping[str, type], path: str) -> None:
 
 
 def unknown_kind(kind: str, choices: Mapping[str, type], path: str) -> ConfigError:
-    """Return the error of a kind that is not among `choices`, with the one that may be meant."""
+    """Return the error of a kind that is not among `choices`, with the kind that may be meant."""
     advice = did_you_mean(kind, choices)
     name = known_elsewhere_as(kind, choices)
     if name is not None:

@@ -33,7 +33,7 @@ class SavedRows(Protocol):
 
 
 class HeldRows(Protocol):
-    """What a join holds open while it is read."""
+    """The rows that a join holds open while it is read."""
 
     def saved_at(self, state: Mapping[str, Any], since: Mapping[str, int] | None) -> SavedRows:
         """Return what was open at a position.

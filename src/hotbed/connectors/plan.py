@@ -69,7 +69,7 @@ class ReadPlan:
             own, in memory.
         words: text columns that may come as Arrow dictionaries, where the file holds them so.
         aside: called with the rows of a file that are skipped because they cannot be read.
-            Of a damaged file it is one row: the first one that is lost, with the reason.
+            For a damaged file it gets one row, the first that is lost, with the reason.
         rest: what is left out behind a row that cannot be read, for messages; "" = its file.
         opening: called with the path of each file before it is read.
         grains: with more than one, a topic deals the messages of each block to so many grains, and

@@ -129,7 +129,7 @@ def is_open(kind: pa.DataType) -> bool:
 def joined(
     kind: pa.DataType, other: pa.DataType, *, mixed_numbers: bool = False
 ) -> pa.DataType | None:
-    """Return the narrowest type that both types widen to; None if there is none.
+    """Return the narrowest type that both types widen to; None if they have no such type.
 
     `mixed_numbers`: whole numbers and floats meet in float64. `conform` then checks each value.
     """

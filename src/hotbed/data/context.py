@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transforms and learners may use of the encoder."""
+"""The part of the encoder that transforms and learners may use."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def workload_of(job: Job, rows: Mapping[str, float]) -> tuple[Workload, Sampled]
         rows: that the user expects of tables, by name.
 
     Raises:
-        ConfigError: there is no table of a name in `rows`.
+        ConfigError: `rows` names a table that the job does not have.
     """
     work, sampled = _alone(_measured, job.to_json(), dict(rows))
     return _with_two_ranks(job, work), sampled

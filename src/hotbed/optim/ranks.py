@@ -88,7 +88,7 @@ def check_not_wrapped(network: nn.Module, grains: int = 1) -> None:
 
 
 def _wrapper_of(module: nn.Module) -> str:
-    """Return the name of a wrapper of torch that shares out dense parameters; "" = it is none."""
+    """Return the name of a wrapper of torch that shares out dense parameters; "" for any other."""
     if isinstance(module, DistributedDataParallel):
         return DistributedDataParallel.__name__
     for base in type(module).__mro__:

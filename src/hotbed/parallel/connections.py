@@ -42,11 +42,11 @@ def call_timeout() -> timedelta:
 def connect(timeout: timedelta) -> dist.ProcessGroup | None:
     """Connect the ranks that the launcher started; each of them calls this.
 
-    Return None for torch's default group: who holds that keeps the threads of gloo, which must end
-    before Python does. One that exists is used if gloo carries its tensors.
+    Return None for torch's default group: a reference to it would keep the threads of gloo alive,
+    which must end before Python does. A group that exists is used if gloo carries its tensors.
 
     Args:
-        timeout: of a call, where there is no process group yet.
+        timeout: of each call, for a process group that is made here.
 
     Raises:
         ConfigError: a rank cannot be reached.

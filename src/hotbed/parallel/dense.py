@@ -70,7 +70,7 @@ class DenseExchange:
         return [share * len(blocks) for blocks in self._placement.blocks]
 
     def share(self, received: Sequence[Tensor]) -> Tensor:
-        """Return the sums of this rank's share, [width]; what is no share is 0.
+        """Return the sums of this rank's share, [width]; values beyond its share are 0.
 
         `received`: what `to_owners` of each rank sent.
         """

@@ -198,7 +198,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What a job is, for its plan.
+    """The figures of a job that its plan is computed from.
 
     Attributes:
         tables: with their expected rows.
@@ -431,7 +431,8 @@ def _own_seconds(work: Workload, placement: Placement, sent_bytes: float) -> flo
 def seconds_of(measured: Mapping[int, float], samples: float) -> float:
     """Return the seconds of a step of so many samples: lines between those that were measured."""
     sizes = sorted(measured)
-    times = list(accumulate((measured[size] for size in sizes), max))  # noise is no gain
+    # a larger step is not shorter: where it was, that was noise
+    times = list(accumulate((measured[size] for size in sizes), max))
     if samples < sizes[0] and len(sizes) > 1:
         slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
         return max(times[0] - slope * (sizes[0] - samples), 0.0)

@@ -78,7 +78,8 @@ class Ranks:
         lines name the rank.
 
         Args:
-            timeout: of a call, where there is no process group yet; None: that of the environment.
+            timeout: of each call, for a process group that is made here; None: that of the
+                environment.
         """
         group = connect(timeout or call_timeout())
         name_rank_in_logs(dist.get_rank())

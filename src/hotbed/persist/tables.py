@@ -243,7 +243,7 @@ def load_table(reader: Reader, name: str, table: Table, shard: Shard) -> None:
 def own_scalars(scalars: Mapping[str, Any], shard: Shard) -> dict[str, Any]:
     """Return the scalars of a table as this process holds them.
 
-    One process goes on counting from the counts of all.
+    The first process continues the counts of all; the others begin at 0.
     """
     if shard.is_first:
         return dict(scalars)

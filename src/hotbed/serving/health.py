@@ -96,8 +96,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
     def _is_ready(self) -> bool:
         """Return whether the server is ready; wake the watches when this has changed.
 
-        Whoever asks wakes them: a change that one watch alone has seen would be missed when it is
-        undone before the next poll.
+        Each call wakes them: a change that only one watch has seen would be missed if it is undone
+        before the next poll.
         """
         ready = self._ready()
         if ready != self._was_ready:

@@ -3,7 +3,7 @@
 
 `module.flow` is one of these values. `TableFlow` is the default: gradients wait for an update of
 the tables. `RowTargets` lets them flow to tensors, and an exporter makes results the inputs of its
-graph. Who performs the lookup is another matter, see `lookups`.
+graph. `lookups` says which code performs the lookup.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
 
 
 def _looked_up(example: Example, grains: Sequence[Example | None]) -> list[Batch | None]:
-    """Return the ids that each grain looks up; None for one that is not computed here."""
+    """Return the ids that each grain looks up; None for a grain that is not computed here."""
     if example.computed is None:
         return [None if grain is None else grain.batch for grain in grains]
     ends = (0, *example.computed.grain_ends)
