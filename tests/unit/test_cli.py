@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import hotbed as hb
 from hotbed import _core
 from hotbed.cli import commands as cli
-from hotbed.cli import disk, show
+from hotbed.cli import disk
 from hotbed.errors import ConfigError, NotWritten, SchemaError
 from hotbed.files import Lock
 from hotbed.job.draft import draft
@@ -721,7 +721,7 @@ def test_doctor_measures_a_disk_and_leaves_nothing_there(
     engines = ["io_uring", "threads"] if _core.can_use_uring() else ["threads"]
     assert list(speed.reads) == [(engine, depth) for engine in engines for depth in (1, 32)]
     assert min(*speed.reads.values(), speed.write_bytes, *speed.sync_seconds) > 0
-    show.print_disk(speed)
+    disk.print_disk(speed)
     printed = capsys.readouterr().out
     assert f"{speed.reads['threads', 32]:,.0f}" in printed
     assert f"fdatasync of a block: {1e3 * speed.sync_seconds[0]:.2f} ms" in printed

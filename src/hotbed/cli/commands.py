@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from hotbed import config
+from hotbed.cli import checkpoints, processes, show
 from hotbed.cli import disk as disks
 from hotbed.cli import doctor as machine
 from hotbed.cli import plan as of_plan
-from hotbed.cli import processes, show
 from hotbed.connectors.prepared import is_prepared, verify_prepared
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.job import run
@@ -332,7 +332,7 @@ def inspect(
     if names_a_job(what):
         show.print_job(run.inspect(_read(Path(what), assignments)))
     else:
-        show.print_checkpoint(describe_checkpoint(what))
+        checkpoints.print_checkpoint(describe_checkpoint(what))
 
 
 @app.command()
@@ -408,7 +408,7 @@ def verify(checkpoint: Checkpoint) -> None:
     A bad file is named, and the exit code is 2.
     """
     check = verify_prepared if is_prepared(checkpoint) else verify_checkpoint
-    show.print_verified(check(checkpoint))
+    checkpoints.print_verified(check(checkpoint))
 
 
 @app.command()
@@ -421,7 +421,7 @@ def restore(
         went_back = from_first(lambda: go_back(path, state))
     else:
         went_back = go_back(path, state)
-    show.print_restored(path, went_back)
+    checkpoints.print_restored(path, went_back)
 
 
 @app.command()
@@ -431,7 +431,7 @@ def diff(one: Checkpoint, two: Checkpoint) -> None:
     if difference["same"]:
         show.print_line("the same content")
         return
-    show.print_difference(difference)
+    checkpoints.print_difference(difference)
     raise typer.Exit(1)
 
 
@@ -500,14 +500,14 @@ def doctor(
     torchrun, do it with the processes that it started, also on several hosts.
     """
     if processes.is_rank():
-        show.print_connection(machine.connection())
+        machine.print_connection(machine.connection())
         return
     if disk is not None:
         with show.StageBars() as bars:
             speed = disks.measure(str(disk), bars.update)
-        show.print_disk(speed)
+        disks.print_disk(speed)
         return
-    show.print_machine(machine.diagnose())
+    machine.print_machine(machine.diagnose())
     if not machine.has_native_core():
         raise typer.Exit(1)
     if ranks is not None and ranks > 1:

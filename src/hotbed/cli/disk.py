@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the disk of a folder is for `hb.Ssd`, for `hotbed doctor --disk`."""
+"""How fast a disk is for `hb.Ssd`: what `hotbed doctor --disk` measures, and prints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from hotbed.cli.show import console, mebibytes, print_line
 from hotbed.errors import ConfigError, NotWritten
 from hotbed.files import check_scratch, file_system
 from hotbed.prepare import Stage
@@ -119,3 +123,22 @@ def _sync(disk: Any, report: Callable[[Stage], None]) -> tuple[float, float]:
         seconds.append(disk.sync())
         report(Stage("sync", number + 1, _SYNCS))
     return statistics.median(seconds), max(seconds)
+
+
+def print_disk(speed: DiskSpeed) -> None:
+    """Print how fast a disk is."""
+    kind = f", {speed.file_system}" if speed.file_system else ""
+    head = [f"random reads a second, {depth} at once" for depth in DEPTHS]
+    grid = Grid("engine", *head, title=f"{escape(speed.folder)}{kind}", title_justify="left")
+    for engine in dict.fromkeys(engine for engine, _ in speed.reads):
+        grid.add_row(engine, *(f"{speed.reads[engine, depth]:,.0f}" for depth in DEPTHS))
+    console.print(grid)
+    median, longest = speed.sync_seconds
+    print_line(
+        f"fdatasync of a block: {median * 1e3:.2f} ms, {longest * 1e3:.2f} ms at most\n"
+        f"writes one after the other: {mebibytes(speed.write_bytes)} MiB/s"
+    )
+    if "io_uring" not in {engine for engine, _ in speed.reads}:
+        print_line("io_uring is not allowed here: threads read, with twice the CPU time")
+    if not speed.is_direct:
+        print_line("reads go through the page cache here: these are figures of memory")

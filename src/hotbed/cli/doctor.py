@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of this machine and this install, and their state, for `hotbed doctor`."""
+"""What `hotbed doctor` finds out of this machine, this install and the ranks, and prints."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from importlib import import_module, metadata, util
 from typing import TYPE_CHECKING, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from hotbed.cli.show import console, print_line
 
 if TYPE_CHECKING:
     from hotbed.parallel.probe import RankConnections
@@ -110,3 +116,31 @@ def _device() -> str:
     if torch.backends.mps.is_available():
         return "mps"
     return f"cpu, {torch.get_num_threads()} threads"
+
+
+def print_machine(parts: Iterable[Part]) -> None:
+    """Print what this machine and this install can do."""
+    grid = Grid("", "found", "what it is for", title="hotbed doctor", title_justify="left")
+    for part in parts:
+        grid.add_row(part.name, escape(part.state), part.purpose)
+    console.print(grid)
+
+
+def print_connection(connection: RankConnections) -> None:
+    """Print how the ranks of a job reach each other."""
+    hosts = len(set(connection.hosts))
+    grid = Grid(
+        "each rank sends to each other one",
+        "a call takes",
+        "each sends",
+        title=f"{len(connection.hosts)} ranks on {hosts} host{'s' if hosts > 1 else ''}, over gloo",
+        title_justify="left",
+    )
+    for num_bytes, seconds in connection.seconds.items():
+        size = f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes // 1024:,} KiB"
+        # of a few bytes the time of a call counts
+        rate = "" if num_bytes < 1024 else f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
+        grid.add_row(size, f"{seconds * 1e6:,.0f} us", rate)
+    console.print(grid)
+    for problem in connection.problems:
+        print_line(escape(problem))

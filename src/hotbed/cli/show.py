@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print: columns, events, results, tables, checkpoints, the machine."""
+"""What the commands print of a job: columns, events, results, tables, errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
@@ -16,8 +16,6 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
-from hotbed.cli.disk import DEPTHS, DiskSpeed
-from hotbed.cli.doctor import Part
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
@@ -25,17 +23,25 @@ from hotbed.prepare import Stage, Workflow
 if TYPE_CHECKING:
     from hotbed.embedding.table import Table
     from hotbed.parallel.launch import RankFailure
-    from hotbed.parallel.probe import RankConnections
     from hotbed.training.watching.columns import Tables
     from hotbed.training.watching.history import History
 
 console = Console()
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_line(text: str) -> None:
     """Print a line, never broken and never coloured."""
     console.print(text, highlight=False, soft_wrap=True)
+
+
+def mebibytes(num_bytes: float) -> str:
+    """Return a number of bytes in MiB, with one decimal."""
+    return f"{num_bytes / 2**20:,.1f}"
+
+
+def capacity_text(num_rows: int, capacity: int | None) -> str:
+    """Return the rows that were expected, and the part of them that is there."""
+    return "" if capacity is None else f"{capacity:,} ({num_rows / capacity:.0%})"
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -142,7 +148,7 @@ def print_prepared(workflow: Workflow) -> None:
 def print_job(job: JobFacts) -> None:
     """Print a job: its columns, its settings and the trained model."""
     _print_columns(job.columns)
-    _print_derived(job.derived)
+    print_derived(job.derived)
     settings = yaml.safe_dump(
         dict(job.settings), sort_keys=False, default_flow_style=None, width=110
     )
@@ -151,6 +157,12 @@ def print_job(job: JobFacts) -> None:
         console.print(f"not trained yet: no checkpoint in {job.output}")
     else:
         print(job.model)
+
+
+def print_derived(derived: Mapping[str, str]) -> None:
+    """Print the columns of requests that depend on other rows."""
+    for name, text in derived.items():
+        print_line(f"derived   {name}: {text}")
 
 
 def _print_columns(columns: Iterable[ColumnFacts]) -> None:
@@ -216,16 +228,11 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
         grid.add_row(
             name,
             *(f"{count:,.0f}" for count in num_rows),
-            _capacity(stats["rows"], table.capacity),
+            capacity_text(stats["rows"], table.capacity),
             *(f"{count:,.0f}" for count in counts),
-            _mebibytes(num_bytes),
+            mebibytes(num_bytes),
         )
     console.print(grid)
-
-
-def _capacity(num_rows: int, capacity: int | None) -> str:
-    """Return the rows that were expected, and the part of them that is there."""
-    return "" if capacity is None else f"{capacity:,} ({num_rows / capacity:.0%})"
 
 
 def print_values(title: str, values: Mapping[str, float], more: str = "") -> None:
@@ -254,7 +261,7 @@ def print_export(exported: Exported) -> None:
     for table in tables:
         num_bytes = sum(files[part.file].bytes for part in table.parts)
         dim = str(table.config["dim"])
-        grid.add_row(escape(table.name), dim, f"{table.rows:,}", _mebibytes(num_bytes))
+        grid.add_row(escape(table.name), dim, f"{table.rows:,}", mebibytes(num_bytes))
     console.print(grid)
     num_rows = sum(table.rows for table in tables)
     num_bytes = sum(file.bytes for file in files.values())
@@ -270,117 +277,6 @@ def print_export(exported: Exported) -> None:
     )
 
 
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def print_checkpoint(facts: Mapping[str, Any]) -> None:
-    """Print what a checkpoint holds, as `hotbed.persist.inspect` returns it."""
-    mebibytes = _mebibytes(sum(facts["bytes"]))
-    console.print(
-        f"{facts['folder']}: {facts['kind']}, version {facts['version']}, {mebibytes} MiB",
-        highlight=False,
-    )
-    for name in ("digest", "parent", "positions", "counters"):
-        print_line(f"{name:9} {escape(json.dumps(facts[name]))}")
-    for link in facts["chain"]:
-        print_line(f"rests on  {link['folder']} {link['digest']}")
-    dense = facts["dense"]
-    console.print(f"dense     {dense['parameters']:,} parameters in {dense['tensors']} tensors")
-    if "ids" in facts:
-        _print_id_graph(facts["ids"])
-    if facts["maps"]:
-        print_line(f"maps      {facts['maps']} files of what transforms learned")
-    _print_derived(facts["derived"])
-    console.print(_grid_of(facts["tables"]))
-    for table in facts["tables"]:
-        if table["on_disk"]:
-            print_line(f"{table['name']} on its tier: {table['on_disk']}")
-
-
-def _print_id_graph(graph: Mapping[str, Any]) -> None:
-    """Print the tensors that a model takes, and the lookups whose ids a server computes."""
-    for tensor in graph["arguments"]:
-        shape = ", ".join(["n", *map(str, tensor["shape"])])
-        source = f"{tensor['part']} of column {tensor['column']}"
-        print_line(
-            f"input     {tensor['name']}: {tensor['dtype']} {escape(f'[{shape}]')}, {source}"
-        )
-    lookups = ", ".join(map(escape, graph["lookups"]))
-    print_line(f"ids       {graph['file']} computes those of {lookups}")
-
-
-def _print_derived(derived: Mapping[str, str]) -> None:
-    """Print the columns of requests that depend on other rows."""
-    for name, text in derived.items():
-        print_line(f"derived   {name}: {text}")
-
-
-def _grid_of(tables: Iterable[Mapping[str, Any]]) -> Grid:
-    """Return a line for each table of a checkpoint."""
-    changes = ("here: changed", "removed", "waiting")
-    grid = Grid("table", "dim", "rows", "capacity", "MiB", *changes, "norms of rows", "counts")
-    for table in tables:
-        grid.add_row(
-            table["name"],
-            str(table["dim"]),
-            f"{table['rows']:,}",
-            _capacity(table["rows"], table["capacity"]),
-            _mebibytes(table["bytes"]),
-            f"{table['changed']:,}",
-            f"{table['removed']:,}",
-            _waiting(table),
-            _histogram(table["norms"]),
-            _histogram(table["counts"]),
-        )
-    return grid
-
-
-def _waiting(table: Mapping[str, Any]) -> str:
-    """Return how many ids wait for admission; those in a sketch have no number."""
-    if not table["sketched_partitions"]:
-        return f"{table['candidates']:,}"
-    return f"{table['candidates']:,} + sketch"
-
-
-def _histogram(bins: Sequence[Mapping[str, float]]) -> str:
-    """Return rows by powers of two as one line: `0.0625 ▁▃█▂ 1`."""
-    if not bins:
-        return ""
-    most = max(bin["rows"] for bin in bins)
-    bars = ""
-    for bin in bins:
-        height = int(len(_BARS) * bin["rows"] / (most + 1))
-        bars += _BARS[height]
-    return f"{bins[0]['from']:g} {bars} {bins[-1]['to']:g}"
-
-
-def print_verified(facts: Mapping[str, Any]) -> None:
-    """Print what was verified, as `hotbed.persist.inspect.verify` returns it."""
-    if "rows" in facts:
-        rows = ", ".join(f"{part} {num_rows:,} rows" for part, num_rows in facts["rows"].items())
-        print_line(
-            f"{facts['folder']} is whole: prepared, {rows}, {facts['files']} files, "
-            f"{_mebibytes(facts['bytes'])} MiB\n"
-            f"digest   {facts['digest'] or 'not noted by the version that wrote it'}"
-        )
-        return
-    print_line(
-        f"{facts['folder']} is whole: {facts['kind']}, version {facts['version']}, "
-        f"{facts['links']} links, {facts['files']} files, {_mebibytes(facts['bytes'])} MiB\n"
-        f"digest   {facts['digest']}\n"
-        f"content  {facts['content_digest']}"
-    )
-
-
-def print_restored(path: str, facts: Mapping[str, Any]) -> None:
-    """Print which state a stream resumes from, as `hotbed.persist.resume.go_back` returns it."""
-    aside = ", ".join(facts["aside"]) or "nothing"
-    print_line(
-        f"{path} resumes from {facts['folder']}: {facts['kind']}, version {facts['version']}\n"
-        f"moved to {path}/aside: {aside}"
-    )
-
-
 def print_published(published: Published) -> None:
     """Print what `hotbed.job.run.publish` returned."""
     version = published.version
@@ -390,83 +286,7 @@ def print_published(published: Published) -> None:
     print_line(f"{published.path}: {published.state} is version {version.version} now")
 
 
-def print_difference(facts: Mapping[str, Any]) -> None:
-    """Print what differs between two checkpoints, as `hotbed.persist.inspect.diff` returns it."""
-    grid = Grid("table", "added", "removed", "changed", "largest difference")
-    for name, table in facts["tables"].items():
-        if table is None:
-            grid.add_row(name, "only in one")
-            continue
-        counts = [f"{table[key]:,}" for key in ("added", "removed", "changed")]
-        grid.add_row(name, *counts, f"{table['largest']:.3g}")
-    console.print(grid)
-    if not any(_differs(table) for table in facts["tables"].values()) and not facts["dense"]:
-        print_line("all rows and tensors are equal")
-    for name, largest in facts["dense"].items():
-        text = "other shape"
-        if largest is not None:
-            text = f"{largest:.3g}"
-        console.print(f"{name}: {text}", highlight=False)
-    for name in ("positions", "counters"):
-        before, after = facts[name]
-        if before != after:
-            print_line(f"{name}: {before}\n      now: {after}")
-    if facts["others"]:
-        print_line(f"other parts that differ: {', '.join(facts['others'])}")
-
-
-def _differs(table: Mapping[str, Any] | None) -> bool:
-    return table is None or any(table[key] for key in ("added", "removed", "changed"))
-
-
-# --- the machine ----------------------------------------------------------------------------------
-
-
-def print_machine(parts: Iterable[Part]) -> None:
-    """Print what this machine and this install can do."""
-    grid = Grid("", "found", "what it is for", title="hotbed doctor", title_justify="left")
-    for part in parts:
-        grid.add_row(part.name, escape(part.state), part.purpose)
-    console.print(grid)
-
-
-def print_connection(connection: RankConnections) -> None:
-    """Print how the ranks of a job reach each other."""
-    hosts = len(set(connection.hosts))
-    grid = Grid(
-        "each rank sends to each other one",
-        "a call takes",
-        "each sends",
-        title=f"{len(connection.hosts)} ranks on {hosts} host{'s' if hosts > 1 else ''}, over gloo",
-        title_justify="left",
-    )
-    for num_bytes, seconds in connection.seconds.items():
-        size = f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes // 1024:,} KiB"
-        # of a few bytes the time of a call counts
-        rate = "" if num_bytes < 1024 else f"{connection.bandwidth(num_bytes) / 2**20:,.1f} MiB/s"
-        grid.add_row(size, f"{seconds * 1e6:,.0f} us", rate)
-    console.print(grid)
-    for problem in connection.problems:
-        print_line(escape(problem))
-
-
-def print_disk(speed: DiskSpeed) -> None:
-    """Print how fast a disk is."""
-    kind = f", {speed.file_system}" if speed.file_system else ""
-    head = [f"random reads a second, {depth} at once" for depth in DEPTHS]
-    grid = Grid("engine", *head, title=f"{escape(speed.folder)}{kind}", title_justify="left")
-    for engine in dict.fromkeys(engine for engine, _ in speed.reads):
-        grid.add_row(engine, *(f"{speed.reads[engine, depth]:,.0f}" for depth in DEPTHS))
-    console.print(grid)
-    median, longest = speed.sync_seconds
-    print_line(
-        f"fdatasync of a block: {median * 1e3:.2f} ms, {longest * 1e3:.2f} ms at most\n"
-        f"writes one after the other: {_mebibytes(speed.write_bytes)} MiB/s"
-    )
-    if "io_uring" not in {engine for engine, _ in speed.reads}:
-        print_line("io_uring is not allowed here: threads read, with twice the CPU time")
-    if not speed.is_direct:
-        print_line("reads go through the page cache here: these are figures of memory")
+# --- errors --------------------------------------------------------------------------------------
 
 
 def print_error(error: Exception) -> None:
@@ -481,10 +301,6 @@ def print_failure(failure: RankFailure) -> None:
     Console(stderr=True).print(
         f"[bold red]{whose}[/]{escape(failure.message)}", highlight=False, soft_wrap=True
     )
-
-
-def _mebibytes(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:,.1f}"
 
 
 def _moment(seconds: float) -> str:

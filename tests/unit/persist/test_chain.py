@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import hotbed as hb
-from hotbed.cli.show import print_difference
+from hotbed.cli.checkpoints import print_difference
 from hotbed.errors import DeltaGap, ForkedLineage, FormatError, PersistError
 from hotbed.persist.chain import Replica, compact
 from hotbed.persist.check.manifest import unsealed

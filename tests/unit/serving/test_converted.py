@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import hotbed as hb
-from hotbed.cli import show
+from hotbed.cli import checkpoints
 from hotbed.errors import ConfigError, DataError
 from hotbed.persist.checkpoint import capture
 from hotbed.persist.format import open_checkpoint
@@ -274,7 +274,7 @@ def test_rows_may_come_from_a_parameter_server(
 
 
 def test_inspect_describes_the_id_graph(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show.print_checkpoint(hb.checkpoints.describe(exported))
+    checkpoints.print_checkpoint(hb.checkpoints.describe(exported))
     text = capsys.readouterr().out
     assert "input     words_offsets: int64 [n], starts of column words" in text
     assert "ids.onnx computes those of learned, user, tags, words" in text

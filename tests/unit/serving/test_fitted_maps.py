@@ -20,7 +20,7 @@ import tritonclient.http
 from tritonclient.grpc import InferenceServerClient as GrpcClient
 
 import hotbed as hb
-from hotbed.cli import show
+from hotbed.cli import checkpoints
 from hotbed.data.columns import ids_of
 from hotbed.data.fitted import FittedMap
 from hotbed.errors import FormatError
@@ -226,7 +226,7 @@ def test_derived_columns_and_types_of_inputs_are_listed(
     assert {key: one.string_value for key, one in ours.parameters.items()} == {"derived.gap": text}
     facts = hb.checkpoints.describe(exported)
     assert (facts["derived"], facts["maps"]) == ({"gap": text}, 3)
-    show.print_checkpoint(facts)
+    checkpoints.print_checkpoint(facts)
     assert f"derived   gap: {text}" in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ import torch
 from on_disk import mounted, room_for
 
 import hotbed as hb
-from hotbed.cli.show import print_checkpoint
+from hotbed.cli.checkpoints import print_checkpoint
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError, FormatError, StorageFull, TableFull
 from hotbed.persist import checkpoint

@@ -9,8 +9,9 @@ prometheus.py     Prometheus: the values of a run at an HTTP address
 readings.py       readings: the numbers of a run, under one name each
 shown_scores.py   ShownScores: of impressions when they were shown, until their labels are known
 report.py         the training report: one HTML file that opens without a network or a library
-report_charts.py  choose what the report draws
+report_charts.py  choose what the report draws of epochs and of streams
 report_runs.py    choose what the report draws of several runs
+report_tables.py  choose what the report draws of tables and of their disk
 served.py         Served: how a server answered while it followed a training
 tensorboard.py    TensorBoard: event files of a run
 window_log.py     where a stream is cut into windows, and a log of windows in bounded memory

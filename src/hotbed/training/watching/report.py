@@ -18,7 +18,7 @@ from hotbed.files import Where, resolve
 from hotbed.persist.store import write_text
 from hotbed.pictures.charts import Chart, figure, number_text
 from hotbed.pictures.page import box, cards_of, grid, page_of, section, side_by_side
-from hotbed.training.watching import report_charts, report_runs
+from hotbed.training.watching import report_charts, report_runs, report_tables
 from hotbed.training.watching.columns import Tables
 from hotbed.training.watching.history import History
 from hotbed.training.watching.served import Answer, Served
@@ -106,6 +106,7 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
     """Return the sections that have charts; those of several runs have a line for each."""
     is_compared = len(report_runs.runs_of(histories)) > 1
     charts = report_runs if is_compared else report_charts
+    tables = report_runs if is_compared else report_tables
     parts = [
         ("Learning", charts.LEARNING_TEXT, charts.learning(histories)),
         ("The stream", STREAM_TEXT, charts.stream(histories)),
@@ -115,11 +116,11 @@ def _chart_sections(histories: Mapping[str, History]) -> list[str]:
             "In each window of the stream.",
             report_charts.flow_of_windows(histories),
         ),
-        ("Tables", "Rows that each table holds.", charts.sizes(histories)),
-        ("The disk", DISK_TEXT, report_charts.disk(histories)),
+        ("Tables", "Rows that each table holds.", tables.sizes(histories)),
+        ("The disk", DISK_TEXT, report_tables.disk(histories)),
     ]
     sections = [_charts(name, text, drawn) for name, text, drawn in parts]
-    flows = charts.flows(histories)
+    flows = tables.flows(histories)
     return [*sections, _charts("Admission and eviction", FLOWS_TEXT, flows, small=True)]
 
 

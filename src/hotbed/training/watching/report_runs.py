@@ -12,7 +12,6 @@ from hotbed.training.watching.history import History, Point
 from hotbed.training.watching.report_charts import (
     FLOWS,
     MOST_DOTS,
-    MOST_LINES,
     VALID,
     are_timed,
     metric_text,
@@ -22,6 +21,7 @@ from hotbed.training.watching.report_charts import (
     windows_of,
     worth_drawing,
 )
+from hotbed.training.watching.report_tables import MOST_LINES
 
 LEARNING_TEXT = (
     "Mean loss of the batches since the point before, smoothed where there are many, and metrics "
