@@ -7,6 +7,7 @@ learned_types.py  the types of raw columns that a model learned from
 feed.py           the items that a pass reads: of a stream, from the first rank
 load.py           load a model from a checkpoint
 loop.py           the only loop in Hotbed
+make_learner.py   make the learner that the arguments of RecModel ask for
 model.py          RecModel: the high-level face of training, after `mindspore_rec.RecModel`
 online.py         follow a stream: what `RecModel.online_train` adds to the loop
 publishing.py     Publishing: saved states are handed to a publisher

@@ -23,12 +23,11 @@ from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
 from hotbed.metrics.metric_set import check_groups, metric_set
-from hotbed.optim.combined import Parts
-from hotbed.optim.dense import dense_optimizer, set_dense_rate
+from hotbed.optim.dense import set_dense_rate
 from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
-from hotbed.optim.ranks import check_not_wrapped, speaks, trains_together
-from hotbed.optim.sparse import SparseOptimizer, dense_parameters
+from hotbed.optim.ranks import check_not_wrapped, speaks
+from hotbed.optim.sparse import dense_parameters
 from hotbed.persist import checkpoint, restoring
 from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
@@ -51,11 +50,11 @@ from hotbed.training.loop import (
     fit_epochs,
     pass_over,
 )
+from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.grains import GrainLearner
-from hotbed.training.stages.learner import SelfUpdating, StepLearner, device_of, parameters_of
+from hotbed.training.stages.learner import device_of
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
@@ -152,9 +151,11 @@ class RecModel:
                 "eval_network. Give one of the two."
             )
         self._precision = precision(amp_level, device_of(network))
-        self._boost = boost(boost_level)
         self._has_begun = False  # whether step() was called
-        self.learner: StepLearner | SelfUpdating = self._make_learner(optimizer, grains)
+        compiles = self._effective_boost(boost(boost_level), optimizer)
+        self.learner = make_learner(
+            network, self._criterion, optimizer, grains, self._precision, amp_level, compiles
+        )
         check_names("whole_tables", whole_tables, self.tables)
         if isinstance(self.learner, RankLearner):
             self.learner.keep_whole(frozenset(whole_tables))
@@ -664,74 +665,8 @@ class RecModel:
         (rows,) = self.learner.summed([here])
         return any(counters["rows"] for counters in rows.values())
 
-    def _make_learner(self, optimizer: Any, grains: int) -> StepLearner | SelfUpdating:
-        chosen = self._effective_boost(optimizer)
-        if grains > 1 and (optimizer is None or chosen is not None):
-            what = "a network that updates itself" if optimizer is None else "a compiled network"
-            raise ConfigError(
-                f"grains: a step by grains runs the network and its update itself, got {grains} "
-                f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
-            )
-        if optimizer is None:
-            if self._precision.compute is not None:
-                raise ConfigError(
-                    "amp_level: without an optimizer the network updates itself, got "
-                    f"{self._arguments['amp_level']!r}. Give an optimizer, or 'O0'."
-                )
-            return SelfUpdating(self.network, self._criterion)
-        dense = list(dense_parameters(self.network))
-        self._precision.apply(self.network, dense)
-        parts = Parts.of(optimizer)
-        if parts is not None:
-            self._check_steps_all(parts.sparse)
-            dense_part = parts.dense
-            sparse: SparseOptimizer | None = parts.sparse
-        else:
-            dense_part = dense_optimizer(optimizer, dense)
-            sparse = SparseOptimizer(self.network) if self.tables else None
-        dense_ids = {id(parameter) for parameter in dense}
-        if any(id(parameter) not in dense_ids for parameter in parameters_of(dense_part)):
-            raise ConfigError(
-                "optimizer: it holds more than the network's dense parameters, such as rows of "
-                "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
-            )
-        combined = () if parts is None else parts.optimizers
-        if grains > 1:
-            kind = RankLearner if trains_together() else GrainLearner
-            return kind(
-                self.network,
-                self._criterion,
-                dense_part,
-                sparse,
-                grains,
-                combined=combined,
-                precision=self._precision,
-            )
-        return StepLearner(
-            self.network,
-            self._criterion,
-            dense_part,
-            sparse,
-            combined=combined,
-            precision=self._precision,
-            boost=chosen,
-        )
-
-    def _check_steps_all(self, sparse: SparseOptimizer) -> None:
-        """Raise ConfigError if `sparse` does not step a table that learns."""
-        stepped = {id(table) for table in sparse.tables()}
-        others = []
-        for name, table in self.tables.items():
-            if id(table) not in stepped and not table.frozen:
-                others.append(name)
-        if others:
-            raise ConfigError(
-                f"optimizer: the tables {others} learn and need an optimizer, got one of others. "
-                "Give every optimizer that hb.auto returned, as a list."
-            )
-
-    def _effective_boost(self, optimizer: Any) -> Boost | None:
-        if self._boost is None:
+    def _effective_boost(self, wished: Boost | None, optimizer: Any) -> Boost | None:
+        if wished is None:
             return None
         missing = []
         if optimizer is None:
@@ -745,7 +680,7 @@ class RecModel:
                 " and no ".join(missing),
             )
             return None
-        return self._boost
+        return wished
 
 
 class Evaluation:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the learner that the arguments of RecModel ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
+from hotbed.optim.combined import Parts
+from hotbed.optim.dense import dense_optimizer
+from hotbed.optim.precision import AmpPrecision, Boost
+from hotbed.optim.ranks import trains_together
+from hotbed.optim.sparse import SparseOptimizer, dense_parameters
+from hotbed.training.arguments import tables_of
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.grains import GrainLearner
+from hotbed.training.stages.learner import SelfUpdating, StepLearner, parameters_of
+from hotbed.training.stages.rank_learner import RankLearner
+
+
+def make_learner(
+    network: nn.Module,
+    criterion: Criterion | None,
+    optimizer: Any,
+    grains: int,
+    precision: AmpPrecision,
+    amp_level: str,
+    boost: Boost | None,
+) -> StepLearner | SelfUpdating:
+    """Return the learner that arguments of `RecModel` ask for.
+
+    Args:
+        network: the network.
+        criterion: the loss; None for a network that returns its loss.
+        optimizer: as `RecModel` takes it; None for a network that updates itself.
+        grains: of a step.
+        precision: what `amp_level` stands for.
+        amp_level: as the user gave it, for messages.
+        boost: how the step is compiled; None if it is not.
+
+    Raises:
+        ConfigError: the arguments do not go together; the message says which.
+    """
+    if grains > 1 and (optimizer is None or boost is not None):
+        what = "a network that updates itself" if optimizer is None else "a compiled network"
+        raise ConfigError(
+            f"grains: a step by grains runs the network and its update itself, got {grains} "
+            f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
+        )
+    if optimizer is None:
+        if precision.compute is not None:
+            raise ConfigError(
+                "amp_level: without an optimizer the network updates itself, got "
+                f"{amp_level!r}. Give an optimizer, or 'O0'."
+            )
+        return SelfUpdating(network, criterion)
+    tables = tables_of(network)
+    dense = list(dense_parameters(network))
+    precision.apply(network, dense)
+    parts = Parts.of(optimizer)
+    if parts is not None:
+        _check_steps_all(parts.sparse, tables)
+        dense_part = parts.dense
+        sparse: SparseOptimizer | None = parts.sparse
+    else:
+        dense_part = dense_optimizer(optimizer, dense)
+        sparse = SparseOptimizer(network) if tables else None
+    dense_ids = {id(parameter) for parameter in dense}
+    if any(id(parameter) not in dense_ids for parameter in parameters_of(dense_part)):
+        raise ConfigError(
+            "optimizer: it holds more than the network's dense parameters, such as rows of "
+            "tables, got a torch optimizer. Make it over hb.dense_parameters(network)."
+        )
+    combined = () if parts is None else parts.optimizers
+    if grains > 1:
+        kind = RankLearner if trains_together() else GrainLearner
+        return kind(
+            network, criterion, dense_part, sparse, grains, combined=combined, precision=precision
+        )
+    return StepLearner(
+        network, criterion, dense_part, sparse, combined=combined, precision=precision, boost=boost
+    )
+
+
+def _check_steps_all(sparse: SparseOptimizer, tables: Mapping[str, Table]) -> None:
+    """Raise ConfigError if `sparse` does not step one of the tables that learn."""
+    stepped = {id(table) for table in sparse.tables()}
+    others = []
+    for name, table in tables.items():
+        if id(table) not in stepped and not table.frozen:
+            others.append(name)
+    if others:
+        raise ConfigError(
+            f"optimizer: the tables {others} learn and need an optimizer, got one of others. "
+            "Give every optimizer that hb.auto returned, as a list."
+        )
