@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
@@ -27,7 +26,7 @@ from hotbed.data.batch import Batch, changed
 from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
-from hotbed.data.numbers import label_outside_unit, outside_unit
+from hotbed.data.numbers import with_unit_labels
 from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
 from hotbed.data.places import check_grains, check_layout, check_position
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
@@ -487,28 +486,9 @@ class Dataset:
         return batch
 
     def _mapped(self, batch: Batch) -> Batch:
-        return self._with_unit_labels(mapped_batch(batch, self._maps))
-
-    def _with_unit_labels(self, batch: Batch) -> Batch:
-        """Return a mapped batch without the rows whose labels are not in [0, 1].
-
-        Raises DataError instead with `on_error="raise"`.
-        """
-        for label in self.schema.labels:
-            if label.name not in self._in_unit or label.name not in batch.labels:
-                continue
-            wrong = outside_unit(batch.labels[label.name])
-            if not wrong.any():
-                continue
-            values = batch.labels[label.name][wrong]
-            message = label_outside_unit(label, values[0])
-            if self.on_error != "skip":
-                row = int(wrong.argmax()) + 1
-                raise DataError(f"row {row} of a mapped batch: {message}")
-            self.skips.add("value", message, int(wrong.sum()))
-            sound = batch.take(np.flatnonzero(~wrong))
-            batch = changed(sound, {"previews": batch.previews})
-        return batch
+        labels = [label for label in self.schema.labels if label.name in self._in_unit]
+        skips = self.skips if self.on_error == "skip" else None
+        return with_unit_labels(mapped_batch(batch, self._maps), labels, skips)
 
     def _buffers(
         self,

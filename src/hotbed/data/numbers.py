@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -13,11 +14,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.plan import Skips
 from hotbed.connectors.times import to_microseconds
 from hotbed.data.arrays import as_numpy, integers_of, list_lengths, nulls_of, require_text_form
 from hotbed.data.arrow_types import is_bytes, is_list, is_number, is_whole
+from hotbed.data.batch import Batch, changed
 from hotbed.data.schema import Dense, Label, Time, Weight
-from hotbed.errors import SchemaError
+from hotbed.errors import DataError, SchemaError
 
 _PLAIN = {pa.float32().id, pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id}
 _MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
@@ -145,6 +148,32 @@ def label_outside_unit(column: Label, value: float) -> str:
         f"got {value:g}. Give Label({column.name!r}, threshold=…), which makes 1 of values from "
         "it on and 0 of the others, or train with loss 'mse'."
     )
+
+
+def with_unit_labels(batch: Batch, labels: Iterable[Label], skips: Skips | None) -> Batch:
+    """Return a mapped batch without the rows that have a label outside [0, 1].
+
+    Args:
+        batch: its rows; labels that it does not have are not checked.
+        labels: those that must lie in [0, 1].
+        skips: counts the rows that are left out.
+
+    Raises:
+        DataError: there is such a row, and `skips` is None.
+    """
+    for label in labels:
+        if label.name not in batch.labels:
+            continue
+        wrong = outside_unit(batch.labels[label.name])
+        if not wrong.any():
+            continue
+        message = label_outside_unit(label, batch.labels[label.name][wrong][0])
+        if skips is None:
+            raise DataError(f"row {int(wrong.argmax()) + 1} of a mapped batch: {message}")
+        skips.add("value", message, int(wrong.sum()))
+        sound = batch.take(np.flatnonzero(~wrong))
+        batch = changed(sound, {"previews": batch.previews})
+    return batch
 
 
 def _missing_label(column: Label, mask: np.ndarray) -> BadRows:
