@@ -60,6 +60,26 @@ class TableSettings(Protocol):
     def clock(self) -> str | None: ...
 
 
+def native_table(table: TableSettings) -> _core.Table:
+    """Return a new table of the native core, without rows.
+
+    Raises:
+        ConfigError: rows cannot lie where the settings say.
+    """
+    config = native_config(table)
+    try:
+        return _core.Table(config)
+    except MemoryError as error:
+        if not isinstance(table.tier, Ssd):
+            raise
+        num_bytes = table.tier.ram_rows * row_bytes(table.dim, table.dtype, table.rule)
+        raise ConfigError(
+            f"table {table.name!r}: tier.ram_rows: the system does not give the memory for so many "
+            f"rows, got {table.tier.ram_rows:,}, which take {num_bytes / 1e9:,.1f} GB. Give a "
+            "smaller number: rows beyond it lie on the disk."
+        ) from error
+
+
 def native_config(table: TableSettings) -> _core.TableConfig:
     """Return the keywords of a table for the native core."""
     config = _core.TableConfig()

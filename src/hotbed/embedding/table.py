@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShape
 
 from . import waiting
 from .init import Init, Uniform
-from .native import native_config, unpicklable
+from .native import native_table, unpicklable
 from .policy import (
     PARTITIONS,
     Admission,
@@ -123,7 +123,7 @@ class Table:
         self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
         self.owned: Owned = None
-        self.native = _core.Table(native_config(self))
+        self.native = native_table(self)
 
     def _check(self) -> None:
         where = f"table {self.name!r}"
@@ -701,7 +701,7 @@ class Table:
         """Remove all contents: rows, candidates, counters and watermark."""
         self._timed = None
         self._estimates = False
-        self.native = _core.Table(native_config(self))
+        self.native = native_table(self)
         self.native.freeze(self.frozen or "nothing")
         if self._min_count is not None:
             self.native.set_min_count(self._min_count)

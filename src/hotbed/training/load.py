@@ -99,7 +99,8 @@ def _loaded(reader: Reader, network: nn.Module | None, tier: Tier | None) -> Rec
             raise
         raise FormatError(
             f"{reader.folder}/MANIFEST.json: its model cannot be built, got: {error} "
-            "Pass network=, or restore the checkpoint from a copy."
+            "Pass network=, pass tier=hb.Ram() where this machine lacks the disk of its tables, or "
+            "restore the checkpoint from a copy."
         ) from error
     model.schema = schema or model.schema
     return model.restore(reader)

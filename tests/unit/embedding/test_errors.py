@@ -19,8 +19,8 @@ from hotbed.errors import ConfigError, HotbedError, NonFiniteGradient, RowShapeE
 NAN, INF = float("nan"), float("inf")
 
 
-def on_disk(path: str, dim: int = 4, **keywords: Any) -> hb.Table:
-    return hb.Table("user", dim, tier=hb.Ssd(path, ram_rows=10), **keywords)
+def on_disk(path: str, dim: int = 4, ram_rows: int = 10, **keywords: Any) -> hb.Table:
+    return hb.Table("user", dim, tier=hb.Ssd(path, ram_rows=ram_rows), **keywords)
 
 
 BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
@@ -56,6 +56,7 @@ BAD_VALUES: list[tuple[Callable[[], Any], str]] = [
     (lambda: on_disk("/", rule=hb.Adam(scope="all")), "Use scope='catch_up'"),
     (lambda: on_disk("/", dim=15_359, rule=hb.Sgd()), "61,433 bytes .* got 61,436"),
     (lambda: on_disk("/", dim=10_300, dtype="float16"), "61,433 bytes .* got 61,808"),
+    (lambda: on_disk("/", 15_000, 2**32 - 2, rule=hb.Sgd()), r"tier\.ram_rows: .* 257,698\.\d GB"),
     (lambda: hb.Uniform(-0.1), "Uniform.scale"),
     (lambda: hb.Normal(INF), "Normal.std"),
     (lambda: hb.Constant(NAN), "Constant.value"),
