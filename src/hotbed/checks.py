@@ -17,14 +17,20 @@ from typing import Any
 from hotbed.errors import ConfigError
 
 __all__ = [
+    "MOST_SECONDS",
     "above",
     "at_least",
     "between",
     "finite_number",
     "one_of",
     "power_of_two",
+    "seconds",
     "whole_number",
 ]
+
+
+MOST_SECONDS = 1e12
+"""The longest time in seconds, 31,700 years: int64 microseconds hold it and an event time."""
 
 
 def __dir__() -> list[str]:
@@ -104,6 +110,18 @@ def finite_number(
     limits = [f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound)]
     problem = " ".join(["must be a finite number", " and ".join(limits)])
     raise _error(where, problem.strip(), value, advice)
+
+
+def seconds(
+    where: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    advice: str = "Give a number of seconds.",
+) -> None:
+    """Raise ConfigError if `value` is not a time that event times can be added to."""
+    finite_number(where, value, least=least, above=above, most=MOST_SECONDS, advice=advice)
 
 
 def one_of(where: str, value: object, choices: Iterable[object], advice: str = "") -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import hotbed as hb
 from hotbed import checks
 from hotbed.errors import ConfigError
 
@@ -107,3 +108,34 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_finite_number_rejects_what_is_not_one(value: object) -> None:
     with pytest.raises(ConfigError, match="x: must be a finite number, got"):
         checks.finite_number("x", value)
+
+
+EVENTS = hb.sources.Memory({"id": [1], "time": [0]})
+
+
+@pytest.mark.parametrize("value", [math.inf, 1e300, 10**30])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: hb.sources.Outcome(EVENTS, value),
+        lambda value: hb.sources.Join(EVENTS, EVENTS, "id", 1, lateness_seconds=value),
+        lambda value: hb.sources.Join(EVENTS, EVENTS, "id", 1, idle_seconds=value),
+        lambda value: hb.sources.LateLabels("id", "kind", "view", "click", value),
+        lambda value: hb.callbacks.Windows(seconds=value),
+        lambda value: hb.callbacks.Windows(samples=value),
+        lambda value: hb.callbacks.Evict(lateness_seconds=value),
+        lambda value: hb.MinCount(2, expire_seconds=value),
+        lambda value: hb.Ttl(days=value),
+        lambda value: hb.Ttl(hours=value),
+        lambda value: hb.Ttl(seconds=value),
+        lambda value: hb.Lru(value),
+        lambda value: hb.Dataset(
+            hb.sources.Follow("."), hb.Schema([hb.Id("id")]), 1, max_ahead_seconds=value
+        ),
+    ],
+)
+def test_more_than_a_clock_of_64_bits_holds_is_refused_by_name(
+    build: Callable[[float], object], value: float
+) -> None:
+    with pytest.raises(ConfigError, match=r"must be (a finite number|an integer) .*got"):
+        build(value)

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed import checks
 from hotbed.connectors.merge import Events, PlaceAfter
 from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_text
@@ -48,11 +49,9 @@ class LateLabels:
     label: str = "label"
 
     def __post_init__(self) -> None:
-        if not self.on or not self.within_seconds > 0:
-            raise ConfigError(
-                f"late labels: needs key columns and seconds > 0, got on={self.on!r}, "
-                f"within_seconds={self.within_seconds!r}. Correct them."
-            )
+        if not self.on:
+            raise ConfigError(f"late labels: needs key columns, got on={self.on!r}. Name one.")
+        checks.seconds("late labels: within_seconds", self.within_seconds, above=0)
 
     def check_types(self, columns: pa.Schema) -> None:
         """Raise SchemaError if the columns of the events are not of types that can be compared."""

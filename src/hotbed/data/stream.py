@@ -180,7 +180,8 @@ def check_stream_arguments(
             raise ConfigError(
                 f"dataset.{name}: the source has an end, got {seconds!r}. Leave it out."
             )
-        checks.at_least(f"dataset.{name}", seconds, 0)
+        if seconds is not None:
+            checks.seconds(f"dataset.{name}", seconds, least=0)
     if source.endless and (shuffle > 1 or cache):
         name = "shuffle"
         if cache:

@@ -184,9 +184,9 @@ class Probability(Admission):
         return _sketch_width(self.sketch_bytes)
 
 
-def _check_duration(where: str, value: float | None) -> None:
+def _check_duration(where: str, value: float | None, unit_seconds: int = 1) -> None:
     if not is_off(value):
-        checks.finite_number(where, value, least=0)
+        checks.finite_number(where, value, least=0, most=checks.MOST_SECONDS / unit_seconds)
 
 
 def _check_steps(where: str, value: int | None) -> None:
@@ -220,9 +220,10 @@ class Ttl(Eviction):
     def __post_init__(self) -> None:
         names = ("seconds", "days", "hours", "steps")
         units = [name for name in names if getattr(self, name) is not None]
-        for name in units:
-            check = _check_steps if name == "steps" else _check_duration
-            check(f"Ttl.{name}", getattr(self, name))
+        _check_duration("Ttl.seconds", self.seconds)
+        _check_duration("Ttl.days", self.days, 86_400)
+        _check_duration("Ttl.hours", self.hours, 3_600)
+        _check_steps("Ttl.steps", self.steps)
         if len(units) > 1:
             raise ConfigError(
                 f"Ttl.{units[1]}: one unit is enough, got {' and '.join(units)}. Give one of them."
@@ -256,7 +257,7 @@ class Ttl(Eviction):
 def _check_max_rows(where: str, max_rows: int | None) -> None:
     if is_off(max_rows):
         return
-    checks.whole_number(where, max_rows, MIN_MAX_ROWS)
+    checks.whole_number(where, max_rows, MIN_MAX_ROWS, 2**63 - 1)
 
 
 def _rows_a_partition(max_rows: int | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import islice
@@ -31,6 +32,7 @@ from hotbed.connectors import (
     Skips,
     Source,
     Spill,
+    Wait,
 )
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
@@ -106,6 +108,10 @@ def test_a_missing_time_is_refused_by_name(impressions: Any, outcomes: Any, even
         rows(join)
 
 
+def joined(**arguments: Any) -> Join:
+    return Join(Memory(SHOWN), Memory(CLICKS), **{"on": "id", "within": 1, **arguments})
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -114,11 +120,30 @@ def test_a_missing_time_is_refused_by_name(impressions: Any, outcomes: Any, even
         (lambda: Join(Memory(SHOWN), Memory(CLICKS), on=[], within=1), "needs key columns"),
         (lambda: Join("a.csv", Memory(CLICKS), on="id", within=1), "join.impressions: not a sou"),
         (lambda: Outcome(Memory(CLICKS), 0), "outcome.within"),
+        (lambda: Outcome(Memory(CLICKS), math.inf), "outcome.within: must be a finite number"),
+        (lambda: Outcome(Memory(CLICKS), 1, where={"kind": 3}), "outcome.where: must map names"),
+        (lambda: joined(where="kind"), "join.where: must map names"),
+        (lambda: joined(lateness_seconds=math.inf), "join.lateness_seconds: must be a finite"),
+        (lambda: joined(idle_seconds=math.inf), "join.idle_seconds: must be a finite"),
+        (lambda: joined(rule="wait"), r"join.rule: .* got 'wait'. Give such as hb.sources.Wait()"),
+        (lambda: joined(rule=Wait), "join.rule: takes a value of JoinRule"),
+        (lambda: joined(spill="/tmp"), "join.spill: takes a value of Spill"),
+        (lambda: joined(label="id"), r"join.label: .* got 'id' in \['id', 'time'\]"),
+        (lambda: Join(Memory(SHOWN), {"y": Memory(CLICKS)}, on="id"), "join.outcomes.y: takes a"),
+        (lambda: Spill("s3://bucket/spill"), "spill.directory: must be a local path"),
+        (lambda: rows(joined(spill=Spill("/nowhere"))), "spill.directory: does not exist"),
     ],
 )
 def test_arguments_are_checked(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_where_compares_texts_and_refuses_lists_by_name() -> None:
+    shown = {**SHOWN, "kind": [["a"]] * len(SHOWN["id"])}
+    join = Join(Memory(shown), Memory(CLICKS), on="id", within=1, unit="s", where={"kind": "a"})
+    with pytest.raises(SchemaError, match="`where` compares texts, got column 'kind' of list"):
+        rows(join)
 
 
 def test_a_job_describes_a_join_as_its_constructor_does() -> None:

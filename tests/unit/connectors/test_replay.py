@@ -298,7 +298,7 @@ def test_wrong_arguments_are_named() -> None:
         Replay([source], time="at", speed=0)
     with pytest.raises(ConfigError, match=r"needs sources that end, .*hb\.sources\.Join"):
         Replay([FakeStream({"at": [1]})], time="at")
-    with pytest.raises(ConfigError, match="late labels: needs key columns and seconds > 0"):
+    with pytest.raises(ConfigError, match="late labels: within_seconds: must be a finite number"):
         LateLabels(("user",), "kind", "view", "buy", within_seconds=0)
 
 

@@ -272,7 +272,14 @@ def _where(rows: pa.Table, where: Mapping[str, Any]) -> pa.Table:
         column = rows[name]
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        rows = rows.filter(pc.fill_null(pc.equal(column.cast(pa.string()), text), False))
+        try:
+            texts = column.cast(pa.string())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SchemaError(
+                f"join: `where` compares texts, got column {name!r} of {column.type}. Name a "
+                "column of texts or numbers."
+            ) from error
+        rows = rows.filter(pc.fill_null(pc.equal(texts, text), False))
     return rows
 
 

@@ -13,7 +13,7 @@ from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.join.reading import JoinReading
 from hotbed.connectors.join.rules import AsTheyCome, JoinRule, Wait
-from hotbed.connectors.join.settings import Outcome, names_of
+from hotbed.connectors.join.settings import Outcome, check_where, names_of
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position
@@ -82,8 +82,11 @@ class Join(Source):
         if not names_of(self.on):
             raise ConfigError(f"join.on: needs key columns, got {self.on!r}. Name one or more.")
         check_unit("join.unit", self.unit)
-        checks.at_least("join.lateness_seconds", self.lateness_seconds, 0)
-        checks.above("join.idle_seconds", self.idle_seconds, 0)
+        checks.seconds("join.lateness_seconds", self.lateness_seconds, least=0)
+        checks.seconds("join.idle_seconds", self.idle_seconds, above=0)
+        check_where("join.where", self.where)
+        self._check_kind("rule", self.rule, JoinRule, "hb.sources.Wait()")
+        self._check_kind("spill", self.spill, Spill, 'hb.sources.Spill("/fast/disk")')
         is_mapping = isinstance(self.outcomes, Mapping)
         if is_mapping == (self.within is not None):
             raise ConfigError(
@@ -97,14 +100,30 @@ class Join(Source):
                 "in a second model, or leave them out."
             )
         for name, outcome in self.kinds.items():
+            example = "hb.sources.Outcome(source, within=1800)"
+            self._check_kind(f"outcomes.{name}", outcome, Outcome, example)
             check_source(outcome.source, f"join.outcomes.{name}.source")
+            if name in self.own_columns:
+                raise ConfigError(
+                    f"join.label: the join reads this column of the impressions, got {name!r} in "
+                    f"{self.own_columns}. Give the label another name."
+                )
+
+    @staticmethod
+    def _check_kind(argument: str, value: object, kind: type, example: str) -> None:
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"join.{argument}: takes a value of {kind.__name__}, got {value!r}. Give such as "
+                f"{example}."
+            )
 
     @property
     def kinds(self) -> dict[str, Outcome]:
         """The kind of outcome of each label."""
         if isinstance(self.outcomes, Mapping):
             return dict(self.outcomes)
-        return {self.label: Outcome(self.outcomes, self.within or 0.0)}
+        assert self.within is not None, "it was checked"
+        return {self.label: Outcome(self.outcomes, self.within)}
 
     @property
     def inputs(self) -> list[Source]:

@@ -12,6 +12,7 @@ from hotbed.connectors.join.rules import JoinRule
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import check_unit
+from hotbed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Outcome:
     unit: str | None = None
 
     def __post_init__(self) -> None:
-        checks.above("outcome.within", self.within, 0)
+        advice = "Give the seconds after an impression."
+        checks.seconds("outcome.within", self.within, above=0, advice=advice)
+        check_where("outcome.where", self.where)
         if self.unit is not None:
             check_unit("outcome.unit", self.unit)
 
@@ -91,6 +94,16 @@ class JoinSettings(Protocol):
 
     @property
     def own_columns(self) -> list[str]: ...
+
+
+def check_where(name: str, where: Mapping[str, str]) -> None:
+    """Raise ConfigError unless `where` maps names of columns to texts."""
+    is_mapping = isinstance(where, Mapping)
+    if not is_mapping or not all(isinstance(text, str) for text in (*where, *where.values())):
+        raise ConfigError(
+            f"{name}: must map names of columns to texts, got {where!r}. Write such as "
+            "{'kind': 'click'}, and numbers as texts."
+        )
 
 
 def names_of(columns: str | Sequence[str]) -> list[str]:

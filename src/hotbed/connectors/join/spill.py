@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.errors import PersistError
+from hotbed.files import check_scratch, local_path
 
 WRITTEN_ROWS = 8192
 
@@ -42,9 +43,18 @@ class Spill:
     disk_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.directory is not None:
+            object.__setattr__(
+                self, "directory", str(local_path(self.directory, "spill.directory"))
+            )
         checks.whole_number("spill.memory_bytes", self.memory_bytes, 0)
         if self.disk_bytes is not None:
             checks.whole_number("spill.disk_bytes", self.disk_bytes, 0)
+
+    def check(self) -> None:
+        """Raise ConfigError unless files can be made in the directory; call it before reading."""
+        if self.directory is not None:
+            check_scratch(self.place, "spill.directory")
 
     @property
     def place(self) -> str:

@@ -332,7 +332,7 @@ def sweeping(run: Run) -> EvictionSchedule | None:
 def _check(owner: str, steps: Any, seconds: Any, clock: str, lateness_seconds: float) -> None:
     """Raise ConfigError if an argument of `owner` is out of range."""
     checks.one_of(f"{owner}.clock", clock, ("data", "wall"))
-    checks.at_least(f"{owner}.lateness_seconds", lateness_seconds, 0, "Give 0 or more seconds.")
+    checks.seconds(f"{owner}.lateness_seconds", lateness_seconds, least=0)
     for name, interval in (("step_interval", steps), ("seconds_interval", seconds)):
         if interval != -1:
             advice = "Give a positive number, or None for off."

@@ -74,8 +74,10 @@ class WindowCuts:
                 f"Windows: expected either seconds or samples, got seconds={seconds!r}, "
                 f"samples={samples!r}. Give for example seconds=3600."
             )
-        checks.above("Windows.seconds", seconds, 0)
-        checks.above("Windows.samples", samples, 0)
+        if seconds is not None:
+            checks.seconds("Windows.seconds", seconds, above=0)
+        if samples is not None:
+            checks.whole_number("Windows.samples", samples, 1, 2**63 - 1)
         self._width = None if seconds is None else max(1, round(seconds * 1e6))
         self._rows = samples
         self.watermark: int | None = None
