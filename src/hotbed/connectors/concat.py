@@ -137,7 +137,7 @@ class Concat(Source):
         for number, source in enumerate(others, start=1):
             schema = source.inferred
             _require(whole.names, schema.names, number)
-            whole = widened(whole, schema, mixed_numbers=True)
+            whole = widened(whole, schema)
         return whole
 
     @cached_property

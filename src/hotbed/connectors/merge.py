@@ -72,7 +72,7 @@ class Merge:
         whole = pa.schema([])
         for source in self.sources:
             schema = plain_types(source.inferred)
-            whole = with_columns_of(widened(whole, schema, mixed_numbers=True), schema)
+            whole = with_columns_of(widened(whole, schema), schema)
         return whole
 
     def schema(self) -> pa.Schema:

@@ -272,17 +272,18 @@ def types_of(rows: pa.RecordBatch | pa.Table) -> pa.Schema:
     return pa.schema(columns)
 
 
-def widened(schema: pa.Schema, later: pa.Schema, *, mixed_numbers: bool = False) -> pa.Schema:
+def widened(schema: pa.Schema, later: pa.Schema) -> pa.Schema:
     """Return `schema` with types that hold the values of a `later` part of the source, too.
 
-    A column whose types do not meet keeps its first type: it is an error only where it is read.
+    Whole numbers and floats meet in float64. A column whose types do not meet keeps its first type:
+    it is an error only where it is read.
     """
     columns: list[pa.Field] = []
     for column in schema:
         index = later.get_field_index(column.name)
         if index >= 0:
             kind = later.field(index).type
-            both = joined(column.type, kind, mixed_numbers=mixed_numbers)
+            both = joined(column.type, kind, mixed_numbers=True)
             column = column.with_type(both or column.type)
         columns.append(column)
     return pa.schema(columns)
