@@ -43,9 +43,14 @@ def local_rank() -> int:
 
 
 def _launched(variable: str, default: int) -> int:
-    """Return a number that the launcher has set."""
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else default
+    """Return a number that the launcher has set; raise ConfigError if it set anything else."""
+    value = os.environ.get(variable) or str(default)
+    if not value.isdecimal():
+        raise ConfigError(
+            f"ranks: {variable}: must be a whole number, got {value!r}. Launchers of several ranks "
+            "set it; for one process, unset it."
+        )
+    return int(value)
 
 
 def trains_together() -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ CHECK_TIMEOUT = timedelta(seconds=10)
 """How long each of the two messages may take that check new connections."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable: the network interface that gloo connects over."""
+
+_START = (
+    "Start the ranks by torchrun or `hotbed train JOB --ranks 2`, which set it; or, for one "
+    "process, unset WORLD_SIZE."
+)
 
 
 def call_timeout() -> timedelta:
@@ -49,9 +55,10 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
         timeout: of each call, for a process group that is made here.
 
     Raises:
-        ConfigError: a rank cannot be reached.
+        ConfigError: a rank cannot be reached, or the environment does not say where the ranks are.
     """
     if not dist.is_initialized():
+        _check_environment()
         with unreached_explained():
             store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
             # processes that torchrun starts again meet in the same store: keys of the dead remain
@@ -72,6 +79,29 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
     if dist.get_backend() == "gloo":
         return None
     return connect_again(call_timeout())
+
+
+def _check_environment() -> None:
+    """Raise ConfigError unless a launcher's variables say which rank this is, and where all meet.
+
+    torch waits for minutes for a rank that cannot be.
+    """
+    size = _number_below("WORLD_SIZE", math.inf)
+    _number_below("RANK", size)
+    _number_below("MASTER_PORT", 65_536)
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(f"ranks: MASTER_ADDR: must name the host of rank 0, got ''. {_START}")
+
+
+def _number_below(variable: str, limit: float) -> int:
+    """Return a number that the launcher has set."""
+    text = os.environ.get(variable, "")
+    if text.isdecimal() and int(text) < limit:
+        return int(text)
+    problem = "must be a whole number"
+    if limit < math.inf:
+        problem += f" below {limit}"
+    raise ConfigError(f"ranks: {variable}: {problem}, got {text!r}. {_START}")
 
 
 def connect_again(timeout: timedelta) -> dist.ProcessGroup:

@@ -21,11 +21,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hotbed as hb
 from hotbed.errors import ConfigError
+from hotbed.parallel import connections
 
 WORKER = """
 import torch.distributed as dist
 import hotbed as hb
 from hotbed.errors import ConfigError
+from hotbed.parallel import connections
 
 schema = hb.Schema([hb.Label("y"), hb.Id("user")])
 data = hb.Dataset(hb.sources.Memory({"y": [0, 1] * 8, "user": list(range(16))}), schema, 8)
@@ -106,3 +108,26 @@ def test_torchrun_with_two_processes_is_rejected_by_both(tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("got a world of 2 ranks") == 2
     assert "trained" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("WORLD_SIZE", "two", "WORLD_SIZE: must be a whole number, got 'two'"),
+        ("RANK", "first", "RANK: must be a whole number below 2, got 'first'"),
+        ("RANK", "2", "RANK: must be a whole number below 2, got '2'"),
+        ("RANK", "", "RANK: must be a whole number below 2, got ''"),
+        ("MASTER_PORT", "65536", "MASTER_PORT: must be a whole number below 65536, got '65536'"),
+        ("MASTER_PORT", "", "MASTER_PORT: must be a whole number below 65536, got ''"),
+        ("MASTER_ADDR", "", "MASTER_ADDR: must name the host of rank 0, got ''"),
+    ],
+)
+def test_an_environment_in_which_no_ranks_can_meet_is_refused_at_once(
+    variable: str, value: str, message: str, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, text in {**right, variable: value}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(connections, "rendezvous", lambda *_, **__: pytest.fail("it waits"))
+    with pytest.raises(ConfigError, match=f"ranks: {message}"):
+        hb.RecModel(network(), "bce", "adam", {"auc"}, grains=2)
