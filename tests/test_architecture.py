@@ -136,6 +136,7 @@ ALLOWED: dict[str, str] = {
 WRAPPERS = {
     "config.py:described.remembering.__init__",
     "parallel/log_lines.py:name_rank_in_logs.with_rank",
+    "parallel/log_lines.py:name_rank_in_logs.warning_with_rank",
     "persist/publish/plain/integers.py:_for_integers.decomposed",
 }
 BAD_NAMES = re.compile(

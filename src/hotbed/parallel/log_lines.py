@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank in every log line of Hotbed."""
+"""The rank in every log line of Hotbed, and in every warning."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from typing import Any
 
 
 @functools.cache  # once a process
 def name_rank_in_logs(rank: int) -> None:
-    """Let each message that a logger of Hotbed takes begin with the rank, as in "rank 1: "."""
+    """Let each message of a logger of Hotbed begin with the rank, as in "rank 1: ".
+
+    Warnings do, too: all ranks write to one terminal.
+    """
     make = logging.getLogRecordFactory()
 
     def with_rank(name: str, *values: Any, **keywords: Any) -> logging.LogRecord:
@@ -20,3 +24,9 @@ def name_rank_in_logs(rank: int) -> None:
         return record
 
     logging.setLogRecordFactory(with_rank)
+    plain = warnings.formatwarning
+
+    def warning_with_rank(*values: Any, **keywords: Any) -> str:
+        return f"rank {rank}: {plain(*values, **keywords)}"
+
+    warnings.formatwarning = warning_with_rank

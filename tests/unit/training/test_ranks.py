@@ -5,9 +5,11 @@ predicting and evaluating stay.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import hotbed as hb
 from hotbed.errors import ConfigError
 from hotbed.parallel import connections
+from hotbed.parallel.log_lines import name_rank_in_logs
 
 WORKER = """
 import torch.distributed as dist
 import hotbed as hb
 from hotbed.errors import ConfigError
 from hotbed.parallel import connections
+from hotbed.parallel.log_lines import name_rank_in_logs
 
 schema = hb.Schema([hb.Label("y"), hb.Id("user")])
 data = hb.Dataset(hb.sources.Memory({"y": [0, 1] * 8, "user": list(range(16))}), schema, 8)
@@ -131,3 +135,19 @@ def test_an_environment_in_which_no_ranks_can_meet_is_refused_at_once(
     monkeypatch.setattr(connections, "rendezvous", lambda *_, **__: pytest.fail("it waits"))
     with pytest.raises(ConfigError, match=f"ranks: {message}"):
         hb.RecModel(network(), "bce", "adam", {"auc"}, grains=2)
+
+
+def test_log_lines_and_warnings_begin_with_the_rank(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    make = logging.getLogRecordFactory()
+    try:
+        name_rank_in_logs.__wrapped__(3)
+        logging.getLogger("hotbed.training").warning("it is %s", "slow")
+        logging.getLogger("another").warning("as it is")
+    finally:
+        logging.setLogRecordFactory(make)
+    assert caplog.messages == ["rank 3: it is slow", "as it is"]
+    line = warnings.formatwarning("AUC is undefined", RuntimeWarning, "scorer.py", 238)
+    assert line.startswith("rank 3: scorer.py:238: RuntimeWarning: AUC is undefined")
