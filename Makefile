@@ -21,6 +21,8 @@ BASE ?= $(shell git rev-parse --quiet --verify --abbrev-ref origin/main || echo 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 unexport PYTHONPATH
+# Each worker compiles all files of tests: half of its start, unless the run before left them compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo examples test quick durations soak bench docs lint format wheel sanitize native matrix protos upgrade clean
 .DEFAULT_GOAL := help

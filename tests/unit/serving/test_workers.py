@@ -67,8 +67,23 @@ def samples(text: str, name: str) -> dict[str, float]:
     return dict(values)
 
 
-def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Trainer) -> None:
+@pytest.fixture(scope="module")
+def watched(
+    exported: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Trainer]]:
+    """A server that follows what a trainer publishes."""
+    trainer = Trainer(tmp_path_factory.mktemp("watched"), exported)
     server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    Server.started.remove(server)  # it outlives its first test
+    yield server, trainer
+    assert server.stop() == 0
+
+
+def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(
+    watched: tuple[Server, Trainer],
+) -> None:
+    """The first test of this server: it counts each request, start and version."""
+    server, trainer = watched
     answers, wrong = list[tuple[int, Any]](), list[Exception]()
 
     def ask() -> None:
@@ -124,19 +139,6 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(trainer: Tra
     with grpc.insecure_channel(server.grpc) as channel:
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady")
         assert MESSAGES["ServerReadyResponse"].FromString(ready(b"", timeout=10)).ready
-    assert server.stop() == 0
-
-
-@pytest.fixture(scope="module")
-def watched(
-    exported: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Trainer]]:
-    """A server that follows what a trainer publishes."""
-    trainer = Trainer(tmp_path_factory.mktemp("watched"), exported)
-    server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
-    Server.started.remove(server)  # it outlives its first test
-    yield server, trainer
-    assert server.stop() == 0
 
 
 def test_a_worker_that_is_killed_is_started_again_and_counted(
@@ -259,41 +261,25 @@ def test_every_worker_reports_a_version_that_the_parent_could_not_load(
     )
 
 
-def test_sigterm_under_load_finishes_requests_then_ends_all_workers(trainer: Trainer) -> None:
-    server = Server(f"m={trainer.folder / 'export'}", "--set", "drain_seconds=0.5")
-    children = server.children
-    assert len(children) == 2
-    stopped_under_load(server, trainer.asked, next(iter(trainer.scores.values())))
-    assert not [one for one in children if Path(f"/proc/{one}").exists()]
-
-
-def test_workers_whose_parent_is_killed_end_and_leave_the_ports(
+def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports(
     trainer: Trainer, tmp_path: Path
 ) -> None:
-    server = Server(
-        f"m={trainer.folder / 'export'}",
-        "--set",
-        f"rows={tmp_path / 'rows'}",
-        "--set",
-        "drain_seconds=0.1",
-    )
+    """The first parent is killed; the second one gets SIGTERM under load."""
+    arguments = (f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}")
+    server = Server(*arguments)
     children = server.children
     assert len(children) == 2
     server.process.kill()
     wait_for(lambda: not [one for one in children if Path(f"/proc/{one}").exists()], "they end", 30)
     server.stop(signal.SIGKILL)
     port, grpc_port = (address.rpartition(":")[2] for address in (server.http, server.grpc))
-    again = Server(
-        f"m={trainer.folder / 'export'}",
-        "--set",
-        f"rows={tmp_path / 'rows'}",
-        "--set",
-        f"port={port}",
-        "--set",
-        f"grpc_port={grpc_port}",
-    )
+    ports = ("--set", f"port={port}", "--set", f"grpc_port={grpc_port}")
+    again = Server(*arguments, *ports, "--set", "drain_seconds=0.5")
     assert again.http == server.http
-    assert again.stop() == 0
+    children = again.children
+    assert len(children) == 2
+    stopped_under_load(again, trainer.asked, next(iter(trainer.scores.values())))
+    assert not [one for one in children if Path(f"/proc/{one}").exists()]
 
 
 def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
