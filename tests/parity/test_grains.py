@@ -252,7 +252,7 @@ def test_grains_may_be_computed_in_any_order_and_by_any_number_of_ranks(
     def join_grains(self: LocalLookup, layout: Any, mapped: Any, parts: Sequence[Any]) -> Any:
         return joined_in_ranks(parts, lambda of_block: by_pairs(self, of_block), ranks)
 
-    monkeypatch.setattr("hotbed.training.model.GrainLearner", AnyOrder)
+    monkeypatch.setattr("hotbed.training.make_learner.GrainLearner", AnyOrder)
     monkeypatch.setattr(
         grains, "joined", lambda values: joined_in_ranks(values, join_values, ranks)
     )

@@ -139,6 +139,6 @@ def print_disk(speed: DiskSpeed) -> None:
         f"writes one after the other: {mebibytes(speed.write_bytes)} MiB/s"
     )
     if "io_uring" not in {engine for engine, _ in speed.reads}:
-        print_line("io_uring is not allowed here: threads read, with two to three times the CPU time")
+        print_line("io_uring is not allowed here: threads read, at 2 to 3 times its CPU time")
     if not speed.is_direct:
         print_line("reads go through the page cache here: these are figures of memory")
