@@ -22,7 +22,7 @@ import hotbed as hb
 from hotbed.job import run
 from hotbed.job.job import Job
 from hotbed.parallel import Ranks
-from hotbed.persist import checkpoint, content_digest, open_checkpoint
+from hotbed.persist import checkpoint, content_digest, open_checkpoint, restoring
 from hotbed.training import load, model
 
 TIMEOUT = 3
@@ -121,14 +121,14 @@ def everything(folder: str, is_slow: bool) -> str:
     at_first: Callable[[], bool] = first if is_slow else lambda: False
     trained = model_of()
     best = hb.callbacks.BestWeights(path=f"{where}/best")
-    with slow(checkpoint, "load_table", here):
+    with slow(restoring, "load_table", here):
         fitted(trained, best)
     with (
         slow(checkpoint, "write_rows", here),
         slow(checkpoint.CheckpointWriter, "commit", at_first),
     ):
         trained.save(f"{where}/saved")
-    with slow(load, "open_checkpoint", here), slow(checkpoint, "load_table", here):
+    with slow(load, "open_checkpoint", here), slow(restoring, "load_table", here):
         loaded = hb.load(f"{where}/saved")
     with slow(model, "open_checkpoint", here):
         loaded.restore(f"{where}/saved")

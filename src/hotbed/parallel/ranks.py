@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ class Ranks:
         self.place = Place()
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._telling = threading.Lock()
+        self._tell: Callable[[], Any] | None = None  # of the block under way
+        self._began = 0.0
+        self._has_thread = False
+        self._lost: RankLost | None = None
 
     @classmethod
     def of_job(cls, timeout: timedelta | None = None) -> Ranks:
@@ -168,19 +174,22 @@ class Ranks:
         """
         own_error: Exception | None = None
         try:
-            with self._at_work(self._ended_everywhere):
+            with self._at_work(lambda: self.gather_objects((False, None))):
                 yield
         except Exception as error:
             own_error = error
+        outcome = (True, None if own_error is None else _portable(own_error))
         try:
-            every = self.gather_objects(None if own_error is None else _portable(own_error))
+            every = self.gather_objects(outcome)
+            while not all(is_done for is_done, _ in every):
+                every = self.gather_objects(outcome)
         except RankLost as lost:
             raise own_error or lost from lost
-        failed = [rank for rank, received in enumerate(every) if received is not None]
+        failed = [rank for rank, (_, received) in enumerate(every) if received is not None]
         if not failed:
             return
         first = failed[0]
-        raised = every[first] if own_error is None or first != self.rank else own_error
+        raised = every[first][1] if own_error is None or first != self.rank else own_error
         if len(failed) < self.size:
             _name_rank(raised, first)
         raise raised
@@ -193,70 +202,67 @@ class Ranks:
         message: _Message = (False, None, None)
         own_error: Exception | None = None
         if self.rank == 0:
-            with self._at_work(self._still_making):
+            with self._at_work(lambda: self._send_from_first((False, None, None))):
                 try:
                     message = (True, make(), None)
                 except Exception as error:
                     own_error = error
                     message = (True, None, _portable(error))
-            self._from_first(message)
+            self._send_from_first(message)
         while not message[0]:
-            message = self._from_first(message)
+            message = self._send_from_first(message)
         _, value, received = message
         if received is not None:
             raise own_error or received
         return cast(T, value)
 
-    def _from_first(self, message: _Message) -> _Message:
+    def _send_from_first(self, message: _Message) -> _Message:
         """Return the message of rank 0."""
         messages = [message]
         with self._calling():
             dist.broadcast_object_list(messages, src=0, group=self._group)
         return messages[0]
 
-    def _still_making(self, is_done: bool) -> bool:
-        """Let the others wait on in `from_first`, unless what they wait for is made."""
-        if not is_done:
-            self._from_first((False, None, None))
-        return is_done
-
-    def _ended_everywhere(self, is_done: bool) -> bool:
-        """Tell the others whether the block of `together` is done here; return whether all are."""
-        return bool(self.gather(torch.tensor([int(is_done)])).all())
-
     @contextmanager
-    def _at_work(self, tell: Callable[[bool], bool]) -> Iterator[None]:
-        """Tell the others now and then whether the block is done, on a thread.
+    def _at_work(self, tell: Callable[[], Any]) -> Iterator[None]:
+        """Let a thread tell the others now and then that this block is not done.
 
         They wait for it, but not for a process that stands still.
-
-        Args:
-            tell: is called with whether the block is done, until it returns True.
 
         Raises:
             RankLost: another rank is gone, or stands still.
         """
-        done = threading.Event()
-        pause = min(LONGEST_PAUSE, call_timeout().total_seconds() / 4)
-        lost: list[RankLost] = []
-
-        def answer() -> None:
-            try:
-                done.wait(pause)
-                while not tell(done.is_set()):
-                    done.wait(pause)
-            except RankLost as error:
-                lost.append(error)
-
-        thread = threading.Thread(target=answer, name="hotbed-at-work", daemon=True)
-        thread.start()
+        with self._telling:
+            self._tell, self._began, self._lost = tell, time.monotonic(), None
+            if not self._has_thread:
+                self._has_thread = True
+                thread = threading.Thread(target=self._tell_of_work, name="hotbed-at-work")
+                thread.daemon = True
+                thread.start()
         try:
             yield
         finally:
-            done.set()
-            thread.join()
-        if lost:
-            raise lost[0]
+            with self._telling:
+                self._tell = None
+        if self._lost is not None:
+            raise self._lost
+
+    def _tell_of_work(self) -> None:
+        """Tell of blocks that take long; end when none is under way, so quick ones cost little."""
+        pause = min(LONGEST_PAUSE, call_timeout().total_seconds() / 4)
+        while True:
+            time.sleep(pause)
+            with self._telling:
+                if self._tell is None:
+                    self._has_thread = False
+                    return
+                if time.monotonic() - self._began < pause:
+                    continue
+                try:
+                    self._tell()
+                except RankLost as error:
+                    self._lost = error
+                    self._tell = None
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
         """Raise ConfigError, on every rank, if their software or a setting differs."""
