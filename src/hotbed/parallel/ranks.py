@@ -233,7 +233,9 @@ class Ranks:
             RankLost: another rank is gone, or stands still.
         """
         with self._telling:
-            self._tell, self._began, self._lost = tell, time.monotonic(), None
+            self._tell = tell
+            self._began = time.monotonic()
+            self._lost = None
             if not self._has_thread:
                 self._has_thread = True
                 thread = threading.Thread(target=self._tell_of_work, name="hotbed-at-work")
