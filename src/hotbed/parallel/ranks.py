@@ -201,16 +201,19 @@ class Ranks:
         """
         message: _Message = (False, None, None)
         own_error: Exception | None = None
-        if self.rank == 0:
-            with self._at_work(lambda: self._send_from_first((False, None, None))):
-                try:
-                    message = (True, make(), None)
-                except Exception as error:
-                    own_error = error
-                    message = (True, None, _portable(error))
-            self._send_from_first(message)
-        while not message[0]:
+        try:
+            if self.rank == 0:
+                with self._at_work(lambda: self._send_from_first((False, None, None))):
+                    try:
+                        message = (True, make(), None)
+                    except Exception as error:
+                        own_error = error
+                        message = (True, None, _portable(error))
             message = self._send_from_first(message)
+            while not message[0]:
+                message = self._send_from_first(message)
+        except RankLost as lost:
+            raise own_error or lost from lost
         _, value, received = message
         if received is not None:
             raise own_error or received

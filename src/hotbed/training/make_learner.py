@@ -45,12 +45,8 @@ def make_learner(
     Raises:
         ConfigError: the arguments do not go together; the message says which.
     """
-    if grains > 1 and (optimizer is None or boost is not None):
-        what = "a network that updates itself" if optimizer is None else "a compiled network"
-        raise ConfigError(
-            f"grains: a step by grains runs the network and its update itself, got {grains} "
-            f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
-        )
+    if grains > 1:
+        _check_runs_by_grains(grains, optimizer, boost)
     if optimizer is None:
         if precision.compute is not None:
             raise ConfigError(
@@ -84,6 +80,16 @@ def make_learner(
     return StepLearner(
         network, criterion, dense_part, sparse, combined=combined, precision=precision, boost=boost
     )
+
+
+def _check_runs_by_grains(grains: int, optimizer: Any, boost: Boost | None) -> None:
+    """Raise ConfigError if a step cannot run the network once a grain, and then update it."""
+    if optimizer is None or boost is not None:
+        what = "a network that updates itself" if optimizer is None else "a compiled network"
+        raise ConfigError(
+            f"grains: a step by grains runs the network and its update itself, got {grains} "
+            f"grains and {what}. Leave grains out, or give an optimizer and no boost_level."
+        )
 
 
 def _check_steps_all(sparse: SparseOptimizer, tables: Mapping[str, Table]) -> None:
