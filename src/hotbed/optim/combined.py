@@ -15,6 +15,7 @@ from hotbed.embedding.modules import TableModule, TableRows, table_modules
 from hotbed.embedding.modules.parameter import StepsTables
 from hotbed.errors import ConfigError
 from hotbed.optim.closure import loss_of
+from hotbed.optim.dense import unfuse_half
 from hotbed.optim.sparse import SparseOptimizer
 
 _LISTS = ("params", "param_names")
@@ -268,6 +269,7 @@ class CombinedOptimizer(torch.optim.Optimizer, StepsTables):
         """Let the dense part report what it loads, and step only as a part of this one."""
         self.dense.register_load_state_dict_post_hook(self._take_settings)
         self.dense.register_step_pre_hook(self._refuse_alone)
+        unfuse_half(self.dense)
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -322,6 +324,8 @@ class Parts:
                 f"optimizer: one optimizer can hold dense parameters here, got {names}. Put all "
                 "dense parameters into one, in groups, or train in a loop of your own."
             )
+        for part in dense:
+            unfuse_half(part)
         return Parts(
             optimizers,
             dense[0] if dense else None,

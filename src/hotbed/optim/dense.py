@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ from hotbed.embedding import rule as rules
 from hotbed.errors import ConfigError
 from hotbed.optim.ftrl import FtrlOptimizer
 from hotbed.optim.momentum import MomentumOptimizer
+
+log = logging.getLogger("hotbed")
 
 NAMES: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -62,6 +65,7 @@ def dense_optimizer(
         ConfigError: torch does not have such a name or rule.
     """
     if isinstance(spec, torch.optim.Optimizer):
+        unfuse_half(spec)
         return spec
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if isinstance(spec, TorchOptimizer):
@@ -79,18 +83,56 @@ def dense_optimizer(
             f"hb.dense_parameters(network), a rule, or a name. {did_you_mean(str(spec), NAMES)}"
         )
     # one native call for all parameters; by default torch fuses on a GPU only
-    if "fused" in inspect.signature(cls).parameters and all(
-        parameter.is_cpu and parameter.is_floating_point() for parameter in trained
-    ):
+    if _can_fuse(cls, trained):
         keywords = {"fused": True, **keywords}
     if not trained:
         return None
     optimizer = cls(trained, **keywords)
+    unfuse_half(optimizer)
     if isinstance(spec, rules.Rule) and spec.penalties[0]:
         optimizer.register_step_pre_hook(partial(_add_l1, l1=spec.penalties[0]))
     if isinstance(spec, rules.Adam) and spec.eps_hat:
         optimizer.register_step_pre_hook(partial(_set_eps, eps_hat=spec.eps, beta2=spec.beta2))
     return optimizer
+
+
+def _can_fuse(cls: type[torch.optim.Optimizer], parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether one native call of torch may step all parameters, on a CPU."""
+    if "fused" not in inspect.signature(cls).parameters:
+        return False
+    if issubclass(cls, torch.optim.SGD) and any(map(_is_half, parameters)):
+        return False
+    return all(parameter.is_cpu and parameter.is_floating_point() for parameter in parameters)
+
+
+def _is_half(parameter: nn.Parameter) -> bool:
+    return parameter.is_cpu and parameter.dtype in (torch.bfloat16, torch.float16)
+
+
+def unfuse_half(optimizer: torch.optim.Optimizer) -> None:
+    """Let `optimizer` step half-precision weights on a CPU without torch's fused SGD.
+
+    Fused, torch converts copies of such weights: the weights stay as they are, and their momenta
+    are never set. The first step without it is logged.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        optimizer.register_step_pre_hook(_unfuse)
+
+
+def _unfuse(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+    # before each step: a state that was loaded, or a network that was converted, may need it
+    fused = [
+        group
+        for group in optimizer.param_groups
+        if group["fused"] and any(map(_is_half, group["params"]))
+    ]
+    for group in fused:
+        group["fused"] = False
+    if fused:
+        log.warning(
+            "optimizer: torch's SGD(fused=True) does not move weights of bfloat16 or float16 on a "
+            "CPU, got such weights; it steps with fused=False. Make it without fused"
+        )
 
 
 def _add_l1(optimizer: torch.optim.Optimizer, *arguments: Any, l1: float) -> None:

@@ -11,12 +11,12 @@ pytest.importorskip("torch", reason="torch absent")
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.config import build, describe
 from hotbed.errors import ConfigError
-from hotbed.optim.dense import NAMES, dense_optimizer
+from hotbed.optim.dense import NAMES, TorchOptimizer, dense_optimizer
 from hotbed.optim.precision import boost, precision
 from hotbed.optim.schedule import Chain, Cosine, Hold, Polynomial, Schedule, Warmup
 
@@ -86,6 +86,79 @@ def test_dense_parameters_follow_the_reference_of_their_rule(rule: Any) -> None:
         optimizer = dense_optimizer(rule, [weight])  # as after a resumption
         assert optimizer is not None
         optimizer.load_state_dict(saved)
+
+
+WIDTHS = (1, 7, 15, 16, 17, 31, 32, 33, 48, 64, 65, 200)
+"""Weights around the length of a vector register, in one of which torch's loops differ."""
+
+STEPPED = {
+    "sgd": hb.Sgd(lr=0.05),
+    "sgd l1 l2": hb.Sgd(lr=0.05, l1=0.01, l2=0.02),
+    "momentum": hb.Momentum(lr=0.05),
+    "momentum inside": hb.Momentum(lr=0.05, lr_inside=True),
+    "nesterov": hb.Nesterov(lr=0.05, l2=0.01),
+    "adam": hb.Adam(lr=0.05),
+    "adamw": hb.Adam(lr=0.05, decay=0.01),
+    "adagrad": hb.Adagrad(lr=0.05, eps=1e-3),
+    "rms_prop": hb.RmsProp(lr=0.05, eps=1e-3),
+    "ftrl": hb.Ftrl(lr=0.05),
+    "name": "sgd",
+    "described": TorchOptimizer("SGD", {"lr": 0.05, "momentum": 0.9, "fused": True}),
+}
+
+
+def stepped(spec: Any, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Return weights of all WIDTHS, which begin at 0, and the state after 4 steps."""
+    generator = torch.Generator().manual_seed(5)
+    weights = [nn.Parameter(torch.zeros(width, dtype=dtype)) for width in WIDTHS]
+    optimizer = dense_optimizer(spec, weights)
+    assert optimizer is not None
+    for _ in range(4):
+        for weight in weights:
+            gradient = torch.rand(len(weight), generator=generator) + 0.5
+            weight.grad = gradient.to(dtype)
+        optimizer.step()
+    state = [
+        entry
+        for weight in weights
+        for entry in optimizer.state[weight].values()
+        if torch.is_tensor(entry)
+    ]
+    return [weight.detach() for weight in weights], state
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", STEPPED)
+def test_weights_of_half_precision_learn_as_those_of_float32(name: str, dtype: torch.dtype) -> None:
+    spec = STEPPED[name]
+    weights, state = stepped(spec, dtype)
+    exact, _ = stepped(spec, torch.float32)
+    for weight, reference in zip(weights, exact, strict=True):
+        torch.testing.assert_close(weight.float(), reference, rtol=0.1, atol=2e-3)
+        assert bool(weight.all())
+    assert all(bool(entry.isfinite().all()) for entry in state)
+    again = stepped(spec, dtype)
+    assert all(map(torch.equal, [*weights, *state], [*again[0], *again[1]]))
+
+
+def test_fused_sgd_of_the_user_steps_half_weights_unfused_and_says_so_once(caplog: Any) -> None:
+    weights = [nn.Parameter(torch.zeros(64, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(64))]
+    groups = [{"params": [weight]} for weight in weights]
+    made = torch.optim.SGD(groups, lr=0.125, momentum=0.5, fused=True)
+    optimizer = dense_optimizer(made, weights)
+    assert optimizer is made
+    saved = optimizer.state_dict()
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert torch.equal(weights[0].float(), weights[1])
+    assert weights[0][0] == -0.3125
+    assert [group["fused"] for group in optimizer.param_groups] == [False, True]
+    assert caplog.text.count("SGD(fused=True) does not move weights of bfloat16") == 1
+    optimizer.load_state_dict(saved)  # fused, as a state of before
+    optimizer.step()
+    assert weights[0][0] < -0.3125
 
 
 def test_ftrl_takes_a_state_of_before_its_eps() -> None:
