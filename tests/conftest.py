@@ -41,6 +41,7 @@ gc.set_threshold(20_000, 20, 20)
 ALLOWED_SKIPS = (
     "shared data absent",
     "torch absent",
+    "torch too old",
     "GPU absent",
     "compiler absent",
     "doctest.h absent",
@@ -52,6 +53,19 @@ ALLOWED_SKIPS = (
     "mounts absent",
     "disk space absent",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-shared",
+        action="store_true",
+        help="run only what needs the shared folder, as where there is none",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.without_shared:
+        items[:] = [item for item in items if "shared_data" in getattr(item, "fixturenames", ())]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,12 +113,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def shared_data() -> Path:
+def shared_data(request: pytest.FixtureRequest) -> Path:
     """The folder of larger data sets that may lie beside the checkout; tests that need it are
     skipped elsewhere.
     """
     folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
+    if request.config.option.without_shared or not folder.is_dir():
         pytest.skip("shared data absent")
     return folder
 

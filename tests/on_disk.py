@@ -26,7 +26,7 @@ def mounted(folder: Path, *, kib: int) -> Iterator[Path]:
     try:
         subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("a test may not mount a disk here")
+        pytest.skip("mounts absent")
     try:
         yield folder
     finally:

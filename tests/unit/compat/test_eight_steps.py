@@ -27,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("rec_sdk")
 
 TESTS = Path(__file__).resolve().parents[2]
 STEPS_AS_WRITTEN = TESTS / "golden" / "mx_rec_steps.py"
-REFERENCE = TESTS.parent.parent / "shared" / "reference" / "mx_rec_steps.py"
 SCHEMA = hb.Schema([hb.Id("user"), hb.Id("movie"), hb.Label("like"), hb.Time("timestamp")])
 STEPS = 60
 BATCH = 512
@@ -75,12 +74,10 @@ def of_values(values: torch.Tensor) -> torch.Tensor:
 # --- the chapter
 
 
-def test_the_copy_of_the_steps_is_the_reference() -> None:
-    if not REFERENCE.exists():
-        pytest.skip("the reference is not part of the tree")
+def test_the_copy_of_the_steps_is_the_reference(shared_data: Path) -> None:
     licence, _, text = STEPS_AS_WRITTEN.read_text().partition("\n")
     assert licence == "# SPDX-License-Identifier: Apache-2.0"
-    assert text == REFERENCE.read_text()
+    assert text == (shared_data.parent / "reference" / "mx_rec_steps.py").read_text()
 
 
 def by_the_engine(data: hb.sources.Source) -> tuple[str, list[torch.Tensor]]:

@@ -324,7 +324,7 @@ def test_a_condition_that_checks_data_and_raises_is_not_a_branch() -> None:
 
 WITHOUT_A_BATCH = pytest.mark.skipif(
     torch.__version__.startswith("2.6."),
-    reason="torch 2.6 makes no tensors of a size without a batch",
+    reason="torch too old: 2.6 makes no tensors of a size without a batch",
 )
 
 
