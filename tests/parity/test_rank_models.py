@@ -350,6 +350,52 @@ for depth in (0, 1, 4):
 QUICK.append("ahead 4")
 
 
+class StopsAt:
+    """Ends a training after a step, before which it lets nothing be mapped that lies behind."""
+
+    def __init__(self, step: int) -> None:
+        self.last = step
+
+    def barrier(self, step: int, now: int | None) -> bool:
+        return step >= self.last
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step >= self.last:
+            run.stop("enough")
+
+
+def stopped(depth: int) -> Case:
+    """Streams and fits that end at a step, or with their data, in each way of scoring."""
+
+    def learn() -> Found:
+        rows = {}
+        same: list[Any] = []
+        ends: dict[str, dict[str, Any]] = {
+            "max_steps": {"max_steps": 3},
+            "stop": {"callbacks": [StopsAt(2)]},
+            "stop at once": {"max_steps": 0},
+            "end": {},
+        }
+        for progressive in (False, True, "training"):
+            for end, options in ends.items():
+                network = hb.models.LR(ONE_LABEL, tables(ONE_LABEL))
+                model = hb.RecModel(network, "bce", "adam", {"auc"}, grains=4)
+                data = hb.Ahead(list(dataset(ONE_LABEL, 16, 70)), depth=depth)
+                model.online_train(data, progressive=progressive, progress=False, **options)
+                result = found(model)
+                same += [model.counters["steps"], *result["same"]]
+                for name, of_table in result["rows"].items():
+                    rows[f"{name}, {end}, {progressive}"] = of_table
+        return {"rows": rows, "same": same}
+
+    return learn
+
+
+for depth in (0, 1, 2, 3, 4):
+    CASES[f"stopped, ahead {depth}"] = stopped(depth)
+QUICK.append("stopped, ahead 2")
+
+
 @case
 def mapped_and_scored_ahead() -> Found:
     plain = hb.models.DCNv2(ONE_LABEL, tables(ONE_LABEL), hidden=(8,))

@@ -38,15 +38,11 @@ def _from_first_rank(items: Iterator[Any], run: Run) -> Iterator[Any]:
     """Yield on every rank the items that the first one reads, ticks included.
 
     The source, its journal and its dead letters belong to the first rank: the others read nothing.
-    A stop that any rank asks for ends the run on all of them, before the next item is read. An
-    error of reading is raised on all of them.
+    An error of reading is raised on all of them.
     """
     shard = run.learner.shard
     dataset = run.dataset
     while True:
-        run.agree_to_stop()
-        if run.stopped:
-            return
         sent = shard.from_first(lambda: _next(items))
         if sent is None:
             return

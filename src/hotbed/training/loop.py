@@ -55,6 +55,7 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     """
     observer = run.observer
     callbacks = run.callbacks
+    run.agree_to_stop()
     if run.stopped:
         return
     _prepare_dataset(run, must_match=update is not None)
@@ -121,6 +122,7 @@ def _calls(
             if len(examples) == run.goal.sink_size:
                 yield examples
                 examples = []
+            run.agree_to_stop()
             if run.stopped:
                 return
     if examples:

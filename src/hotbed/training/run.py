@@ -269,8 +269,13 @@ class Run:
             self.ending = Ending(reason, agreed=not self.online or self.learner.shard.size == 1)
 
     def agree_to_stop(self) -> None:
-        """End a stream on all ranks if one of them asks for it; all call it between two steps."""
+        """End a stream on all ranks if one of them asks for it; all call it between two steps.
+
+        It is asked where a step ends, not where an item is read: that may be some steps ahead.
+        """
         shard = self.learner.shard
+        if not self.online or shard.size == 1 or (self.ending is not None and self.ending.agreed):
+            return
         if shard.any(self.ending is not None):
             endings = [ending for ending in shard.gathered(self.ending) if ending is not None]
             self.ending = Ending(endings[0].reason)
