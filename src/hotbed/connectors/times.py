@@ -79,6 +79,21 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
     return _from_numbers(values, unit)
 
 
+def unreadable(values: pa.Array, micros: pa.Array) -> pa.Array:
+    """Return where a column holds a value that is not a time, as booleans.
+
+    Args:
+        values: the column. Nulls, NaN and empty text are missing, not unreadable.
+        micros: what `to_microseconds` returned for it.
+    """
+    is_there = values.is_valid()
+    if pa.types.is_floating(values.type):
+        is_there = pc.and_(is_there, pc.invert(values.is_nan()))
+    elif _is_text(values.type):
+        is_there = pc.and_(is_there, pc.not_equal(values.cast(pa.string()), ""))
+    return pc.and_not(is_there.fill_null(False), micros.is_valid())
+
+
 def check_unit(where: str, unit: str) -> None:
     """Raise ConfigError for a unit that `to_microseconds` does not know; `where`: for messages."""
     if unit not in (*UNITS, "ns", "iso") and "%" not in unit:

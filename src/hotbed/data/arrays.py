@@ -82,6 +82,25 @@ def numbers_of(values: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return numbers, np.isnan(numbers)
 
 
+def rows_of_items(mask: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return bool [n]: the lists of these `lengths` that hold an item where `mask` is true."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return np.bincount(owner[mask], minlength=len(lengths)) > 0
+
+
+def first_of(values: pa.Array, mask: np.ndarray) -> Any:
+    """Return the first value where `mask`, bool [n], is true."""
+    row = int(np.flatnonzero(mask)[0])
+    return with_readable_times(values.slice(row, 1))[0].as_py()
+
+
+def with_readable_times(values: pa.Array) -> pa.Array:
+    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.string())
+    return values
+
+
 def require_text_form(where: str, kind: pa.DataType) -> None:
     """Raise SchemaError for a type whose values have several forms as text: 1, 1.0 and 1e0."""
     is_inexact = pa.types.is_floating(kind) or pa.types.is_decimal(kind)

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from hotbed.connectors.position import PLACE, Position
 from hotbed.connectors.source import Source
+from hotbed.data.arrays import with_readable_times
 from hotbed.data.batch import Batch, Ids
-from hotbed.data.numbers import with_readable_times
 from hotbed.errors import DecodeError
 
 log = logging.getLogger("hotbed")

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from hotbed import config
 from hotbed.connectors.types import recast, usual
-from hotbed.data.arrays import as_numpy, list_array, list_lengths, nulls_of
+from hotbed.data.arrays import as_numpy, list_array, list_lengths, nulls_of, rows_of_items
 from hotbed.data.arrow_types import is_bytes, is_list, is_whole
+from hotbed.data.context import BadRows
 from hotbed.data.transforms import Transform
 from hotbed.errors import SchemaError
 
@@ -230,8 +231,12 @@ def apply(transform: Transform, values: pa.Array, context: Any) -> pa.Array:
     items = values.flatten()
     if pa.types.is_dictionary(items.type):
         items = items.dictionary_decode()
-    items = transform.apply(items, context)
-    return list_array(items, list_lengths(values), values)
+    lengths = list_lengths(values)
+    try:
+        items = transform.apply(items, context)
+    except BadRows as bad:
+        raise BadRows(bad.column, rows_of_items(bad.mask, lengths), bad.message) from None
+    return list_array(items, lengths, values)
 
 
 def transformed(name: str, transforms: Sequence[Transform], context: Columns) -> pa.Array:
@@ -240,7 +245,7 @@ def transformed(name: str, transforms: Sequence[Transform], context: Columns) ->
     for transform in transforms:
         if pa.types.is_dictionary(values.type):
             if transform.by_value and 2 * len(values.dictionary) <= len(values):
-                values = _by_word(transform, values, context)
+                values = _by_word(name, transform, values, context)
                 continue
             values = values.dictionary_decode()
         values = _named(name, transform, values, context)
@@ -253,14 +258,21 @@ def _named(name: str, transform: Transform, values: pa.Array, context: Columns) 
         return apply(transform, values, context)
     except SchemaError as error:
         raise SchemaError(f"column {name!r}: {error}") from error
+    except BadRows as bad:
+        raise BadRows(name, bad.mask, f"column {name!r}: {bad.message}") from None
 
 
-def _by_word(transform: Transform, values: pa.DictionaryArray, context: Columns) -> pa.Array:
+def _by_word(
+    name: str, transform: Transform, values: pa.DictionaryArray, context: Columns
+) -> pa.Array:
     """Return `transform` applied to a dictionary column: once to each word, and to null."""
     null = pa.nulls(1, values.dictionary.type)
     words = pa.concat_arrays([values.dictionary, null])
     places = values.indices.fill_null(len(values.dictionary))
-    return transform.apply(words, context).take(places)
+    try:
+        return _named(name, transform, words, context).take(places)
+    except BadRows as bad:
+        raise BadRows(name, bad.mask[as_numpy(places)], bad.message) from None
 
 
 def require_columns(names: list[str], present: list[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the encoder that transforms and learners may use."""
+"""The part of the encoder that transforms and learners may use, and how they refuse rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+
+
+class BadRows(Exception):
+    """Rows of a column that cannot be used: those where `mask`, bool [n], is true.
+
+    A transform leaves `column` empty.
+    """
+
+    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
+        super().__init__(message)
+        self.column = column
+        self.mask = mask
+        self.message = message
 
 
 class Context(Protocol):

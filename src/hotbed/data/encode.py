@@ -19,7 +19,8 @@ from hotbed.data.arrays import list_lengths, offsets_of
 from hotbed.data.arrow_types import Shape, Type, is_list, joined, joined_shape, shape_of, type_of
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, ids_of, missing_as_null, require_columns, transformed
-from hotbed.data.numbers import BadRows, LabelValues, numeric
+from hotbed.data.context import BadRows
+from hotbed.data.numbers import LabelValues, numeric
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
 from hotbed.errors import DataError, DecodeError, SchemaError
 

@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source
+from hotbed.connectors.types import usual_rows
 from hotbed.data.arrow_types import is_list
 from hotbed.data.columns import Columns, require_columns, transformed
+from hotbed.data.context import BadRows
 from hotbed.data.learners import Learner
 from hotbed.data.transforms import Transform
 from hotbed.errors import ConfigError, DataError, SchemaError
@@ -192,16 +194,36 @@ def _learn(source: Source, tasks: Sequence[Task], rules: int) -> list[Learner]:
     for rows, _ in source.read(None, plan=ReadPlan(tuple(names))):
         if not set(names) <= set(rows.schema.names):
             require_columns(names, source.schema().names)
-        context = Columns(rows, rules)
         is_empty = False
-        for task, learner in zip(tasks, learners, strict=True):
-            with _named(task):
-                task.add(learner, context)
+        _learn_rows(rows, tasks, learners, rules)
     if is_empty:
         raise DataError(
             "fit: the source has no rows, got an empty source. Fit on the training range."
         )
     return learners
+
+
+def _learn_rows(
+    rows: pa.RecordBatch, tasks: Sequence[Task], learners: Sequence[Learner], rules: int
+) -> None:
+    """Let learners learn from rows, without those that a transform cannot read.
+
+    A dataset of these rows raises for them, or leaves them out as well.
+    """
+    context = Columns(rows, rules)
+    try:
+        inputs = []
+        for task in tasks:
+            with _named(task):
+                inputs.append(list(task.values(context)))
+    except BadRows as bad:
+        sound = usual_rows(rows).filter(pa.array(~bad.mask))
+        _learn_rows(sound, tasks, learners, rules)
+        return
+    for task, learner, columns in zip(tasks, learners, inputs, strict=True):
+        with _named(task):
+            for values in columns:
+                learner.add(values, context)
 
 
 def flat(values: pa.Array) -> pa.Array:

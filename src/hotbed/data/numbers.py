@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,9 +15,19 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.times import to_microseconds
-from hotbed.data.arrays import as_numpy, integers_of, list_lengths, nulls_of, require_text_form
+from hotbed.data.arrays import (
+    as_numpy,
+    first_of,
+    integers_of,
+    list_lengths,
+    nulls_of,
+    require_text_form,
+    rows_of_items,
+    with_readable_times,
+)
 from hotbed.data.arrow_types import is_bytes, is_list, is_number, is_whole
 from hotbed.data.batch import Batch, changed
+from hotbed.data.context import BadRows
 from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import DataError, SchemaError
 
@@ -30,16 +39,6 @@ _YEAR_2200 = 230 * _YEAR
 
 NAMED_VALUES = 10
 """Values of a label that a message names."""
-
-
-class BadRows(Exception):
-    """Rows of a column that cannot be used: those where `mask`, bool [n], is true."""
-
-    def __init__(self, column: str, mask: np.ndarray, message: str) -> None:
-        super().__init__(message)
-        self.column = column
-        self.mask = mask
-        self.message = message
 
 
 def dense(column: Dense, values: pa.Array) -> np.ndarray:
@@ -91,7 +90,7 @@ def label(column: Label, values: pa.Array, in_unit: bool = False) -> np.ndarray:
             return _reaches(values, column.threshold).astype(np.float32)
         numbers = numeric(column.name, values)
     except BadRows as bad:
-        word = _first(values, bad.mask)
+        word = first_of(values, bad.mask)
         if word != word:
             raise _missing_label(column, bad.mask) from None
         if not is_bytes(values.type):
@@ -207,7 +206,7 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
             column.source,
             mask,
             f"time {column.name!r}: expected times of unit {column.unit!r}, "
-            f"got {_first(values, mask)!r}. Correct the row or the unit.",
+            f"got {first_of(values, mask)!r}. Correct the row or the unit.",
         )
     return np.array(as_numpy(micros), dtype=np.int64)
 
@@ -275,17 +274,30 @@ def numeric(
     wrong = ~np.isfinite(result)
     if not wrong.any():
         return result
-    first = _first(values, wrong)
+    first = first_of(values, wrong)
     if first is None or first != first:
         fault = "got a missing value. Add FillMissing."
     else:
         fault = f"got {first!r}. Correct or Clip it."
     if lengths is not None:
-        owner = np.repeat(np.arange(len(lengths)), lengths)
-        num_wrong = np.bincount(owner[wrong], minlength=len(lengths))
-        wrong = num_wrong > 0
+        wrong = rows_of_items(wrong, lengths)
     expected = f"expected finite {np.dtype(kind)} numbers"
     raise BadRows(name, wrong, f"column {name!r}: {expected}, {fault}")
+
+
+def parsed(name: str, values: pa.Array) -> pa.Array:
+    """Return numbers, those of text as float64; missing ones are null.
+
+    Raises BadRows for text that is not a number.
+    """
+    if not is_bytes(values.type):
+        return values
+    numbers = pl.Series(_as_text(values)).cast(pl.Float64, strict=False).to_arrow()
+    wrong = nulls_of(numbers) & ~nulls_of(values)
+    if wrong.any():
+        message = f"column {name!r}: expected numbers, got {first_of(values, wrong)!r}. Correct it."
+        raise BadRows(name, wrong, message)
+    return numbers
 
 
 def _as_text(values: pa.Array) -> pa.Array:
@@ -298,18 +310,6 @@ def _as_text(values: pa.Array) -> pa.Array:
             is_bytes_value = isinstance(value, bytes)
             texts.append(value.decode("utf-8", "replace") if is_bytes_value else value)
         return pa.array(texts, pa.string())
-
-
-def _first(values: pa.Array, mask: np.ndarray) -> Any:
-    row = int(np.flatnonzero(mask)[0])
-    return with_readable_times(values.slice(row, 1))[0].as_py()
-
-
-def with_readable_times(values: pa.Array) -> pa.Array:
-    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
-    if pa.types.is_timestamp(values.type):
-        return values.cast(pa.string())
-    return values
 
 
 @dataclass

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from hotbed.data.columns import Columns
+from hotbed.data.context import BadRows
 from hotbed.data.fit import Task, open_tasks
 from hotbed.data.learners import Learner, Moments
-from hotbed.data.numbers import BadRows
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.prepare.keyed.encodings import training_schema

@@ -24,6 +24,7 @@ from hotbed.connectors.parquet import Parquet, row_groups
 from hotbed.connectors.source import Source
 from hotbed.data import numbers
 from hotbed.data.columns import Columns
+from hotbed.data.context import BadRows
 from hotbed.data.learners import Quantiles
 from hotbed.data.schema import Schema
 from hotbed.memory import return_free_memory
@@ -230,7 +231,12 @@ class _Keys:
     unit: str
 
     def __call__(self, chunk: Chunk) -> tuple[NDArray[np.int64], pa.RecordBatch]:
-        return rows_with_key(chunk.rows, self.derivations, self.unit)
+        try:
+            return rows_with_key(chunk.rows, self.derivations, self.unit)
+        except BadRows as bad:
+            row = int(np.flatnonzero(bad.mask)[0])
+            name = self.derivations[0].time
+            raise chunk.located(row, f"column {name!r}: {bad.message}", name) from None
 
 
 @dataclass(frozen=True)

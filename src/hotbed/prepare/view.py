@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.data import numbers
-from hotbed.data.columns import Columns
-from hotbed.data.numbers import BadRows
-from hotbed.data.schema import Label, Schema, Time, Weight
+from hotbed.data.columns import Columns, transformed
+from hotbed.data.context import BadRows
+from hotbed.data.schema import Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.transforms import JoinGroupby, TimeOfDay, Transform
 from hotbed.memory import return_free_memory
 from hotbed.prepare.keyed.encodings import Encoding
 from hotbed.prepare.partitions import TRAIN, VALID, Chunk, Partition
@@ -56,7 +57,7 @@ class View:
         seed: of the preparation.
         memory: bytes of the preparation: above half of them, free memory goes back to the system
             after each chunk.
-        skip_bad: leave out rows whose label, weight or time cannot be used.
+        skip_bad: leave out rows whose label, weight, time or features cannot be used.
         derived: columns by the rows of each chunk of the source.
         split: which rows are for validation; it has learned.
         drawn: the negatives to add.
@@ -110,7 +111,7 @@ class View:
             return_free_memory(above=self.memory // 2)
 
     def _good(self, chunk: Chunk, aside: Aside | None) -> Chunk:
-        """Return the rows whose label, weight and time can be used."""
+        """Return the rows whose label, weight, time and features can be used."""
         while True:
             try:
                 self._check(chunk)
@@ -121,7 +122,7 @@ class View:
                 chunk = chunk.take(np.flatnonzero(~bad.mask))
 
     def _check(self, chunk: Chunk) -> None:
-        """Raise BadRows if there are rows whose label, weight or time cannot be used."""
+        """Raise BadRows if there are rows whose label, weight, time or features cannot be used."""
         context = Columns(chunk.rows)
         for column in self.schema.columns:
             if column.source not in chunk.rows.schema.names:
@@ -133,6 +134,8 @@ class View:
                 numbers.weight(column, raw)
             elif isinstance(column, Time):
                 numbers.time(column, raw)
+            elif isinstance(column, (Dense, Id)):
+                _check_feature(column, context)
 
     def _arranged(self, chunk: Chunk, adding: _Adding | None) -> Iterator[Chunk]:
         """Yield the rows with parts and negatives, without those that are sampled away."""
@@ -202,6 +205,19 @@ class _Adding:
                 part=chunk.part[origins],
                 copies=expanded.copies,
             )
+
+
+def _check_feature(column: Dense | Id, context: Columns) -> None:
+    """Raise BadRows if there are rows that transforms cannot read, or cannot learn from."""
+    before_learning: list[Transform] = []
+    for transform in column.transforms:
+        if isinstance(transform, JoinGroupby):
+            numbers.parsed(transform.column, context.column(transform.column))
+        if transform.learner() is not None:
+            break
+        before_learning.append(transform)
+    if any(isinstance(transform, TimeOfDay) for transform in before_learning):
+        transformed(column.source, before_learning, context)
 
 
 def _with_sides(chunk: Chunk, sides: Sequence[SideReader]) -> Chunk:

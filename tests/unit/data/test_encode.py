@@ -25,6 +25,7 @@ from hotbed.data import (
     Schema,
     Split,
     Time,
+    TimeOfDay,
     Transform,
     Weight,
 )
@@ -223,6 +224,19 @@ def test_arrays_may_be_written_to() -> None:
             Time("x", unit="iso"),
             "expected times of unit 'iso', got 'soon'",
             2,
+        ),
+        *(
+            ({"x": values}, Id("x", transforms=[TimeOfDay(unit=unit)]), f"'{unit}', got {bad}", 2)
+            for values, unit, bad in (
+                (["7", "2020-01-01 07:00"], "s", "'2020-01-01 07:00'"),
+                (["", "soon"], "s", "'soon'"),
+                ([None, "soon"], "iso", "'soon'"),
+                (["20010203", "soon"], "%Y%m%d", "'soon'"),
+                ([7.0, float("inf")], "s", "inf"),
+                ([7, 2**63 - 1], "s", "9223372036854775807"),
+                ([["7", "7"], ["7", "soon"]], "s", "'soon'"),
+                (pa.array(["7", "soon"]).dictionary_encode(), "s", "'soon'"),
+            )
         ),
     ],
 )

@@ -285,3 +285,11 @@ def test_map_learns_words_that_a_file_keeps_and_other_types_find(
 def test_map_refuses_words_that_no_file_keeps(values: list[Any]) -> None:
     with pytest.raises(SchemaError, match=r"column 'x': map: expected .*, got"):
         Schema([Id("x", transforms=[Map()])]).fit(Memory({"x": values}))
+
+
+def test_fitting_has_no_part_of_rows_that_a_transform_cannot_read() -> None:
+    source = Memory({"at": ["3600", "soon", None, "10800"], "n": [1.0, 9.0, 2.0, 3.0]})
+    schema = Schema([Dense("at", [TimeOfDay(), Normalize()]), Dense("n", [Normalize()])])
+    fitted = schema.fit(source)
+    assert fitted["at"].transforms[1].mean == 2.0
+    assert fitted["n"].transforms[0].mean == 2.0

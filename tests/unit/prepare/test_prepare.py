@@ -27,6 +27,7 @@ from hotbed.data import (
     FillMissing,
     Hash,
     Id,
+    JoinGroupby,
     Label,
     Log,
     Map,
@@ -40,7 +41,16 @@ from hotbed.data import (
 from hotbed.errors import ConfigError, DataError, DecodeError, NotWritten, PersistError
 from hotbed.files import MARK_FILE, HeldFolder
 from hotbed.job.job import PreparedSchema
-from hotbed.prepare import ByFold, Local, Preparation, Previous, Stage, Workflow, prepare
+from hotbed.prepare import (
+    ByFold,
+    Local,
+    Preparation,
+    Previous,
+    Stage,
+    TimeDifference,
+    Workflow,
+    prepare,
+)
 
 NUM_ROWS = 300
 SCHEMA = Schema(
@@ -541,3 +551,33 @@ def test_derived_columns_have_names_of_their_own(job: Preparation) -> None:
 def test_memory_is_read_with_its_unit(text: str | int, num_bytes: int) -> None:
     source = hb.sources.Memory(pa.table({"user": [1]}))
     assert Preparation(source, Schema([Id("user")]), memory=text).memory_bytes == num_bytes
+
+
+UNREADABLE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "part of a time": (Dense("x", [TimeOfDay(), FillMissing(0.0), Normalize()]), {}),
+    "number of a statistic": (
+        Dense("mean", [JoinGroupby("x"), FillMissing(0.0)], column="user"),
+        {},
+    ),
+    "time of a difference": (
+        Dense("since", [FillMissing(0.0)]),
+        {"derive": [TimeDifference("since", by="user", time="x")]},
+    ),
+}
+
+
+@pytest.mark.parametrize("use", UNREADABLE)
+def test_text_that_cannot_be_read_is_never_missing(tmp_path: Path, use: str) -> None:
+    column, options = UNREADABLE[use]
+    texts = ["1", "2", None, "4"]
+    rows = pl.DataFrame({"y": [0, 1] * 4, "user": [1] * 8, "x": [*texts, *texts]})
+    rows[5, "x"] = "soon"
+    rows.write_parquet(tmp_path / "raw.parquet")
+    schema = Schema([Label("y"), Id("user"), column])
+    source = hb.sources.Parquet(str(tmp_path / "raw.parquet"))
+    job = Preparation(source, schema, output=str(tmp_path / "out"), **options)
+    with pytest.raises(DecodeError, match=r"raw.parquet, row 6\b.*column 'x': .*got 'soon'"):
+        prepare(job)
+    if not options:
+        workflow = prepare(replace(job, on_error="skip"))
+        assert workflow.counts == {"train": 7, "skipped": {"value": 1}}

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed import checks
-from hotbed.connectors.times import check_unit, to_microseconds
-from hotbed.data.arrays import as_numpy, nulls_of
-from hotbed.data.context import Context
+from hotbed.connectors.times import check_unit, to_microseconds, unreadable
+from hotbed.data.arrays import as_numpy, first_of, nulls_of
+from hotbed.data.context import BadRows, Context
 from hotbed.data.transforms.base import Transform
 from hotbed.errors import ConfigError
 
@@ -22,6 +22,7 @@ class TimeOfDay(Transform):
 
     `part`: "hour" 0..23, "minute" of the day 0..1439, "weekday" 0 (Monday)..6, or "hour_of_week"
     0..167. `unit`: as in `Time`; where the schema has a `Time` of the same raw column, its unit.
+    A value that is not a time makes a bad row.
 
     Example: `Id("hour", column="timestamp", transforms=[TimeOfDay()])`
     """
@@ -48,7 +49,7 @@ class TimeOfDay(Transform):
         return replace(self, unit=unit)
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
-        micros = to_microseconds(values, self.unit)
+        micros = readable_times(values, self.unit)
         times = as_numpy(micros.fill_null(0))
         hours = np.floor_divide(times, 3_600_000_000)
         minutes = np.floor_divide(times, 60_000_000)
@@ -60,3 +61,17 @@ class TimeOfDay(Transform):
             "hour_of_week": weekday * 24 + hours % 24,
         }
         return pa.array(parts[self.part], mask=nulls_of(micros))
+
+
+def readable_times(values: pa.Array, unit: str) -> pa.Array:
+    """Return times as int64 microseconds UTC, null where they are missing.
+
+    Raises BadRows for values that are not times.
+    """
+    micros = to_microseconds(values, unit)
+    is_bad = as_numpy(unreadable(values, micros))
+    if is_bad.any():
+        wrong = first_of(values, is_bad)
+        message = f"expected times of unit {unit!r}, got {wrong!r}. Correct the row or the unit."
+        raise BadRows("", is_bad, message)
+    return micros

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed import checks
-from hotbed.connectors.times import to_microseconds
 from hotbed.data.arrays import as_numpy, nulls_of, offsets_of
 from hotbed.data.columns import Columns, ids_of
+from hotbed.data.transforms.times import readable_times
 from hotbed.embedding.hashing import GOLDEN, mix64
 from hotbed.errors import SchemaError
 from hotbed.prepare.shuffle import Sliceable
@@ -260,12 +260,13 @@ def rows_with_key(
 
     Raises:
         SchemaError: a column cannot be a key or a time, or holds lists.
+        BadRows: rows hold something else than a time.
     """
     first = derivations[0]
     context = Columns(rows)
     by = single_values(context.column(first.by), first.by)
     time = single_values(context.column(first.time), first.time)
-    times = to_microseconds(time, unit)
+    times = readable_times(time, unit)
     numbers = np.flatnonzero(~(nulls_of(by) | nulls_of(times)))
     places = pa.array(numbers)
     keys = ids_of(by.take(places), first.by)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -199,7 +198,8 @@ class GroupStatistic(KeyedFit):
 
     def select(self, chunk: Chunk, context: Columns) -> Keyed:
         keys = self._keys(context, int((chunk.part == TRAIN).sum()))
-        values, is_missing = numbers_of(_as_numbers(context.column(self.transform.column)))
+        name = self.transform.column
+        values, is_missing = numbers_of(numbers.parsed(name, context.column(name)))
         rows = np.flatnonzero(~(is_missing | nulls_of(keys)))
         parts = group_parts(context.ids(keys)[rows], values[rows])
         return parts.column("key").to_numpy(), parts
@@ -350,13 +350,6 @@ def _labels(label: Label, context: Columns) -> pa.Array:
     """Return the labels as float64."""
     values = numbers.label(label, context.column(label.source))
     return pa.array(values.astype(np.float64))
-
-
-def _as_numbers(values: pa.Array) -> pa.Array:
-    if is_bytes(values.type):
-        text = pl.Series(values.cast(pa.large_string()))
-        return text.cast(pl.Float64, strict=False).to_arrow()
-    return values
 
 
 def _ordered(values: pa.Array, unit: str | None) -> pa.Array:
