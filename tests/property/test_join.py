@@ -30,6 +30,7 @@ from hotbed.connectors import (
     Source,
     Wait,
 )
+from hotbed.connectors.plan import JoinWishes
 from hotbed.connectors.position import COUNTED, decisions_of
 from hotbed.testing import FakeStream
 
@@ -246,15 +247,14 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
             journal = Journal(path)
             letters = DeadLetters(tmp_path / f"{seed}.letters")
             live = Live(journal, letters, clock=clock, tick_seconds=0.001)
-            live.saves_open_rows = True
-            live.saved_open_rows = saved
             sources: list[Source] = []
             for rows in case.inputs:
                 takes = script(draw, len(rows["key"]))
                 sources.append(FakeStream(table(rows), takes, then=0))
             join = case.join(sources)
             join = replace(join, idle_seconds=15, keeps_unmatched=True)
-            items = join.read(position or None, draw.randint(1, 5), ReadPlan(live=live))
+            plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True, saved=saved))
+            items = join.read(position or None, draw.randint(1, 5), plan)
             number, row = position.state.get("block", 0), position.state.get("row", 0)
             passed = []
             for batch, after in islice(items, 400 if is_last else draw.randint(0, 60)):

@@ -81,6 +81,16 @@ def stream(seed: int) -> Any:
     return hb.sources.Join(shown, kinds, on="n", unit="s", rule=hb.sources.AsTheyCome())
 
 
+def nested(source: Any, nesting: str) -> Any:
+    """A join that is not the outermost source."""
+    if nesting == "side table":
+        return source.join(hb.sources.Memory({"key": range(31), "side": range(31)}), on="key")
+    if nesting == "after files":
+        before = {"n": [900, 901], "key": [1, 2], "time": [0, 0], "click": [0.0, 1.0]}
+        return hb.sources.Concat([hb.sources.Memory({**before, "buy": [1.0, 0.0]}), source])
+    return source
+
+
 def events(seed: int) -> tuple[dict[str, Any], dict[str, tuple[dict[str, Any], int]]]:
     """Impressions; and outcomes of each label, with the size of their turns."""
     draw = random.Random(seed)
@@ -99,7 +109,12 @@ def events(seed: int) -> tuple[dict[str, Any], dict[str, tuple[dict[str, Any], i
 
 
 def trained(
-    seed: int, ahead: int, grains: int, callbacks: list[Any], max_steps: int | None = None
+    seed: int,
+    ahead: int,
+    grains: int,
+    callbacks: list[Any],
+    max_steps: int | None = None,
+    nesting: str = "alone",
 ) -> Any:
     """Learn a join; return the model."""
     torch.manual_seed(0)
@@ -108,7 +123,7 @@ def trained(
     network = TwoLabels({**tables, "n": hb.Table("n", 2, rule=rule)})
     loss = {label: hb.losses.BCE(missing_below=0) for label in WINDOWS}
     model = hb.RecModel(network, loss, "adam", {"auc"}, grains=grains)
-    data: Any = hb.Dataset(stream(seed), SCHEMA, 16)
+    data: Any = hb.Dataset(nested(stream(seed), nesting), SCHEMA, 16)
     if ahead:
         data = hb.Ahead(data, depth=ahead, torch_threads=1 if grains == 1 else None)
     model.online_train(data, callbacks, max_steps=max_steps, progress=False)
@@ -279,6 +294,18 @@ def test_metrics_of_shown_impressions_are_of_final_labels_and_change_no_bit(
         trained(seed, ahead, grains, [shown, checkpoint], stop)
     (resumed,) = shown.points
     assert resumed.values == point.values
+
+
+@pytest.mark.parametrize("nesting", ["side table", "after files"])
+def test_metrics_of_shown_impressions_do_not_depend_on_the_sources_over_a_join(
+    nesting: str,
+) -> None:
+    shown = hb.callbacks.Windows(samples=10**6, scored="shown")
+    before = ScoresBefore()
+    trained(7, 0, 1, [shown, before], nesting=nesting)
+    (point,) = shown.points
+    for name, value in shown_metrics(7, before.scores).items():
+        assert point.values[name] == pytest.approx(value, abs=1e-6), name
 
 
 def test_metrics_of_shown_impressions_need_a_join_of_streams() -> None:

@@ -14,7 +14,15 @@ import pyarrow as pa
 
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import COUNTED, PLACE, Batches, Position, RowPlace
+from hotbed.connectors.position import (
+    IMPRESSION,
+    PLACE,
+    Batches,
+    Position,
+    RowPlace,
+    is_preview,
+    with_marks,
+)
 from hotbed.connectors.source import Source
 from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -171,10 +179,16 @@ class Concat(Source):
                 if not batch.num_rows:  # a tick, or the start of a block
                     yield batch, self._position(number, row, after)
                     continue
-                conformed = _conform(batch, names, types, number)
+                present = names
+                if is_preview(batch):  # its rows are counted when they are samples
+                    present = [name for name in names if name in batch.schema.names]
+                conformed = _conform(batch, present, types, number)
                 if self.endless and not source.endless:
                     conformed = _with_places(conformed, number, row)
-                row += batch.num_rows
+                    if plan.wishes.previews:
+                        conformed = conformed.append_column(IMPRESSION, _no_impressions(batch))
+                if not is_preview(batch):
+                    row += batch.num_rows
                 yield conformed, self._position(number, row, after)
             inner = None
             row = 0
@@ -221,10 +235,12 @@ def _conform(
     for name in names:
         column = batch.column(name)
         columns[name] = conform(column, types.get(name, column.type), _name(part), name)
-    for name in (COUNTED, PLACE):
-        if name in batch.schema.names:
-            columns[name] = batch.column(name)
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return with_marks(batch, columns)
+
+
+def _no_impressions(batch: pa.RecordBatch) -> pa.Array:
+    """Return the numbers of the impressions of samples that no join has made."""
+    return pa.array(np.full(batch.num_rows, -1))
 
 
 def _with_places(batch: pa.RecordBatch, part: int, row: int) -> pa.RecordBatch:

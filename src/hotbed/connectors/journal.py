@@ -70,6 +70,12 @@ class Journal:
                 self.close()
                 raise
 
+    @property
+    def topics(self) -> list[str]:
+        """The topics that have entries."""
+        with self._mutex:
+            return [topic for topic, entries in self._entries.items() if entries]
+
     def get(self, topic: str, number: int) -> dict[str, Any] | None:
         """Return a decision, or None."""
         with self._mutex:

@@ -60,10 +60,7 @@ class Live:
         lag: rows that wait at the source; None = unknown.
         clock: returns seconds since 1970; tests replace it.
         waiting: the same as `lag` by partition; None = the source does not know its partitions.
-        saves_open_rows: whether a join keeps what was open at the positions that may be saved.
-        open_rows: of the join that is read.
-        saved_open_rows: what was open where reading resumes.
-        wants_previews: whether a join yields each impression when it is accepted, too.
+        open_rows: of the join that is read; None before the first rows.
 
     Example: `dataset.live.journal = Journal("run/journal")` before the first batch is read.
     """
@@ -74,10 +71,7 @@ class Live:
     lag: int | None = None
     clock: Callable[[], float] = time.time
     waiting: Mapping[str, int] | None = None
-    saves_open_rows: bool = False
     open_rows: HeldRows | None = None
-    saved_open_rows: SavedRows | None = None
-    wants_previews: bool = False
 
     def now(self) -> int:
         """Return the clock in microseconds since 1970."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from hotbed.connectors.live import Live
+from hotbed.connectors.live import Live, SavedRows
 from hotbed.errors import SchemaError, printable
 
 logger = logging.getLogger("hotbed.connectors")
@@ -58,6 +58,25 @@ class BadRow(NamedTuple):
 
 
 @dataclass(frozen=True)
+class JoinWishes:
+    """What a run asks of a join of streams beside samples.
+
+    Args:
+        keeps_open: the join keeps what was open at positions that are not released yet, because
+            they may be saved.
+        previews: it yields each impression when it is accepted, too.
+        saved: what was open at the position where reading begins.
+    """
+
+    keeps_open: bool = False
+    previews: bool = False
+    saved: SavedRows | None = None
+
+
+NO_WISHES = JoinWishes()
+
+
+@dataclass(frozen=True)
 class ReadPlan:
     """The reader's wishes for a source.
 
@@ -75,6 +94,7 @@ class ReadPlan:
         grains: with more than one, a topic deals the messages of each block to so many grains, and
             yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
             after them the last one is behind the block, the others are before it.
+        wishes: of a join of streams.
     """
 
     columns: tuple[str, ...] | None = None
@@ -86,6 +106,7 @@ class ReadPlan:
     rest: str = ""
     opening: Callable[[str], None] | None = None
     grains: int = 1
+    wishes: JoinWishes = NO_WISHES
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

@@ -28,6 +28,23 @@ PREVIEW = {b"hotbed": b"preview"}
 """Metadata of the batches of impressions that a join accepted, which have no labels yet."""
 
 
+MARKS = (COUNTED, IMPRESSION, PLACE)
+"""Columns of batches that no schema names: a source over another one passes them on."""
+
+
+def is_preview(batch: pa.RecordBatch) -> bool:
+    """Return whether a batch holds impressions without labels, beside the samples of its source."""
+    return bool(batch.schema.metadata == PREVIEW)
+
+
+def with_marks(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return other columns of the rows of a batch, with its marks and whether it is a preview."""
+    marks = {name: batch.column(name) for name in MARKS if name in batch.schema.names}
+    whole = {**columns, **marks}
+    rows = pa.RecordBatch.from_arrays(list(whole.values()), names=list(whole))
+    return rows.replace_schema_metadata(PREVIEW if is_preview(batch) else None)
+
+
 TICK = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 """The empty batch that an endless source yields when it has nothing new."""
 
@@ -152,7 +169,8 @@ def decisions_of(state: Mapping[str, Any]) -> dict[str, int]:
     The inputs of a join have topics of their own.
     """
     blocks = {"block": int(state["block"])}
-    for number, place in enumerate(state.get("inputs", ())):
+    join = join_position(state) or {}
+    for number, place in enumerate(join.get("inputs", ())):
         inner = place["source"] or {}
         if "block" in inner:
             blocks[f"block.{number}"] = int(inner["block"])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import COUNTED, PLACE, ROWS, Batches, Position, RowPlace
+from hotbed.connectors.position import ROWS, Batches, Position, RowPlace, with_marks
 from hotbed.connectors.types import joined, opened, plain, recast, usual_rows, usual_types
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
@@ -473,15 +473,11 @@ class TableJoin(Source):
             rows = _match(batch, side_keys)
             columns: dict[str, pa.Array] = {}
             for name in wanted:
-                if name in left.names:
-                    columns[name] = batch.column(name)
-                else:
-                    columns[name] = _one_chunk(side[name].take(rows))
-            for name in (COUNTED, PLACE):
                 if name in batch.schema.names:
                     columns[name] = batch.column(name)
-            arrays = list(columns.values())
-            yield pa.RecordBatch.from_arrays(arrays, names=list(columns)), after
+                elif name not in left.names:  # a preview has no labels
+                    columns[name] = _one_chunk(side[name].take(rows))
+            yield with_marks(batch, columns), after
 
     def _keys(self) -> list[str]:
         return _names(self.on)

@@ -16,8 +16,8 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import check_source
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ROWS, ReadPlan, Skips
-from hotbed.connectors.position import OPENED, PLACE, PREVIEW, Position, decisions_of
+from hotbed.connectors.plan import NO_WISHES, READ_ROWS, JoinWishes, ReadPlan, Skips
+from hotbed.connectors.position import OPENED, PLACE, Position, decisions_of, is_preview
 from hotbed.connectors.read_ahead import ReadAhead
 from hotbed.connectors.source import Source
 from hotbed.data.arrow_types import Shape, Type, shape_of, type_of
@@ -137,6 +137,11 @@ class Dataset:
         return self._position
 
     @property
+    def begins(self) -> Position:
+        """Where the next iteration begins."""
+        return self._resume or self._at(self._next_epoch, self._start)
+
+    @property
     def resumed_epoch(self) -> int | None:
         """The epoch whose rest the next iteration reads after `resume`; None without `resume`."""
         if self._resume is None:
@@ -169,14 +174,14 @@ class Dataset:
         self._streams = self.endless
         return _without_ticks(self._begin(number))
 
-    def stream(self) -> Iterator[Batch | None]:
+    def stream(self, wishes: JoinWishes = NO_WISHES) -> Iterator[Batch | None]:
         """Iterate, and yield None when an endless source has no new rows.
 
         A batch or None comes at least every `live.tick_seconds`, so that the reader can run
-        scheduled work or stop.
+        scheduled work or stop. `wishes`: what a join of streams is asked for, in this reading only.
         """
         self._streams = True
-        return self._begin(self._next_epoch)
+        return self._begin(self._next_epoch, wishes)
 
     def raw_types(self) -> tuple[dict[str, Type], dict[str, Shape]]:
         """Return the types and shapes of the raw columns of the features before reading.
@@ -291,7 +296,9 @@ class Dataset:
         if self._maps:
             self.encoder.unit_labels = frozenset()
 
-    def _begin(self, number: int) -> Generator[Batch | None, None, None]:
+    def _begin(
+        self, number: int, wishes: JoinWishes = NO_WISHES
+    ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
         start = self._resume
@@ -304,7 +311,8 @@ class Dataset:
             self._next_epoch = number + 1
         divided = self.grains > 1 and not self._streams and self.source.divisible
         check_layout(start, divided=divided)
-        return self._run(number, start, divided=divided)
+        self.live.open_rows = None
+        return self._run(number, start, wishes, divided=divided)
 
     def resume(self, position: Position | Mapping[str, Any] | str) -> Dataset:
         """Resume the next iteration after `position`.
@@ -401,10 +409,10 @@ class Dataset:
         return True
 
     def _run(
-        self, epoch: int, start: Position, *, divided: bool
+        self, epoch: int, start: Position, wishes: JoinWishes, *, divided: bool
     ) -> Generator[Batch | None, None, None]:
         self._position = start
-        batches = self._batches(epoch, start, divided=divided)
+        batches = self._batches(epoch, start, wishes, divided=divided)
         items: Any = batches
         if self.prefetch:
             items = self.reading = ReadAhead(batches, self.prefetch)
@@ -437,7 +445,7 @@ class Dataset:
         return order
 
     def _batches(
-        self, epoch: int, start: Position, *, divided: bool
+        self, epoch: int, start: Position, wishes: JoinWishes, *, divided: bool
     ) -> Generator[Batch | None, None, None]:
         """Yield the batches of an epoch, and None at the ticks of an endless source."""
         cuts: Iterator[Cut | None]
@@ -447,7 +455,8 @@ class Dataset:
             if self.grains > 1 and self.source.divisible:
                 cuts = stream.by_blocks(self._blocks(begin), start)
             else:
-                cuts = stream.across_blocks(self._encoded(self.source, begin, Tally(1)), start)
+                chunks = self._encoded(self.source, begin, Tally(1), wishes)
+                cuts = stream.across_blocks(chunks, start)
         else:
             first = int(start.state.get("batch", 0))
             lanes = self._lanes(epoch, start, divided=divided)
@@ -539,7 +548,11 @@ class Dataset:
         return Batch(num_samples=0)
 
     def _encoded(
-        self, source: Source, position: Position | None, tally: Tally
+        self,
+        source: Source,
+        position: Position | None,
+        tally: Tally,
+        wishes: JoinWishes = NO_WISHES,
     ) -> Iterator[Encoded]:
         """Yield the encoded chunks of a source after `position`, and ticks."""
         num_rows = 0
@@ -550,11 +563,12 @@ class Dataset:
             tally.has_begun = True
             self.encoder.forget_labels()
         try:
-            for raw, after in source.read(position, chunk_rows, self._plan()):
+            plan = replace(self._plan(), wishes=wishes)
+            for raw, after in source.read(position, chunk_rows, plan):
                 if raw is OPENED:
                     before = after
                     continue
-                if raw.schema.metadata == PREVIEW:
+                if is_preview(raw):
                     previews.append(encoded_preview(self.schema, raw))
                     continue
                 if not isinstance(after, Position):

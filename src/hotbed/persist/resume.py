@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hotbed.connectors import Journal
@@ -312,7 +312,7 @@ def go_back(where: Where, number: int | None) -> dict[str, Any]:
         for name in reversed(newer):  # deltas before what they rest on
             _set_aside(store, name)
         if journal is not None:
-            journal.cut(_decided(reader))
+            journal.cut(_decided(reader, journal.topics))
             _cut_letters(store, reader)
     return {
         "folder": folder,
@@ -373,18 +373,18 @@ def _journal_of(store: LocalStore, reader: Reader) -> Iterator[Journal | None]:
         journal.close()
 
 
-def _decided(reader: Reader) -> dict[str, int]:
+def _decided(reader: Reader, topics: Iterable[str]) -> dict[str, int]:
     """Return by topic the number of the last decision that the state rests on."""
     positions = reader.manifest.positions
     position = positions[STREAM] if STREAM in positions else positions[EPOCHS]
     last = {"evict": int(reader.progress["run"]["step"])}
     if "rows" in position:
         last["cut"] = int(position["rows"])
+        # of blocks that the position does not name nothing was read yet
+        last |= {topic: -1 for topic in topics if topic.partition(".")[0] == "block"}
     source = position.get("source") or {}
     if "block" in source:
         last |= {topic: number - 1 for topic, number in decisions_of(source).items()}
-    elif "rows" in position:
-        last["block"] = -1  # nothing was read yet
     return last
 
 

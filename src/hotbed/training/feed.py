@@ -25,13 +25,19 @@ def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     if is_shared and not shard.is_first:
         yield _from_first_rank(iter(()), run)
         return
-    stream = getattr(data, "stream", None)
-    items = stream() if callable(stream) else iter(data)
+    items = _items(data, run)
     try:
         yield _from_first_rank(items, run) if is_shared else items
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()
+
+
+def _items(data: Iterable[Any], run: Run) -> Iterator[Any]:
+    if isinstance(data, Dataset):
+        return data.stream(run.wishes)
+    stream = getattr(data, "stream", None)
+    return stream() if callable(stream) else iter(data)
 
 
 def _from_first_rank(items: Iterator[Any], run: Run) -> Iterator[Any]:

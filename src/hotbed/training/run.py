@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hotbed.config import did_you_mean, kind_of
 from hotbed.connectors import Journal, Position
+from hotbed.connectors.plan import NO_WISHES, JoinWishes
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
@@ -182,6 +183,7 @@ class Run:
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
         stage: yields the batches of this pass, and maps some of them ahead.
+        wishes: what a join of streams is asked for when reading begins.
     """
 
     model: TrainedModel
@@ -199,6 +201,7 @@ class Run:
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
     stage: MapStage | None = None
+    wishes: JoinWishes = NO_WISHES
 
     @property
     def step(self) -> int:

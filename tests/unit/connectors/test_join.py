@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
+from hotbed.connectors.plan import JoinWishes
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
 
 SHOWN = {"id": [1, 2, 3, 9], "time": [0, 5, 10, 100]}
 CLICKS = {"id": [2, 9], "time": [6, 100]}
+KEEPS = JoinWishes(keeps_open=True)
 
 
 def rows(join: Join, **plan: Any) -> list[dict[str, Any]]:
@@ -237,9 +240,8 @@ def test_a_position_holds_its_turn_and_needs_the_open_rows_of_its_state() -> Non
         )
 
     live = Live(Journal())
-    live.saves_open_rows = True
     whole = [row for batch, _ in join(15, 6).read(None, 4) for row in batch.to_pylist()]
-    items = join(15, 6).read(None, 4, ReadPlan(live=live))
+    items = join(15, 6).read(None, 4, ReadPlan(live=live, wishes=KEEPS))
     first, position = next(item for item in items if item[0].num_rows)
     assert first.num_rows == 4
     assert live.open_rows is not None
@@ -247,8 +249,9 @@ def test_a_position_holds_its_turn_and_needs_the_open_rows_of_its_state() -> Non
     state = json.loads(text)
     with pytest.raises(DataError, match="needs the open impressions of its checkpoint"):
         next(join(1).read(Position.from_json(text), 4, ReadPlan(live=Live())))
-    again = Live(saved_open_rows=live.open_rows.saved_at(state, None))
-    rest = join(1, 1, 1).read(Position.from_json(text), 4, ReadPlan(live=again))
+    saved = JoinWishes(saved=live.open_rows.saved_at(state, None))
+    plan = ReadPlan(live=Live(), wishes=saved)
+    rest = join(1, 1, 1).read(Position.from_json(text), 4, plan)
     found = [row for batch, _ in [(first, None), *rest] for row in batch.to_pylist()]
     assert [row["id"] for row in found] == [row["id"] for row in whole] == [*range(20)]
 
@@ -290,10 +293,9 @@ def test_followed_folders_are_joined_and_resume_anywhere(
     spill = Spill(memory_bytes=0)
     join = Join(*folders, on="id", within=30, time="at", unit="s", spill=spill)
     live = Live(Journal(), tick_seconds=0.001)
-    live.saves_open_rows = True
     samples: list[Any] = []
     states = []
-    for batch, position in islice(join.read(plan=ReadPlan(live=live)), 60):
+    for batch, position in islice(join.read(plan=ReadPlan(live=live, wishes=KEEPS)), 60):
         samples += batch.to_pylist()
         assert live.open_rows is not None
         saved = live.open_rows.saved_at(position.state, None)
@@ -301,8 +303,9 @@ def test_followed_folders_are_joined_and_resume_anywhere(
     assert len(samples) == 209
     assert all(row["label"] == (row["at"] % 3 == 0) for row in samples)
     for count, position, saved in states[3::11]:
-        again = Live(live.journal, tick_seconds=0.001, saved_open_rows=saved)
-        rest = islice(join.read(position, plan=ReadPlan(live=again)), 60)
+        again = Live(live.journal, tick_seconds=0.001)
+        plan = ReadPlan(live=again, wishes=JoinWishes(saved=saved))
+        rest = islice(join.read(position, plan=plan), 60)
         assert [row for batch, _ in rest for row in batch.to_pylist()] == samples[count:]
 
 
@@ -330,9 +333,10 @@ def test_a_file_that_stopped_a_join_may_be_corrected_and_no_other(
     def read(position: Position | None, saved: Any = None) -> Iterator[Any]:
         folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
         join = Join(*folders, on="id", within=30, time="at", unit="s")
-        live = Live(journal, tick_seconds=0.001, saved_open_rows=saved)
-        live.saves_open_rows = True
-        for batch, after in join.read(position, plan=ReadPlan(live=live)):
+        live = Live(journal, tick_seconds=0.001)
+        for batch, after in join.read(
+            position, plan=ReadPlan(live=live, wishes=replace(KEEPS, saved=saved))
+        ):
             yield batch.to_pylist(), after, live.open_rows.saved_at(after.state, None)  # type: ignore[union-attr]
 
     journal = Journal(tmp_path / "journal")

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
@@ -15,12 +20,14 @@ pytest.importorskip("torch", reason="torch absent")
 import torch
 
 import hotbed as hb
+from hotbed.connectors.plan import JoinWishes, ReadPlan
 from hotbed.errors import FormatError
 from hotbed.persist.chain import compact
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.resume import go_back
+from hotbed.persist.row_files import arrow_batches, write_batches
 from hotbed.testing import FakeStream
 
 COUNT = 900
@@ -38,21 +45,61 @@ CLICKS = {
 }
 
 
-def learn(folder: Path, *stops: int | None, ahead: int = 0, **keywords: Any) -> str:
+SCHEMA = hb.Schema([hb.Label("y"), hb.Time("time", unit="s"), hb.Id("user"), hb.Id("tag")])
+TAGS = hb.sources.Memory({"user": range(20), "tag": ["t"] * 20})
+BEFORE = {"y": [0.0, 1.0], "time": [-9, -8], "user": [1, 2], "tag": ["t", None]}
+"""Rows before the streams begin."""
+
+
+def joined(nesting: str = "alone") -> Any:
+    """A join of streams; alone, or inside or over another source."""
+    shown: Any = FakeStream(SHOWN, then=60, ends=True)
+    clicks: Any = FakeStream(CLICKS, then=11, ends=True)
+    if nesting == "inputs after files":
+        first = {"id": ["x", "y"], **{name: BEFORE[name] for name in ("time", "user", "tag")}}
+        shown = hb.sources.Concat([hb.sources.Memory(first), shown])
+        clicks = hb.sources.Concat([hb.sources.Memory({"id": ["y"], "time": [0]}), clicks])
+    if nesting == "with a side table":
+        names = [name for name in SHOWN if name != "tag"]
+        shown = FakeStream({name: SHOWN[name] for name in names}, then=60, ends=True)
+    join = hb.sources.Join(shown, clicks, on="id", within=100, unit="s", label="y")
+    if nesting == "with a side table":
+        return join.join(TAGS, on="user")
+    if nesting == "after files":
+        return hb.sources.Concat([hb.sources.Memory(BEFORE), join])
+    return join
+
+
+NESTINGS = ("alone", "after files", "with a side table", "inputs after files")
+
+
+def some(number: int) -> list[Any]:
+    """The first nestings; the others in the soak."""
+    soak = [pytest.param(nesting, marks=pytest.mark.soak) for nesting in NESTINGS[number:]]
+    return [*NESTINGS[:number], *soak]
+
+
+def dataset(nesting: str = "alone") -> hb.Dataset:
+    return hb.Dataset(joined(nesting), SCHEMA, 32)
+
+
+def follow(data: Any, callbacks: Any = (), stop: int | None = None) -> None:
+    torch.manual_seed(0)
+    network = hb.models.LR(SCHEMA, hb.make_tables(SCHEMA, 1))
+    model = hb.RecModel(network, "bce", "adam", {"auc"})
+    model.online_train(data, callbacks, max_steps=stop, progress=False)
+
+
+def learn(
+    folder: Path, *stops: int | None, ahead: int = 0, nesting: str = "alone", **keywords: Any
+) -> str:
     """Learn a join of streams in several lives; return the digest of its last state."""
     for stop in stops:
-        sources = (FakeStream(SHOWN, then=60, ends=True), FakeStream(CLICKS, then=11, ends=True))
-        join = hb.sources.Join(*sources, on="id", within=100, unit="s", label="y")
-        schema = hb.Schema([hb.Label("y"), hb.Time("time", unit="s"), hb.Id("user"), hb.Id("tag")])
-        torch.manual_seed(0)
-        network = hb.models.LR(schema, hb.make_tables(schema, 1))
-        data: Any = hb.Dataset(join, schema, 32)
+        data: Any = dataset(nesting)
         if ahead:
             data = hb.Ahead(data, depth=ahead, torch_threads=1)
         arguments = {"every_steps": 3, "full_every": 3, "wait": True, **keywords}
-        model = hb.RecModel(network, "bce", "adam", {"auc"})
-        callbacks = [hb.callbacks.Checkpoint(folder, **arguments)]
-        model.online_train(data, callbacks, max_steps=stop, progress=False)
+        follow(data, [hb.callbacks.Checkpoint(folder, **arguments)], stop)
     return content_digest(open_checkpoint(folder))
 
 
@@ -124,3 +171,172 @@ def test_published_versions_hold_nothing_that_is_open_and_a_changed_file_is_refu
     file.write_bytes(data)
     with pytest.raises(FormatError, match=r"open_rows/impressions.arrow: changed since"):
         learn(states, None)
+
+
+@pytest.mark.parametrize("nesting", some(2))
+def test_every_state_can_be_restored_and_leads_to_the_same_end(
+    nesting: str, tmp_path: Path
+) -> None:
+    digest = learn(tmp_path, None, nesting=nesting, every_steps=13, keep=99)
+    numbers = sorted(int(path.name[-8:]) for path in tmp_path.glob("checkpoint-*"))
+    assert len(numbers) == 3
+    for number in reversed(numbers):
+        go_back(tmp_path, number)
+        assert learn(tmp_path, None, nesting=nesting, every_steps=99, keep=99) == digest, number
+
+
+def kept(data: hb.Dataset) -> int:
+    """Impressions that a join holds after a run."""
+    held: Any = data.live.open_rows
+    return sum(map(len, held.impressions)) + held.returns_accepted
+
+
+@pytest.mark.parametrize("nesting", some(1))
+def test_runs_of_one_dataset_leave_nothing_to_each_other(nesting: str, tmp_path: Path) -> None:
+    data = dataset(nesting)
+    follow(data)
+    fresh = kept(data)
+    follow(data, [hb.callbacks.Checkpoint(tmp_path / "one", every_steps=5)], 8)
+    follow(data, [hb.callbacks.Windows(samples=100, scored="shown")], 5)
+    follow(data)
+    assert kept(data) == fresh
+    follow(data, [hb.callbacks.Checkpoint(tmp_path / "other")], 0)  # its first state is the start
+    whole = learn(tmp_path / "whole", None, nesting=nesting)
+    assert learn(tmp_path / "other", None, nesting=nesting) == whole
+    follow(data, [hb.callbacks.Checkpoint(tmp_path / "one", every_steps=5)])
+    assert content_digest(open_checkpoint(tmp_path / "one")) == whole
+
+
+def test_the_first_state_of_a_second_pass_lies_before_it(tmp_path: Path) -> None:
+    rows = {name: values[:200] for name, values in {**SHOWN, "y": CLICKED}.items()}
+    data = hb.Dataset(hb.sources.Memory(rows), SCHEMA, 32)
+    follow(data)
+    follow(data, [hb.callbacks.Checkpoint(tmp_path)], 0)
+    position = open_checkpoint(tmp_path).manifest.positions["stream"]
+    assert (position["epoch"], position["source"], position["skip"]) == (1, None, 0)
+
+
+def words(numbers: pa.Array) -> pa.Array:
+    return pa.array([f"word {number}" for number in numbers.to_pylist()])
+
+
+def narrow(values: pa.Array) -> pa.Array:
+    """Values as a dictionary of their own, with indices of 8 bits."""
+    coded = values.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(coded.indices.cast(pa.int8()), coded.dictionary)
+
+
+def lists(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
+
+
+TYPES: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "dictionary": lambda numbers: narrow(words(numbers)),
+    "dictionary of numbers": narrow,
+    "dictionary of large text": lambda numbers: narrow(words(numbers).cast(pa.large_string())),
+    "ordered dictionary": lambda numbers: pa.DictionaryArray.from_arrays(
+        pa.array(range(len(numbers)), pa.uint8()), words(numbers), ordered=True
+    ),
+    "list of dictionaries": lambda numbers: lists(narrow(words(numbers))),
+    "struct of a dictionary": lambda numbers: pa.StructArray.from_arrays(
+        [narrow(words(numbers))], ["inner"]
+    ),
+    "list": lambda numbers: lists(words(numbers)),
+    "large list": lambda numbers: lists(words(numbers)).cast(pa.large_list(pa.string())),
+    "large text": lambda numbers: words(numbers).cast(pa.large_string()),
+    "view": lambda numbers: words(numbers).cast(pa.string_view()),
+    "run ends": lambda numbers: pc.run_end_encode(words(numbers)),
+    "bytes of one width": lambda numbers: pa.array(
+        [number.to_bytes(4, "big") for number in numbers.to_pylist()], pa.binary(4)
+    ),
+    "null, then text": lambda numbers: (
+        pa.nulls(len(numbers)) if numbers[0].as_py() < 40 else words(numbers)
+    ),
+    "extension": lambda numbers: pa.ExtensionArray.from_storage(
+        pa.json_(), pa.array([f"[{number}]" for number in numbers.to_pylist()])
+    ),
+    "half float": lambda numbers: numbers.cast(pa.float16()),
+    "times": lambda numbers: numbers.cast(pa.timestamp("ns", "UTC")),
+}
+"""Columns of every kind of Arrow type, as producers of messages may send them."""
+KEYS = {"dictionary", "dictionary of numbers", "large text", "view", "bytes of one width"}
+
+
+@dataclass(frozen=True)
+class Typed(hb.sources.Source):
+    """A stream whose batches hold a column of a type, each in an encoding of its own."""
+
+    stream: FakeStream
+    kind: str
+    column: str
+
+    endless = True
+
+    def schema(self) -> pa.Schema:
+        return self.stream.schema()
+
+    def read(self, position: Any = None, batch_rows: int = 1, plan: Any = None) -> Iterator[Any]:
+        for batch, after in self.stream.read(position, batch_rows, plan):
+            if batch.num_rows:
+                index = batch.schema.get_field_index(self.column)
+                values = TYPES[self.kind](batch.column(index))
+                batch = batch.set_column(index, self.column, values)
+            yield batch, after
+
+
+@dataclass
+class FromFiles:
+    """Open rows after they were written to files, and read back."""
+
+    opened: Any
+    files: dict[str, bytes]
+    oldest: int = 0
+
+    def batches(self, log: str) -> Iterator[pa.RecordBatch]:
+        if log in self.files:
+            yield from arrow_batches(memoryview(self.files[log]), log)
+
+
+def saved(rows: Any) -> FromFiles:
+    files: dict[str, bytes] = {}
+    for log in rows.opened:
+        batches = list(rows.batches(log))
+        sink = io.BytesIO()
+        if batches:
+            write_batches(sink, batches)
+            files[log] = sink.getvalue()
+    return FromFiles(rows.opened, files)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_open_rows_are_saved_and_put_back_in_every_type(kind: str) -> None:
+    count, column = 300, "id" if kind in KEYS else "value"
+    shown = {"id": range(count), "value": range(count), "time": range(count)}
+    clicks = {"id": range(0, count, 3), "time": range(2, count + 2, 3)}
+
+    def join() -> hb.sources.Join:
+        streams = [FakeStream(rows, then=50, ends=True) for rows in (shown, clicks)]
+        inputs: list[Any] = [Typed(streams[0], kind, column), streams[1]]
+        if column == "id":
+            inputs[1] = Typed(streams[1], kind, column)
+        return hb.sources.Join(*inputs, on="id", within=30, unit="s")
+
+    live = hb.sources.Live()
+    plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True))
+    items = []
+    for batch, position in join().read(None, 64, plan):
+        assert live.open_rows is not None
+        items.append((batch, position, live.open_rows.saved_at(position.state, None)))
+    labels = [row["label"] for batch, _, _ in items for row in values_of(batch)]
+    assert labels == [float(number % 3 == 0) for number in range(len(labels))]
+    assert len(labels) > 200
+    for number in (len(items) // 3, 2 * len(items) // 3):
+        _, position, held = items[number]
+        again = ReadPlan(live=hb.sources.Live(), wishes=JoinWishes(saved=saved(held)))
+        rest = [batch for batch, _ in join().read(position, 64, again) if batch.num_rows]
+        expected = [row for batch, _, _ in items[number + 1 :] for row in values_of(batch)]
+        assert [row for batch in rest for row in values_of(batch)] == expected
+
+
+def values_of(batch: pa.RecordBatch) -> list[Any]:
+    return batch.drop_columns(["\0place"]).to_pylist() if batch.num_rows else []

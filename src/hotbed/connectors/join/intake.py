@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hotbed.connectors.join.columns import together
 from hotbed.connectors.join.events import TurnEvents
 from hotbed.connectors.join.inputs import Input
 from hotbed.connectors.join.keys import EventKeys, Family, family_of, keys_of
@@ -121,7 +122,7 @@ class Intake:
         firsts = np.concatenate([part.keys.first for part in parts])
         seconds = np.concatenate([part.keys.second for part in parts])
         return TurnEvents(
-            pa.concat_tables(tables, promote_options="default"),
+            together(tables),
             EventKeys(firsts, seconds),
             np.concatenate([part.times for part in parts]),
             np.concatenate([part.kinds for part in parts if part.kinds is not None]),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hotbed.connectors.join.columns import held, together
 from hotbed.connectors.join.inputs import Input, live_of
 from hotbed.connectors.join.intake import Intake
 from hotbed.connectors.join.lanes import Lanes
 from hotbed.connectors.join.open_rows import JoinWindows, OpenRows, TurnResult
-from hotbed.connectors.join.places import placed
 from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
@@ -62,9 +62,9 @@ class JoinReading:
         windows = [int(outcome.within * 1e6) for outcome in join.kinds.values()]
         lateness = int(join.lateness_seconds * 1e6)
         self.open = OpenRows(JoinWindows(windows, lateness), join.rule, join.spill)
-        self.open.keeps = join.endless and self.live.saves_open_rows
+        self.open.keeps = join.endless and plan.wishes.keeps_open
         self.open.returns_unmatched = join.keeps_unmatched
-        self.open.returns_accepted = join.endless and self.live.wants_previews
+        self.open.returns_accepted = join.endless and plan.wishes.previews
         self._turns = JoinTurns(join, self.live, self._inputs, self._lanes, self.open, state)
         if state:
             self._load(state)
@@ -160,8 +160,7 @@ class JoinReading:
         first = source.row
         rows = source.take(count)
         self._intake.require_columns(rows, number)
-        if self.join.endless:
-            rows = placed(rows, first)
+        rows = held(rows, first, placed=self.join.endless)
         self._lanes.add(number, source.lanes)
         highs = self._intake.highs(rows, number)
         self._lanes.rise(number, highs)
@@ -201,7 +200,7 @@ class JoinReading:
 
     def _wanted(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Return impressions with the columns that are wanted, but for labels."""
-        table = pa.concat_tables(tables, promote_options="default")
+        table = together(tables)
         names = self._intake.columns
         if names is None:
             names = [name for name in table.schema.names if name != PLACE]
@@ -215,7 +214,7 @@ class JoinReading:
     def _load(self, state: Mapping[str, Any]) -> None:
         """Put back what was open at a position."""
         self._lanes.watermark = state["watermark"]
-        saved = self.live.saved_open_rows
+        saved = self.plan.wishes.saved
         if not any(state["opened"].values()):
             self.open.load(state)
             return
@@ -232,4 +231,3 @@ class JoinReading:
             self.open.outcomes.put(self._intake.saved_outcomes(table))
         self.open.matches.put(*saved_matches(saved), state["opened"]["matches"])
         self.open.load(state)
-        self.live.saved_open_rows = None

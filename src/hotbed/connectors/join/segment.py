@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+from hotbed.connectors.join.columns import together
 from hotbed.connectors.join.keys import EventKeys
 from hotbed.connectors.join.spill import Spill, SpilledArrays, SpilledTable, rows_of
 
@@ -187,8 +188,7 @@ def merged(first: Segment, second: Segment) -> Segment:
         kinds = np.concatenate([first.kinds, second.kinds])
     numbers = np.concatenate([first.numbers, second.numbers])
     is_dense = numbers[-1] - numbers[0] + 1 == len(numbers)
-    tables = [first.table(), second.table()]
-    table = pa.concat_tables(tables, promote_options="default")
+    table = together([first.table(), second.table()])
     if len(first) + len(second) > SEGMENT_ROWS // 4:
         table = table.combine_chunks()
     segment = Segment(

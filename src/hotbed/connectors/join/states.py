@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.join.places import loaded, written, written_types
+from hotbed.connectors.join.columns import loaded, written, written_types
 from hotbed.connectors.join.segment import SEGMENT_ROWS, Segment
 from hotbed.connectors.live import SavedRows
 
@@ -61,7 +61,10 @@ class OpenLogs:
         schemas = [written_types(segment.types) for segment, _ in chosen]
         schema = pa.unify_schemas(schemas, promote_options="default")
         for segment, rows in chosen:
-            table = written(segment.rows(rows)).cast(schema)
+            empty = schema.empty_table()  # with columns that other segments have
+            table = pa.concat_tables(
+                [empty, written(segment.rows(rows))], promote_options="permissive"
+            )
             table = table.append_column(NUMBER, pa.array(segment.numbers[rows]))
             table = table.append_column(TIME, pa.array(segment.times[rows]))
             if segment.kinds is not None:

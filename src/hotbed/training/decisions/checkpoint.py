@@ -179,7 +179,10 @@ class Checkpoint:
         else:
             run.position = Position({})
             dataset = run.dataset
-            if run.online or (isinstance(dataset, Dataset) and dataset.resumed_epoch is not None):
+            if isinstance(dataset, Dataset):
+                if run.online or dataset.resumed_epoch is not None:
+                    run.position = dataset.begins
+            elif run.online:
                 run.position = resumable(run).position
             if isinstance(dataset, Dataset):
                 # the first version brings them to servers
@@ -373,9 +376,8 @@ class Checkpoint:
             return
         store = open_store(self.path)
         folder = store.root if isinstance(store, LocalStore) else None
+        run.wishes = replace(run.wishes, keeps_open=True)
         live = getattr(run.dataset, "live", None)
-        if live is not None:
-            live.saves_open_rows = True
         if live is not None and live.journal.path is not None:
             run.clock.journal = live.journal
             if folder is not None and not _same_file(live.journal.path, folder / JOURNAL):

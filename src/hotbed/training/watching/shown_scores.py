@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class ShownScores:
                 "Windows.scored: 'shown' scores impressions before each batch, got calls of "
                 f"{run.goal.sink_size} batches. Leave sink_size out."
             )
-        live.wants_previews = True
+        run.wishes = replace(run.wishes, previews=True)
 
     def score(self, run: Run, scorer: Scorer) -> None:
         """Score the impressions that came before the batch of a step, which is not learned yet."""
