@@ -7,6 +7,7 @@ All cases run in one group of three ranks, one after another.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import io
@@ -32,6 +33,7 @@ pytest.importorskip("torch", reason="torch absent")
 import torch
 from forked import LogLines, ranks_of
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
@@ -39,6 +41,7 @@ import hotbed.compat.hugectr.model.model as hugectr_module
 import hotbed.compat.mx_rec as mx_rec
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.util.tf_version_adapter import hccl_ops
+from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
@@ -536,6 +539,32 @@ def own_loop() -> Found:
         evaluation.add(batch)
     predicted = model.predict(next(iter(batches([10]))))
     return found(model, losses=losses, auc=evaluation.results(), predicted=predicted.tolist())
+
+
+@quick
+def copied() -> Found:
+    """Rows are removed between steps; a copy and an average train and score as the model did."""
+    removed = []
+    remove = SimpleNamespace(
+        barrier=lambda step, now: True,
+        on_step_end=lambda run: removed.append(run.tables["pair"].remove(np.arange(9) + run.step)),
+    )
+    model = hb.RecModel(Shared({}, {}), "bce", "adam", {"auc"}, grains=4)
+    average = AveragedModel(model.network)
+    model.fit(list(batches([30, 20])), callbacks=[remove], progress=False)
+    average.update_parameters(model.network)
+    copies = [copy.deepcopy(model.network), average.module]
+    scores = []
+    for network in copies:
+        network.eval()
+        with torch.no_grad():
+            scores.append([network(batch).tolist() for batch in batches([12, 3])])
+    other = hb.RecModel(copies[0], "bce", "adam", grains=4)
+    other.fit(list(batches([25, 2])), progress=False)
+    result = found(model, removed=removed, scores=scores)
+    of_copy = found(other)
+    rows = {f"{name} of the copy": rows for name, rows in of_copy["rows"].items()}
+    return {"rows": result["rows"] | rows, "same": result["same"] + of_copy["same"]}
 
 
 class PlainLoop:
@@ -1066,6 +1095,38 @@ def state_dict_of_a_loop() -> None:
     PlainLoop().network.state_dict()
 
 
+def on_learned(call: Callable[[PlainLoop], Any]) -> Callable[[], Any]:
+    """Call it with a loop that has learned, whose rows lie on several ranks."""
+
+    def learn() -> None:
+        loop = PlainLoop()
+        loop.learn([60])
+        call(loop)
+
+    return learn
+
+
+def state_of(loop: PlainLoop) -> hb.checkpoints.State:
+    return hb.checkpoints.State(loop.network, loop.tables, {"dense": loop.dense})
+
+
+def restored_alone(loop: PlainLoop) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        network = Shared(HALVED, COUNTED)
+        tables = {t.name: t for m in (network.pairs, network.others) for t in m.tables}
+        hb.checkpoints.save(folder, hb.checkpoints.State(network, tables))
+        hb.checkpoints.restore(hb.checkpoints.open_checkpoint(folder), state_of(loop))
+
+
+def removed_by_one(loop: PlainLoop) -> None:
+    """Each rank removes other ids; no row is gone then."""
+    before = len(loop.tables["pair"])
+    try:
+        loop.tables["pair"].remove([int(os.environ["RANK"])])
+    finally:
+        assert len(loop.tables["pair"]) == before
+
+
 def mapped_by_insert() -> None:
     network = small()
     insert = hb.Insert(network)
@@ -1112,6 +1173,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no optimizer": (lambda: hb.shard(small()), "the tables ['user', 'item', 'tags'] learn"),
     "no grains in a loop": (lambda: hb.shard(small(), grains=1), "a batch is divided in 2 or more"),
     "state_dict": (state_dict_of_a_loop, "Save with RecModel.save, or with hb.checkpoints.save"),
+    "a state without its shard": (
+        on_learned(lambda loop: hb.checkpoints.save("never", state_of(loop))),
+        "State.shard: several ranks hold the rows of a table, got table 'pair' and not their",
+    ),
+    "a capture without its shard": (
+        on_learned(lambda loop: hb.checkpoints.capture(state_of(loop))),
+        "State.shard: several ranks hold the rows of a table",
+    ),
+    "a restoration without its shard": (
+        on_learned(restored_alone),
+        "State.shard: several ranks hold the rows of a table",
+    ),
+    "a digest of the rows of a rank": (
+        on_learned(lambda loop: content_digest(loop.tables)),
+        "content_digest: several ranks hold the rows of a table, got table 'pair'",
+    ),
+    "changes of the rows of a rank": (
+        on_learned(lambda loop: ChangeReader(loop.tables["pair"]).all()),
+        "table 'pair': several ranks hold its rows, got a reader on one of them",
+    ),
+    "rows of another rank": (
+        on_learned(lambda loop: loop.tables["pair"].lookup(np.arange(500))),
+        "table 'pair': several ranks hold its rows, got the id",
+    ),
+    "new rows of another rank": (
+        on_learned(lambda loop: loop.tables["pair"].find_or_insert(np.arange(500), 0)),
+        "table 'pair': several ranks hold its rows, got the id",
+    ),
+    "ids that one rank removes": (
+        on_learned(removed_by_one),
+        "got ids to remove from table 'pair' ['1 with the digest",
+    ),
     "copies": (
         lambda: step(nn.parallel.DistributedDataParallel(small())),
         "network: DistributedDataParallel shares out dense parameters alone",

@@ -95,6 +95,11 @@ class ChangeReader:
         return self._read(changes=True)
 
     def _read(self, *, changes: bool) -> Changes:
+        if self.table.is_spread:
+            raise TableError(
+                f"table {self.table.name!r}: several ranks hold its rows, got a reader on one of "
+                "them. Read the states that all ranks save, such as by hb.checkpoints.Replica."
+            )
         until = time.monotonic() + self._wait
         while self.table.native.has_snapshot and time.monotonic() < until:
             time.sleep(0.001)  # the thread that writes a checkpoint ends its snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,23 @@ COLUMN_TYPES = {
 
 Owned = NDArray[np.bool_] | None
 """Whether a process has the rows of each partition, [256]; None: it has all of them."""
+
+
+class Spread(Protocol):
+    """The processes over which the rows of a table are spread.
+
+    Attributes:
+        owned: whether this one has the rows of each partition, [256].
+    """
+
+    owned: NDArray[np.bool_]
+
+    def removed(self, ids: NDArray[np.int64], remove: Callable[[NDArray[np.int64]], int]) -> int:
+        """Let each process remove the rows of ids that it has; return how many all removed.
+
+        Raises:
+            ConfigError: on each of them, before a row is removed: they got other ids.
+        """
 
 
 class Snapshot:

@@ -18,7 +18,7 @@ from hotbed._core import Step as Step
 from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
-from . import waiting
+from . import hashing, waiting
 from .init import Init, Uniform
 from .native import native_table, unpicklable
 from .policy import (
@@ -35,7 +35,7 @@ from .policy import (
     kept_columns,
 )
 from .rule import Adagrad, Ftrl, Rule
-from .snapshot import Owned, Snapshot, empty_batch, flat_rows, owned_rows, row_batch
+from .snapshot import Owned, Snapshot, Spread, empty_batch, flat_rows, owned_rows, row_batch
 from .tier import Ram, Tier
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -122,7 +122,7 @@ class Table:
         self._over_capacity = False  # logged once
         self._estimates = False  # logged once
         self.num_taken = 0  # snapshots that took the record of changes
-        self.owned: Owned = None
+        self.spread: Spread | None = None  # None: all rows are in this process
         self.native = native_table(self)
 
     def _check(self) -> None:
@@ -194,10 +194,12 @@ class Table:
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """Return a copy with the same rows, optimizer and policy state.
 
-        The copy does not inherit the record of changed rows.
+        The copy does not inherit the record of changed rows. Of several ranks each copies the rows
+        that it has.
         """
         copied = Table(**self.config)
         memo[id(self)] = copied
+        copied.spread = self.spread
         copied.load(self.export())
         copied.load_candidates(self.candidates())
         copied.load_sketch(self.sketch())
@@ -363,7 +365,7 @@ class Table:
             time: int64 microseconds, one for all or one an id; Ttl in time needs it, and a table
                 that counts steps does not use it.
         """
-        ids = as_ids(ids)
+        ids = self._own(ids)
         step = self._map(ids, self.check_times(time, len(ids)), training=True)
         self.watch_admission()
         slots = np.empty(len(ids), np.int64)
@@ -383,12 +385,25 @@ class Table:
 
         Evaluation and serving read rows in the same way.
         """
-        ids = as_ids(ids)
+        ids = self._own(ids)
         rows = np.empty((len(ids), self.dim), np.float32)
         self._step().lookup(
             [_one_each(ids)], 0, [(_address(rows), self.dim)], training=False, keeps=False
         )
         return rows
+
+    def _own(self, ids: Any) -> NDArray[np.int64]:
+        """Return ids as int64 [n]; raise TableError if another rank has the rows of one of them."""
+        checked: NDArray[np.int64] = as_ids(ids)
+        if self.owned is not None:
+            others = checked[~self.owned[hashing.partition(checked)]]
+            if len(others):
+                raise TableError(
+                    f"table {self.name!r}: several ranks hold its rows, got the id {others[0]}, "
+                    "whose row belongs to another rank. Look it up through the network, on every "
+                    "rank, or ask find() which ids are here."
+                )
+        return checked
 
     def _step(self) -> _core.Step:
         """Return a native step of this table alone, whose one feature is not pooled."""
@@ -609,8 +624,26 @@ class Table:
         return Snapshot(self.native, self.scalars, self.state_width, changes=changes, takes=takes)
 
     def remove(self, ids: Any) -> int:
-        """Remove the rows of ids, int64 [n], as an eviction does, and return their number."""
+        """Remove the rows of ids, int64 [n], as an eviction does, and return their number.
+
+        Of several ranks all call it with the same ids; the number is that of all of them.
+        """
+        ids = as_ids(ids)
+        return self.discard(ids) if self.spread is None else self.spread.removed(ids, self.discard)
+
+    def discard(self, ids: Any) -> int:
+        """Remove the rows of ids that are in this process, and return their number."""
         return int(self.native.remove(as_ids(ids)))
+
+    @property
+    def owned(self) -> Owned:
+        """The partitions whose rows are in this process, [256]; None: all of them."""
+        return None if self.spread is None else self.spread.owned
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other processes have rows of this table."""
+        return self.owned is not None and not self.owned.all()
 
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load rows from `export` of any table of this dim, without admission.

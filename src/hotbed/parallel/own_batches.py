@@ -154,9 +154,14 @@ class OwnBatchLookup(LocalLookup):
         fixed: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._ranks = ranks
+        self._placement = placement
         self._batches = OwnBatches(ranks, placement)
         self._averaged = averaged
         self._fixed = {} if fixed is None else fixed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnBatchLookup:
+        """Return the lookup of a copied module: the copy has the same connections."""
+        return OwnBatchLookup(self._ranks, self._placement, self._averaged, self._fixed)
 
     def map(
         self,

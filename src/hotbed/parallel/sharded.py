@@ -32,7 +32,12 @@ class ShardedLookup(LocalLookup):
 
     def __init__(self, ranks: Ranks, placement: Placement) -> None:
         self._ranks = ranks
+        self._placement = placement
         self._batches = OwnBatches(ranks, placement)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedLookup:
+        """Return the lookup of a copied network: the copy has the same connections."""
+        return ShardedLookup(self._ranks, self._placement)
 
     def map(
         self,

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from hotbed.embedding.policy import PARTITIONS
+from hotbed.embedding.snapshot import Spread
 
 from .placement import Placement
-from .ranks import Ranks
+from .ranks import Ranks, digest_of
 
 T = TypeVar("T")
 
@@ -48,6 +49,10 @@ class Shard:
     def owned(self, table: str) -> NDArray[np.bool_]:
         """Return whether this process holds the rows of each partition of a table, [256]."""
         return np.ones(PARTITIONS, bool)
+
+    def spread(self, table: str) -> Spread | None:
+        """Return the processes over which the rows of a table are spread; None: there is one."""
+        return None
 
     def spans(self, table: str, spans: Iterable[range]) -> list[range]:
         """Return the parts of spans of partitions that this process holds."""
@@ -104,6 +109,9 @@ class RankShard(Shard):
         owned: NDArray[np.bool_] = self._placement.owners(table) == self._ranks.rank
         return owned
 
+    def spread(self, table: str) -> Spread | None:
+        return _TableShard(self, table)
+
     def spans(self, table: str, spans: Iterable[range]) -> list[range]:
         owned = self.owned(table)
         edges = np.flatnonzero(np.diff(owned, prepend=False, append=False)).tolist()
@@ -138,6 +146,24 @@ class RankShard(Shard):
             if len(data):
                 every.extend(pa.ipc.open_stream(data))
         return iter(sorted(every, key=_partition))
+
+
+class _TableShard(Spread):
+    """The rows of one table, of which this rank has those that it owns."""
+
+    def __init__(self, shard: Shard, table: str) -> None:
+        self._shard = shard
+        self._table = table
+        self.owned = shard.owned(table)
+
+    def removed(self, ids: NDArray[np.int64], remove: Callable[[NDArray[np.int64]], int]) -> int:
+        self._shard.check_equal({f"ids to remove from table {self._table!r}": _brief(ids)})
+        return sum(self._shard.gathered(remove(ids)))
+
+
+def _brief(ids: NDArray[np.int64]) -> str:
+    """Return the number of ids and their digest."""
+    return f"{len(ids)} with the digest {digest_of([torch.from_numpy(ids)])}"
 
 
 def _packed(batches: Sequence[pa.RecordBatch]) -> pa.Buffer:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,20 @@ class State:
     parent: str | None = None
     shard: Shard = WHOLE
 
+    def check_shard(self) -> None:
+        """Raise PersistError if other processes have rows of a table, which the shard leaves out.
+
+        A state of the rows of one rank would look like that of all of them.
+        """
+        for name, table in self.tables.items():
+            owned = table.owned
+            if owned is not None and not np.array_equal(owned, self.shard.owned(name)):
+                raise PersistError(
+                    f"State.shard: several ranks hold the rows of a table, got table {name!r} and "
+                    "not their shard. Give State(…, shard=loop.shard) on every rank, or "
+                    "RecModel.state()."
+                )
+
 
 @dataclass(frozen=True)
 class Capture:
@@ -143,9 +158,10 @@ def capture(state: State, changes: bool = False, *, takes: bool = True) -> Captu
             reader. See `Table.snapshot`.
 
     Raises:
-        PersistError: a snapshot of a table is open, or a value cannot be saved; the message names
-            it.
+        PersistError: a snapshot of a table is open, a value cannot be saved, or other ranks hold
+            rows and the state does not say so; the message names it.
     """
+    state.check_shard()
     with ExitStack() as undo:
         tables = []
         for name, table in sorted(state.tables.items()):
@@ -369,10 +385,12 @@ def save(where: Where, state: State, keep: int = 1) -> Saved:
         keep: number of fulls that are kept.
 
     Raises:
-        PersistError: the disk refuses, a running stream keeps its states there, or a value cannot
-            be saved. The state that was newest stays so.
+        PersistError: the disk refuses, a running stream keeps its states there, a value cannot be
+            saved, or other ranks hold rows and the state does not say so. The state that was newest
+            stays so.
         FormatError: CURRENT is torn, or missing next to states.
     """
+    state.check_shard()
     tables = []
     for name, table in sorted(state.tables.items()):
         tables.append(_captured_table(name, table, LiveRows(table)))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.embedding.table import Table
+from hotbed.errors import PersistError
 from hotbed.persist.format import Reader
 from hotbed.persist.manifest import Arrays
 from hotbed.persist.open_rows import read_open_rows
@@ -35,6 +36,11 @@ def content_digest(state: Reader | Mapping[str, Table]) -> str:
     if isinstance(state, Mapping):
         tables = {}
         for name, table in state.items():
+            if table.is_spread:
+                raise PersistError(
+                    f"content_digest: several ranks hold the rows of a table, got table {name!r}. "
+                    "Save a state, and take its digest."
+                )
             waiting = (table.candidates(), table.sketch())
             tables[name] = _of_table(table.dim, table.scalars(), table.export(), *waiting)
         return _hex(_canonical({"tables": tables}))

@@ -69,6 +69,7 @@ def _checked(
             f"{folder}: expected a state, got published values. Give the path that training saves "
             "to."
         )
+    state.check_shard()
     reader.verify(state.shard.owned)
     if set(reader.table_names) != set(state.tables):
         raise PersistError(

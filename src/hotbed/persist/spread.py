@@ -29,8 +29,7 @@ def keep_own_rows(tables: Mapping[str, Table], shard: Shard) -> None:
     """
     filled = []
     for name, table in tables.items():
-        table.owned = owned = shard.owned(name)
-        others = np.flatnonzero(~owned).tolist()
+        others = np.flatnonzero(~shard.owned(name)).tolist()
         if len(table) and any(batch.num_rows for batch in table.export(others)):
             filled.append(name)
     every = {name for of_process in shard.gathered(filled) for name in of_process}
@@ -43,8 +42,10 @@ def keep_own_rows(tables: Mapping[str, Table], shard: Shard) -> None:
                 f"{name!r} with the digests {digests}. Fill it alike on each rank, or load rows "
                 "after RecModel or hb.shard has the network."
             )
-    for table in whole.values():
-        _keep_own(table, shard)
+    for name, table in tables.items():
+        table.spread = shard.spread(name)
+        if name in whole:
+            _keep_own(table, shard)
 
 
 def _keep_own(table: Table, shard: Shard) -> None:

@@ -256,7 +256,7 @@ def load_changes(
 ) -> None:
     """Load the rows of one link into a table that holds the state before it."""
     for batch in link.removed(name, owned):
-        table.remove(batch.column("id"))
+        table.discard(batch.column("id"))
     batches = link.parts(name, owned)
     if table.clock == "steps":
         # rows of a table that kept no ages count as seen now: else all of them would expire at once

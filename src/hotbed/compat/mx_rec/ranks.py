@@ -44,7 +44,7 @@ class ProgramRanks:
     ) -> OwnBatchLookup:
         """Return what looks up in the tables of all ranks; each keeps the rows that it owns."""
         for name, table in tables.items():
-            table.owned = self.shard.owned(name)
+            table.spread = self.shard.spread(name)
         averaged = {name for name, table in descriptions.items() if table.averages}
         fixed = {name: table.padding for name, table in descriptions.items() if table.padding}
         return OwnBatchLookup(self.ranks, self._placement, averaged, fixed)

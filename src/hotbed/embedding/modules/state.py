@@ -99,9 +99,7 @@ class Carrier(nn.Module, ABC):
         Raises PersistError above `state_dict_limit` bytes, and where the rows of several ranks are
         wanted of one.
         """
-        spread = [
-            table.name for table in self.tables if table.owned is not None and not table.owned.all()
-        ]
+        spread = [table.name for table in self.tables if table.is_spread]
         if spread:
             raise PersistError(
                 f"state_dict: several ranks hold the rows of a table, got tables {spread}. Save "

@@ -58,8 +58,7 @@ def plain_state_dict(model: nn.Module, *, leave_out_new_ids: bool = False) -> di
 
 def _check_whole(module: MovedLookup) -> None:
     """Raise ConfigError if other ranks hold rows of the table of a module."""
-    owned = module.tables[0].owned
-    if owned is not None and not owned.all():
+    if module.tables[0].is_spread:
         raise ConfigError(
             f"plain_state_dict: several ranks hold the rows of {module.path!r}, got one of them. "
             "Save the RecModel, and restore it in one process."
