@@ -92,6 +92,7 @@ TORCH = (
     "persist/network",
     "persist/restoring",
     "persist/publish/export",
+    "persist/publish/independence",
     "persist/publish/plain/",
     "persist/publish/rejection",
     "compat/",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that cannot become a graph: the error names the feature or the layer, and keeps its
-cause.
-"""
+"""A network that cannot be served: the error names the feature or the layer, and the remedy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -94,3 +93,141 @@ def test_packed_sequence_is_an_error_that_names_the_layer_and_the_remedy(
         ConfigError, match=r"layer 'tower\.rnn', got packed sequences .*the padded rows \[n, length"
     ):
         export_graph(Recurrent(kind), hb.Schema([hb.Label("y"), hb.Id("item")]))
+
+
+class Steps(nn.Module):
+    """Scores [n] of rows [n, 8] after a step, as a network of its own or for `hb.auto`."""
+
+    def __init__(self, step: Callable[[Any, Tensor], Tensor], *, is_converted: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        if is_converted:
+            self.user = nn.Embedding(50, 4)
+            self.item = nn.Embedding(50, 4)
+        else:
+            self.rows = hb.EmbeddingCollection(SCHEMA, hb.make_tables(SCHEMA, 4))
+        self.first = nn.Linear(8, 8)
+        self.batch_norm = nn.BatchNorm1d(8)
+        self.plain_norm = nn.BatchNorm1d(8, track_running_stats=False)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.recurrent = nn.GRU(8, 8)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.dropout = nn.Dropout()
+        self.gate = nn.Parameter(torch.zeros(1))  # learned later
+        self.score = nn.Linear(8, 1)
+        self.step = step
+
+    def history(self, rows: Tensor) -> Tensor | int:
+        return 0
+
+    def forward(self, *columns: Any) -> Tensor:
+        if len(columns) == 1:
+            rows = self.rows(columns[0])
+            pair = rows["item"], rows["item"] + self.history(rows["hist"])
+        else:
+            pair = self.user(columns[0]), self.item(columns[1])
+        hidden = self.first(torch.cat(pair, 1))
+        return self.score(self.step(self, hidden)).squeeze(1)
+
+
+def without_eval(layer: nn.Module) -> nn.Module:
+    return layer.train()
+
+
+DEPENDENT: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "norm": (lambda net, x: net.plain_norm(x), "layer 'plain_norm': .*track_running_stats=True"),
+    "norm in train mode": (
+        lambda net, x: without_eval(net.batch_norm)(x),
+        "layer 'batch_norm': .*in eval mode",
+    ),
+    "instance norm": (lambda net, x: nn.functional.instance_norm(x.T[None])[0].T, "its operations"),
+    "mean": (lambda net, x: x - x.mean(0), "its operations: .*axis 0 holds the candidates"),
+    "softmax": (lambda net, x: x.softmax(0), "its operations"),
+    "sums so far": (lambda net, x: x.cumsum(0), "its operations"),
+    "size": (lambda net, x: x / x.shape[0], "its operations"),
+    "place": (lambda net, x: x + torch.arange(x.shape[0])[:, None], "its operations"),
+    "first": (lambda net, x: x - x[:1], "its operations"),
+    "reversed": (lambda net, x: x.flip(0), "its operations"),
+    "sorted": (lambda net, x: x.sort(0).values, "its operations"),
+    "attention": (
+        lambda net, x: net.attention(x[:, None], x[:, None], x[:, None])[0][:, 0],
+        "layer 'attention': .*batch_first=True",
+    ),
+    "recurrence": (
+        lambda net, x: net.recurrent(x[:, None])[0][:, 0],
+        "layer 'recurrent': .*batch_first=True",
+    ),
+    "similarity": (lambda net, x: (x @ x.T).softmax(1) @ x, "its operations"),
+    "gate that is closed yet": (lambda net, x: x + net.gate * x.mean(0), "its operations"),
+}
+RANDOM: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
+    "noise": (lambda net, x: x + torch.rand_like(x), "its operations: two calls"),
+    "dropout": (lambda net, x: nn.functional.dropout(x), "its operations: two calls"),
+    "dropout layer": (lambda net, x: without_eval(net.dropout)(x), "layer 'dropout': two calls"),
+}
+
+
+@pytest.mark.parametrize("case", [*DEPENDENT, *RANDOM])
+def test_score_that_depends_on_other_candidates_or_on_chance_is_refused(case: str) -> None:
+    step, message = {**DEPENDENT, **RANDOM}[case]
+    with pytest.raises(ConfigError, match=f"Steps cannot be served, because of {message}"):
+        export_graph(Steps(step, is_converted=False), SCHEMA)
+
+
+@pytest.mark.parametrize("case", ["norm", "mean", "gate that is closed yet", "dropout"])
+def test_score_of_a_converted_model_that_depends_on_others_is_refused(case: str) -> None:
+    step, message = {**DEPENDENT, **RANDOM}[case]
+    model = converted(Steps(step, is_converted=True), 2)
+    with pytest.raises(ConfigError, match=f"Steps cannot be served, because of {message}"):
+        model.graph()
+
+
+def converted(net: nn.Module, num_columns: int) -> hb.RecModel:
+    net, _, _ = hb.auto(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    net(*[torch.arange(4)] * num_columns)
+    return hb.RecModel(net)
+
+
+def test_score_that_depends_on_the_histories_of_other_candidates_is_refused() -> None:
+    net = Steps(lambda net, x: x, is_converted=False)
+    net.history = lambda rows: rows.mean(0)
+    with pytest.raises(ConfigError, match="must not depend on the other candidates"):
+        export_graph(net, SCHEMA)
+
+
+def test_network_that_mixes_the_parts_of_one_candidate_is_exported() -> None:
+    def parts(net: Any, x: Tensor) -> Tensor:
+        pairs = torch.stack([x, net.batch_norm(x)], 1)
+        mixed = net.encoder(pairs).mean(1) + pairs.softmax(1).cumsum(1)[:, 1]
+        return net.dropout(nn.functional.layer_norm(mixed - mixed.mean(1, keepdim=True), (8,)))
+
+    export_graph(Steps(parts, is_converted=False), SCHEMA)
+
+
+class OwnIds(nn.Module):
+    """Looks up ids that it computes."""
+
+    def __init__(self, ids: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.item = nn.Embedding(50, 4)
+        self.score = nn.Linear(4, 1)
+        self.ids = ids
+
+    def forward(self, item: Tensor) -> Tensor:
+        return self.score(self.item(self.ids(item))).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        lambda item: (item - item.min()) % 50,
+        lambda item: item.cumsum(0) % 50,
+        lambda item: (item + torch.arange(item.shape[0])) % 50,
+        lambda item: item.flip(0) % 50,
+    ],
+    ids=["least", "sums", "place", "reversed"],
+)
+def test_ids_that_depend_on_other_candidates_are_refused(ids: Callable[[Tensor], Tensor]) -> None:
+    model = converted(OwnIds(ids), 1)
+    with pytest.raises(ConfigError, match="the ids of 'item' must not depend on the other"):
+        model.graph()

@@ -4,6 +4,7 @@
 directory.py     publishing versions in a directory or under a URL
 export.py        exports for servers
 follow.py        following published versions: complete, in order, each once
+independence.py  check that the score of a candidate depends on that candidate alone
 onnx_session.py  open ONNX graphs in ONNX Runtime, for the check of an export and for serving
 rejection.py     why a network cannot be exported, in plain words
 topic.py         publishing versions as messages of a Kafka topic, and receiving them

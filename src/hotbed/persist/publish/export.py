@@ -32,6 +32,14 @@ from hotbed.persist.format import (
     read_newest,
     refuse_states,
 )
+from hotbed.persist.publish.independence import (
+    Half,
+    SharedPlaces,
+    Trial,
+    by_name,
+    check_independence,
+    made_up_lengths,
+)
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import OnnxGraph, write_published
@@ -99,6 +107,7 @@ def export_graph(
 def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
     inputs = half.record()
     half(*inputs.values())
+    check_independence(half)
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
     graph = OnnxGraph(onnx, weights, half.lookups, dense, half.outputs)
@@ -118,7 +127,7 @@ def _check_version(
     check_outputs(graph, request, weights, expected)
 
 
-class _DenseHalf(nn.Module):
+class _DenseHalf(Half):
     """The network with its lookups replaced by inputs.
 
     `record` finds out which inputs there are; then `forward` takes them in order.
@@ -130,6 +139,7 @@ class _DenseHalf(nn.Module):
         self.lookups: dict[str, list[tuple[str, str, str]]] = {}
         self.outputs: list[str] = []
         self._names: list[str] = []
+        self._shapes: dict[str, torch.Size] = {}
         self._sequences = {column.name: column.pooling == "none" for column in schema.ids}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
@@ -152,12 +162,36 @@ class _DenseHalf(nn.Module):
             inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
         self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
         self._names = list(inputs)
+        self._shapes = {name: values.shape[1:] for name, values in inputs.items()}
         return inputs
 
     @property
     def inputs(self) -> list[str]:
         """Names of the graph's inputs, once they are recorded."""
         return self._names
+
+    @property
+    def starts(self) -> set[str]:
+        """Names of the inputs that say where the items of candidates begin."""
+        return {name for name in self._names if _parts_of(name)[0] == "offsets"}
+
+    def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
+        """Return a made-up request of so many candidates, once the inputs are recorded."""
+        generator = torch.Generator().manual_seed(seed)
+        lengths = {}
+        for number, name in enumerate(self._sequences):
+            if f"offsets/{name}" in self._names:
+                lengths[name] = made_up_lengths(num_rows, shared, number)
+        inputs = {}
+        for name in self._names:
+            kind, feature = _parts_of(name)
+            size = sum(lengths.get(feature or "", [1] * num_rows))
+            if kind == "offsets":
+                assert feature is not None
+                inputs[name] = torch.tensor([0, *lengths[feature]]).cumsum(0)
+            else:
+                inputs[name] = torch.randn(size, *self._shapes[name], generator=generator)
+        return Trial(inputs, SharedPlaces(num_rows, shared, list(lengths.values())))
 
     def first(self, num_rows: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the part of recorded inputs that belongs to the first candidates."""
@@ -190,14 +224,16 @@ class _DenseHalf(nn.Module):
         return tuple(sizes)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        by_name = dict(zip(self._names, inputs, strict=True))
-        nothing = torch.zeros(0, dtype=torch.int64)
-        ids = {name: Ids(nothing, by_name.get(f"offsets/{name}")) for name in self._sequences}
-        outputs = self._run(_Replaying(self.lookups, by_name), ids, by_name)
-        if not isinstance(outputs, dict):
-            outputs = {"prediction": outputs}
+        outputs = by_name(self._activate(self.raw(*inputs)))
         self.outputs = list(outputs)
         return tuple(outputs.values())
+
+    def raw(self, *inputs: Tensor) -> Any:
+        """Return the output, or several by name, before they are activated."""
+        named = dict(zip(self._names, inputs, strict=True))
+        nothing = torch.zeros(0, dtype=torch.int64)
+        ids = {name: Ids(nothing, named.get(f"offsets/{name}")) for name in self._sequences}
+        return self._run(_Replaying(self.lookups, named), ids, named)
 
     # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
@@ -205,7 +241,7 @@ class _DenseHalf(nn.Module):
         dense = SideBySide(inputs[DENSE_INPUT], self._widths) if self._widths else {}
         batch = Batch(ids, dense, num_samples=_num_samples(inputs))
         with with_flow(flow, self._modules_with_tables):
-            return self._activate(self.network(batch))
+            return self.network(batch)
 
 
 def _num_samples(inputs: Mapping[str, Tensor]) -> int:

@@ -4,25 +4,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import check_outputs, finish_graph
+from hotbed.persist.publish.independence import Half, SharedPlaces, Trial, by_name
 from hotbed.persist.publish.version import OnnxGraph
 
 from .ids import IdStage
 from .integers import exact
-from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
+from .model import FEW_ROWS, PlainModel, argument, example_lengths, examples, num_rows_of
 from .places import LookupPlace, answered
 from .tracing import drop_unused_inputs, traced
 
 
-class PlainHalf(nn.Module):
+class PlainHalf(Half):
     """The model with its lookups replaced by inputs."""
 
     def __init__(self, model: PlainModel, activate: Callable[[Any], Any], stage: IdStage) -> None:
@@ -35,7 +36,7 @@ class PlainHalf(nn.Module):
         self._activate = activate
         self._stage = [stage]  # in a list, so that torch does not register it
         self.places = self._placed()
-        self._names: list[str] = []
+        self._names = list(self.inputs(FEW_ROWS))
 
     @property
     def lookups(self) -> dict[str, list[tuple[str, str, str]]]:
@@ -81,12 +82,12 @@ class PlainHalf(nn.Module):
             counts.append(count)
         return counts
 
-    def inputs(self, num_rows: int) -> dict[str, Tensor]:
+    def inputs(self, num_rows: int, seed: int = 0) -> dict[str, Tensor]:
         """Return made-up inputs of the dense graph by name."""
-        tensors = examples(self._model.tensors, num_rows)
+        tensors = examples(self._model.tensors, num_rows, seed=seed)
         ids = self._stage[0].named(tensors)
         bags = self._bags(num_rows)
-        generator = torch.Generator().manual_seed(num_rows)
+        generator = torch.Generator().manual_seed(num_rows + seed)
         inputs = {}
         for spec, tensor in zip(self._model.tensors, tensors, strict=True):
             inputs[argument(spec.name)] = tensor
@@ -103,11 +104,23 @@ class PlainHalf(nn.Module):
             inputs[group] = torch.rand(*size, generator=generator)
         return inputs
 
+    @property
+    def starts(self) -> set[str]:
+        """Names of the inputs that say where the ids of candidates begin."""
+        return {argument(spec.name) for spec in self._model.tensors if spec.is_offsets}
+
+    def trial(self, num_rows: int, shared: Sequence[int], seed: int) -> Trial:
+        """Return a made-up request of so many candidates."""
+        inputs = self.inputs(num_rows, seed)
+        for name, values in self.inputs(FEW_ROWS).items():
+            if values.shape == inputs[name].shape:  # of all requests, such as rows of positions
+                inputs[name] = values
+        return Trial(inputs, SharedPlaces(num_rows, shared, [example_lengths(num_rows)]))
+
     def export(self) -> tuple[bytes, list[str]]:
         """Return the dense graph without its weights, and their names."""
         many = self.inputs(self.num_rows)
         few = self.inputs(FEW_ROWS)
-        self._names = list(many)
         self(*few.values())
         widths = self.widths
         self(*many.values())
@@ -153,11 +166,15 @@ class PlainHalf(nn.Module):
         expected = torch.func.functional_call(self, weights, tuple(request.values()))
         check_outputs(graph, request, weights, expected)
 
+    def raw(self, *inputs: Tensor) -> Any:
+        """Return the outputs before they are activated, [n] instead of [n, 1]."""
+        named = dict(zip(self._names, inputs, strict=True))
+        tensors = [named[argument(spec.name)] for spec in self._model.tensors]
+        with answered(self.places, named):
+            return _columns(self._model.call(tensors))
+
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        by_name = dict(zip(self._names, inputs, strict=True))
-        tensors = [by_name[argument(spec.name)] for spec in self._model.tensors]
-        with answered(self.places, by_name):
-            outputs = _activated(self._model.call(tensors), self._activate)
+        outputs = by_name(self._activate(self.raw(*inputs)))
         self.outputs = list(outputs)
         self.widths = {}
         for name, output in outputs.items():
@@ -166,14 +183,14 @@ class PlainHalf(nn.Module):
         return tuple(outputs.values())
 
 
-def _activated(outputs: Any, activate: Callable[[Any], Any]) -> dict[str, Tensor]:
-    """Return the activated outputs of a model by name, [n] instead of [n, 1].
+def _columns(outputs: Any) -> Tensor | dict[str, Tensor]:
+    """Return the output of a model, or several by name, [n] instead of [n, 1].
 
     Raises:
         ConfigError: they are something else than tensors with a row for each sample.
     """
     if torch.is_tensor(outputs):
-        return {"prediction": activate(_column(outputs))}
+        return _column(outputs)
     if dataclasses.is_dataclass(outputs):
         fields = dataclasses.fields(outputs)
         outputs = {field.name: getattr(outputs, field.name) for field in fields}
@@ -190,16 +207,16 @@ def _activated(outputs: Any, activate: Callable[[Any], Any]) -> dict[str, Tensor
             columns[name] = _column(part)
     if not columns:
         raise _not_served(next(iter(outputs.values()), None))
-    named: dict[str, Tensor] = activate(columns)
-    return named
+    return columns
 
 
-def _column(output: Any) -> Any:
+def _column(output: Any) -> Tensor:
     if not torch.is_tensor(output) or not output.dim():
         raise _not_served(output)
-    if output.dim() == 2 and output.shape[1] == 1:
-        output = output.squeeze(1)
-    return output.float()
+    column: Tensor = output
+    if column.dim() == 2 and column.shape[1] == 1:
+        column = column.squeeze(1)
+    return column.float()
 
 
 def _not_served(output: Any) -> ConfigError:

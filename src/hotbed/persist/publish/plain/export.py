@@ -14,6 +14,7 @@ from hotbed.embedding.modules import table_modules
 from hotbed.errors import HotbedError
 from hotbed.optim.modes import in_eval_mode
 from hotbed.persist.publish.export import check_installed, quiet
+from hotbed.persist.publish.independence import check_independence
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import IdsOnnx, OnnxGraph
 
@@ -57,8 +58,10 @@ def export_plain(model: PlainModel, activate: Callable[[Any], Any] | None = None
 
 def _traced(model: PlainModel, activate: Callable[[Any], Any]) -> OnnxGraph:
     stage = IdStage(model)
-    ids = stage.export()
+    stage.check_independence()
     half = PlainHalf(model, activate, stage)
+    check_independence(half)
+    ids = stage.export()
     onnx, weights = half.export()
     used = inputs_of(ids) | inputs_of(onnx)
     specs = [spec for spec in model.tensors if argument(spec.name) in used]

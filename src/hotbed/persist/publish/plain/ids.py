@@ -10,10 +10,20 @@ from torch import Tensor, nn
 
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import finish_graph
+from hotbed.persist.publish.independence import (
+    NUM_ROWS,
+    OTHER_PLACES,
+    OTHER_ROWS,
+    SHARED,
+    SharedPlaces,
+    Trial,
+    differ,
+    share,
+)
 from hotbed.persist.publish.onnx_session import open_graph
 
 from .integers import check_exact, exact
-from .model import FEW_ROWS, PlainModel, argument, examples, num_rows_of
+from .model import FEW_ROWS, PlainModel, argument, example_lengths, examples, num_rows_of
 from .tracing import drop_unused_inputs, inputs_of, traced
 
 _EDGES = (0, 1, -1, 2, -3, 63, 2**31, -(2**31), 2**53 + 1, 2**62, -(2**63) + 1, 2**63 - 1)
@@ -89,6 +99,37 @@ class IdStage(nn.Module):
             for num_rows in (num_rows_of(self.tensors), FEW_ROWS):
                 self._check(onnx, examples(self.tensors, num_rows, edges))
         return onnx
+
+    def check_independence(self) -> None:
+        """Raise ConfigError if the ids of a sample depend on the other samples of a request."""
+        for integers in (_EDGES, (0, 1)):
+            first = self._trial(NUM_ROWS, SHARED, integers, seed=0)
+            for num_rows, places in ((NUM_ROWS, SHARED), (OTHER_ROWS, OTHER_PLACES)):
+                second = self._trial(num_rows, places, integers, seed=1)
+                starts = {argument(spec.name) for spec in self.tensors if spec.is_offsets}
+                share(first, second, starts)
+                try:
+                    ours = self.named(list(first.inputs.values()))
+                    theirs = self.named(list(second.inputs.values()))
+                except (IndexError, RuntimeError):
+                    continue  # an extreme id may be outside of a map that the model keeps
+                for name, values in ours.items():
+                    kind, _, number = name.partition("/")
+                    if kind != "offsets" and differ(values, theirs[name], first, second):
+                        path = self.lookups[int(number)].path
+                        raise ConfigError(
+                            f"export: the {kind} of {path!r} must not depend on the other "
+                            "candidates of a request, got others for the same candidate. Compute "
+                            "over the other axes: axis 0 holds the candidates."
+                        )
+
+    def _trial(
+        self, num_rows: int, shared: Sequence[int], integers: Sequence[int], seed: int
+    ) -> Trial:
+        tensors = examples(self.tensors, num_rows, integers, seed)
+        names = [argument(spec.name) for spec in self.tensors]
+        places = SharedPlaces(num_rows, shared, [example_lengths(num_rows)])
+        return Trial(dict(zip(names, tensors, strict=True)), places)
 
     def _check(self, onnx: bytes, tensors: Sequence[Tensor]) -> None:
         """Raise ConfigError unless the graph gives torch's ids for these tensors."""

@@ -41,6 +41,11 @@ class TensorSpec:
     size: int | None
     bag: str | None = None
 
+    @property
+    def is_offsets(self) -> bool:
+        """Whether it says where the ids of each sample begin."""
+        return self.bag is not None and self.axis in ("samples", "ends")
+
 
 @dataclass(frozen=True)
 class ServedLookup:
@@ -111,22 +116,32 @@ def num_rows_of(specs: Sequence[TensorSpec]) -> int:
     return next(number for number in (*_ROWS, 29) if number not in sizes or number == 29)
 
 
+def example_lengths(num_rows: int) -> list[int]:
+    """Return how many ids each sample has in the bags of `examples`."""
+    return [2] * (num_rows - 1) + [3]
+
+
 def examples(
-    specs: Sequence[TensorSpec], num_rows: int, integers: Sequence[int] = (0, 1)
+    specs: Sequence[TensorSpec], num_rows: int, integers: Sequence[int] = (0, 1), seed: int = 0
 ) -> list[Tensor]:
-    """Return made-up tensors for so many samples, with ids out of `integers`."""
-    generator = torch.Generator().manual_seed(num_rows)
-    num_values = 2 * num_rows + 1
+    """Return made-up tensors for so many samples, with ids out of `integers`.
+
+    Tensors of a fixed size are the same for every number of samples and every seed.
+    """
+    lengths = example_lengths(num_rows)
+    num_values = sum(lengths)
     sizes = {"samples": num_rows, "ends": num_rows + 1, "values": num_values}
+    of_samples = torch.Generator().manual_seed(num_rows + 1000 * seed)
+    of_all = torch.Generator().manual_seed(0)
     tensors = []
     for spec in specs:
         dtype = getattr(torch, spec.dtype)
         size = sizes.get(spec.axis, spec.size)
+        generator = of_samples if spec.axis in sizes else of_all
         shape = spec.shape if size is None else (size, *spec.shape)
-        if spec.bag is not None and spec.axis in ("samples", "ends"):
-            offsets = 2 * torch.arange(size or 0)
-            offsets[num_rows:] = num_values
-            tensors.append(offsets.to(dtype))
+        if spec.is_offsets:
+            offsets = torch.tensor([0, *lengths]).cumsum(0)
+            tensors.append(offsets[:size].to(dtype))
         elif dtype.is_floating_point:
             tensors.append(torch.rand(shape, generator=generator).to(dtype))
         else:
