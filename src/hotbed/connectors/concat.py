@@ -24,7 +24,7 @@ from hotbed.connectors.position import (
     with_marks,
 )
 from hotbed.connectors.source import Source
-from hotbed.connectors.types import completed, conform, has_open, plain_types, widened
+from hotbed.connectors.types import completed, conform, has_open, is_number, plain_types, widened
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 _NEVER_LATE = 1 << 62
@@ -172,6 +172,10 @@ class Concat(Source):
         schema = self.schema()
         names = plan.wanted(schema.names)
         types = {name: schema.field(name).type for name in names if name not in plan.types}
+        if self.endless:  # numbers of the history become what the stream decodes them to
+            for name in plan.types.keys() & names:
+                if is_number(schema.field(name).type):
+                    types[name] = plan.types[name]
         part_plan = replace(plan, columns=tuple(names))
         for number in range(part, len(self.sources)):
             source = self.sources[number]

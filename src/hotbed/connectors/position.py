@@ -155,10 +155,15 @@ def join_position(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def partitions_of(state: Mapping[str, Any] | None) -> list[str]:
-    """Return the partitions of a topic that a source reads at a position; [] = no topic."""
+    """Return the partitions of a topic that a source reads at a position; [] = no topic.
+
+    Of a join they are those of its impressions, whose places its samples have.
+    """
     while isinstance(state, Mapping):
         if "offsets" in state:
             return sorted({**state["offsets"], **state["take"]})
+        if "inputs" in state:
+            state = state["inputs"][0]
         state = state.get("source")
     return []
 

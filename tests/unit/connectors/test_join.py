@@ -30,6 +30,7 @@ from hotbed.connectors import (
     Outcome,
     Position,
     ReadPlan,
+    Replay,
     Skips,
     Source,
     Spill,
@@ -258,8 +259,10 @@ def test_a_position_holds_its_turn_and_needs_the_open_rows_of_its_state() -> Non
 
 def test_lanes_and_the_clock_of_idle_ones() -> None:
     lanes = Lanes(2)
-    lanes.add(0, ["0", "1"])
+    lanes.rise(0, {"": 90})  # of files before the topic
     lanes.rise(0, {"0": 50})
+    lanes.set_names(0, ["0", "1"])
+    lanes.set_names(1, [])
     lanes.rise(1, {"": 70})
     assert lanes.settle([]) < 0  # partition 1 was never read
     assert lanes.settle([(0, "1")]) == 50
@@ -274,6 +277,20 @@ def test_lanes_and_the_clock_of_idle_ones() -> None:
     clock.touch([(0, "1")])
     seconds[0] = 106
     assert clock.idle([(0, "0"), (0, "1")]) == [(0, "0")]
+
+
+def test_an_input_that_ends_holds_no_window_open_while_another_goes_on() -> None:
+    """The reader finds the end of a paced replay while it reads: the next turn records it."""
+    shown = FakeStream({"id": np.arange(90), "time": np.arange(90)}, then=30)
+    clicks = Memory({"id": np.arange(0, 90, 2), "time": np.arange(0, 45)})
+    replay = Replay([clicks], time="time", unit="s", speed=1e9)
+    join = Join(shown, replay, on="id", within=5, unit="s", idle_seconds=1000)
+    live = Live(Journal(), tick_seconds=0.001)
+    samples: list[int] = []
+    for batch, _ in islice(join.read(plan=ReadPlan(live=live)), 60):
+        samples += batch.column("id").to_pylist() if batch.num_rows else []
+    assert samples == list(range(84))
+    assert live.lag == 0
 
 
 def test_followed_folders_are_joined_and_resume_anywhere(

@@ -9,27 +9,32 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from kafka_streams import SKEW, fill, hasty, make, message, rows, within
 
 from hotbed.connectors import (
     Arrow,
+    Concat,
     DeadLetters,
+    Join,
     Journal,
     Json,
     Kafka,
     Live,
+    Memory,
     Position,
     ReadPlan,
     Skips,
+    Source,
 )
-from hotbed.connectors.kafka.topic import KafkaTopic
+from hotbed.connectors.kafka.topic import Bounds, KafkaTopic
 from hotbed.connectors.position import PLACE, schema_from_text
 from hotbed.data import Dataset, Id, Label, Schema
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
@@ -369,8 +374,12 @@ def test_offsets_that_are_gone_are_an_error(
     first = within(items, 2)
     if resumed:
         items = make(Kafka(shared.servers, topic)).resume(first[-1].position or {}).stream()
-    # retention took 0 to 199
-    monkeypatch.setattr(KafkaTopic, "_bounds", lambda self, partition: (200, 900))
+
+    def bounds(self: KafkaTopic, partitions: Sequence[int]) -> Generator[bool, None, Bounds]:
+        yield from ()
+        return dict.fromkeys(partitions, (200, 900))  # retention took 0 to 199
+
+    monkeypatch.setattr(KafkaTopic, "_bounds", bounds)
     with pytest.raises(
         DataError, match=r"messages \d+ to 199 of partition \d are gone, got 200 as the oldest"
     ):
@@ -389,3 +398,31 @@ def test_a_broker_that_refuses_us_is_an_error_at_the_start(shared: Broker) -> No
         ConfigError, match=r"options: the broker refuses the connection, got .*_AUTHENTICATION"
     ):
         within(make(source).stream(), 1)
+
+
+@pytest.mark.parametrize("depth", ["files", "files of files", "a join of it"])
+def test_a_history_before_a_topic_holds_no_window_of_a_join_open(
+    shared: Broker, topic: str, depth: str
+) -> None:
+    for partition in range(3):
+        part = range(100 + partition, 400, 3)
+        shared.produce(topic, [message(row, at=row) for row in part], partition)
+
+    def memory(*rows: int) -> Source:
+        numbers = np.arange(*rows)
+        return Memory({"row": numbers, "label": numbers % 2, "at": numbers})
+
+    source: Source = Kafka(shared.servers, topic)
+    if depth != "files":
+        source = Concat([memory(50, 100), source])
+    source = Concat([memory(0, 50 if depth != "files" else 100), source])
+    clicks = memory(0, 400, 2)
+    settings: dict[str, Any] = {"on": "row", "within": 10, "time": "at", "unit": "s"}
+    join = Join(source, clicks, label="clicked", idle_seconds=1000, **settings)
+    if depth == "a join of it":
+        join = Join(join, clicks, label="again", idle_seconds=1000, **settings)
+    due = 397 - 10  # a partition ends at 397
+    if depth == "a join of it":
+        due = 384 - 10  # and what the inner join yields of it at 384
+    batches = within(make(join, 1).stream(), due)
+    assert sorted(row for batch in rows(batches) for row in batch) == list(range(due))

@@ -6,7 +6,7 @@ skipped silently.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from kafka_streams import fill, hasty, make, message, rows, within
 
 from hotbed.connectors import Arrow, Concat, Journal, Json, Kafka, Live, Memory, Position
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
-from hotbed.connectors.kafka.topic import KafkaTopic
+from hotbed.connectors.kafka.topic import Bounds, KafkaTopic
 from hotbed.errors import DataError
 from hotbed.testing import Broker
 
@@ -42,7 +42,11 @@ def without_id(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Brokers of old versions give topics no id."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and callspec.params.get("with_id") is False:
-        monkeypatch.setattr(KafkaTopic, "_described_id", lambda self: None)
+        monkeypatch.setattr(KafkaTopic, "_described_id", _no_id)
+
+
+def _no_id(self: KafkaTopic) -> Generator[bool, None, None]:
+    yield from ()
 
 
 def read(source: Kafka, count: int = 1, after: dict[str, Any] | None = None) -> Any:
@@ -113,10 +117,10 @@ def test_a_last_message_that_retention_took_raises_nothing(
     begins = {int(p): offset for p, offset in batch.position["source"]["offsets"].items()}
     original = KafkaTopic._bounds
 
-    def bounds(self: KafkaTopic, partition: int) -> tuple[int, int]:
-        _, high = original(self, partition)
-        self._lows[partition] = begins[partition]
-        return begins[partition], high
+    def bounds(self: KafkaTopic, partitions: Sequence[int]) -> Generator[bool, None, Bounds]:
+        all_bounds = yield from original(self, partitions)
+        self._lows |= begins
+        return {number: (begins[number], high) for number, (_, high) in all_bounds.items()}
 
     monkeypatch.setattr(KafkaTopic, "_bounds", bounds)
     assert rows([read(source, 1, at(batch))]) == [list(range(60, 90))]

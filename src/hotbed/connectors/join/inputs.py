@@ -73,7 +73,8 @@ class _Part:
         places = self.rows.column(PLACE)
         if places.type.get_field_index("partition") < 0:
             return {""}
-        return set(map(str, places.field("partition").unique().to_pylist()))
+        partitions = places.field("partition").unique().to_pylist()
+        return {"" if partition is None else str(partition) for partition in partitions}
 
 
 class Input:

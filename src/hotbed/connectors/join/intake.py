@@ -166,10 +166,12 @@ class Intake:
             kind = rows.schema.field(PLACE).type
         if kind.get_field_index("partition") < 0:
             return {"": int(times.max())}
-        partitions = _whole(rows[PLACE]).field("partition").to_numpy()[is_known]
+        filled = pc.fill_null(_whole(rows[PLACE]).field("partition"), -1)
+        partitions = filled.to_numpy()[is_known]
         highs: dict[str, int] = {}
         for partition in np.unique(partitions).tolist():
-            highs[str(partition)] = int(times[partitions == partition].max())
+            lane = "" if partition < 0 else str(partition)
+            highs[lane] = int(times[partitions == partition].max())
         return highs
 
     def keys(self, rows: pa.Table, on: Sequence[str], names: Sequence[str]) -> EventKeys:

@@ -30,10 +30,14 @@ class Lanes:
         """Return the newest event times by input and partition."""
         return [dict(sorted(highs.items())) for highs in self._highs]
 
-    def add(self, number: int, names: Iterable[str]) -> None:
-        """Add the partitions of an input that are not known yet."""
-        for name in names:
-            self._highs[number].setdefault(name, EARLIEST)
+    def set_names(self, number: int, names: Sequence[str]) -> None:
+        """Take over the partitions that an input has now; others of it have ended.
+
+        `names`: [] = it has none that are known.
+        """
+        if names:
+            highs = self._highs[number]
+            self._highs[number] = {name: highs.get(name, EARLIEST) for name in names}
 
     def rise(self, number: int, highs: Mapping[str, int]) -> None:
         """Note the newest times of events of an input, by partition."""

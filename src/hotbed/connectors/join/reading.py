@@ -161,9 +161,9 @@ class JoinReading:
         rows = source.take(count)
         self._intake.require_columns(rows, number)
         rows = held(rows, first, placed=self.join.endless)
-        self._lanes.add(number, source.lanes)
         highs = self._intake.highs(rows, number)
         self._lanes.rise(number, highs)
+        self._lanes.set_names(number, source.lanes)
         self._turns.touch(number, highs)
         if number == 0:
             impressions = self._intake.impressions(rows, source)

@@ -118,6 +118,7 @@ class JoinTurns:
     def _proposed(self) -> dict[str, Any] | None:
         """Return the decision about a new turn; None if none is due."""
         self._live.lag = self._lag()
+        self._live.waiting = self._inputs[0].live.waiting
         if self._must_pause():
             return None
         polled: set[int] = set()
@@ -160,13 +161,14 @@ class JoinTurns:
 
     def _lag(self) -> int | None:
         """Return the rows that wait at all inputs; None if one does not know."""
-        lags = [source.live.lag for source in self._inputs if source.source.endless]
+        endless = [source for source in self._inputs if source.source.endless]
+        lags = [source.live.lag for source in endless if not source.ended]
         if any(lag is None for lag in lags):
             return None
         return sum(lag or 0 for lag in lags) + sum(source.num_rows for source in self._inputs)
 
     def _idle_lanes(self, polled: set[int]) -> list[Lane]:
-        """Return the partitions that have had nothing to read for long enough.
+        """Return the partitions that have had nothing to read for long enough, or have ended.
 
         `polled`: the inputs that were just read; partitions of the others stay as they are.
         """
@@ -175,7 +177,9 @@ class JoinTurns:
         for number, source in enumerate(self._inputs):
             for name in self._lanes.names(number):
                 lane = (number, name)
-                if not source.is_quiet(name):
+                if source.ended and not source.num_rows:
+                    idle.append(lane)
+                elif not source.is_quiet(name):
                     self._clock.touch([lane])
                 elif number in polled:
                     quiet.append(lane)

@@ -119,6 +119,7 @@ class KafkaClient:
         self._asked: tuple[int, float] | None = None  # count and seconds of a consume under way
         self._answer_until = 0.0
         self._ready: tuple[Any, ...] | None = None  # an answer to consume that is not used yet
+        self._answer: tuple[Any, Any] | None = None  # to the request that `begin` sent
         self.ends: dict[int, int] = {}
         """The offset after the last known message, by partition; negative = not known yet."""
 
@@ -143,6 +144,30 @@ class KafkaClient:
             self._ready = None  # its messages belong to the partitions before
         self._send(name, arguments, seconds)
         return self._receive()
+
+    def begin(self, name: str, *arguments: Any) -> None:
+        """Begin a request that runs beside the others; `take_answer` returns its value later.
+
+        One of them may be under way.
+        """
+        self._answer = None
+        self.request("begin", name, arguments)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the answer to the request that `begin` sent came with that to another one."""
+        return self._answer is not None
+
+    def take_answer(self) -> Any:
+        """Return the value of the request that `begin` sent.
+
+        Raises:
+            KafkaFailure: the client or the broker refuses.
+        """
+        assert self._answer is not None
+        value, failure = self._answer
+        self._answer = None
+        return _checked(value, failure)
 
     def consume(self, count: int, seconds: float) -> Iterator[PolledEntry]:
         """Return up to `count` messages and errors that arrive within `seconds`.
@@ -247,12 +272,11 @@ class KafkaClient:
                 self._on_error(ClientError(*event))
             elif kind == "commit":
                 self._on_commit(event)
+            elif kind == "answer":
+                self._answer = event
             else:
                 logger.log(*event)
-        if failure is not None:
-            name, text, _ = failure
-            raise KafkaFailure(f"{text} ({name})")
-        return value
+        return _checked(value, failure)
 
     def _ended(self) -> ClientEnded:
         """Return the error that says how the process ended; kill it if it still runs."""
@@ -275,6 +299,14 @@ class KafkaClient:
         self._connection = None
         self._asked = None
         self._ready = None
+        self._answer = None
+
+
+def _checked(value: Any, failure: Sequence[Any] | None) -> Any:
+    if failure is not None:
+        name, text, _ = failure
+        raise KafkaFailure(f"{text} ({name})")
+    return value
 
 
 def _kill(process: subprocess.Popen[bytes], connection: Connection) -> None:

@@ -11,9 +11,11 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from array import array
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,26 +42,45 @@ class ClientProcess:
     def __init__(self) -> None:
         self._kafka: Any = None
         self._consumer: Any = None
+        self._asker: Any = None  # a consumer that only asks: a call on one holds up all others
         self._admin: Any = None
         self._options: dict[str, Any] = {}
         self._assigned: list[Any] = []
         self._num_commits = 0  # under way
-        self._events: list[tuple[str, Any]] = []
+        self._events = deque[tuple[str, Any]]()
+        self._beside: threading.Thread | None = None
         self._logger = logging.getLogger("client")
         self._logger.setLevel(logging.DEBUG)
         self._logger.addHandler(_Collected(self._events))
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the value of a request, its error, and the events until now."""
-        value: Any = None
-        failure: ErrorAnswer | None = None
-        try:
-            value = getattr(self, name)(*arguments)
-        except Exception as error:
-            failure = self._plain(error)
-        events = list(self._events)
-        self._events.clear()
+        value, failure = self._call(name, arguments)
+        events = [self._events.popleft() for _ in range(len(self._events))]
         return value, failure, events
+
+    def _call(self, name: str, arguments: Sequence[Any]) -> tuple[Any, ErrorAnswer | None]:
+        try:
+            return getattr(self, name)(*arguments), None
+        except Exception as error:
+            return None, self._plain(error)
+
+    def begin(self, name: str, arguments: Sequence[Any]) -> None:
+        """Begin a request on a thread of its own; its value and error are an event."""
+
+        def work() -> None:
+            self._events.append(("answer", self._call(name, arguments)))
+
+        self._beside = threading.Thread(target=work, daemon=True)
+        self._beside.start()
+
+    def settle(self, seconds: float) -> None:
+        """Wait for the request on a thread of its own, and for events."""
+        if self._beside is not None and self._beside.is_alive():
+            self._beside.join(seconds)
+        else:
+            time.sleep(seconds)
+        self._consumer.poll(0)
 
     def open(self, path: list[str], options: bytes) -> None:
         """Connect; `path` is that of imports, `options` a pickled mapping."""
@@ -122,7 +143,7 @@ class ClientProcess:
 
     def partitions(self, topic: str, seconds: float) -> tuple[list[int], ErrorAnswer | None]:
         """Return the partitions of a topic, and its error."""
-        metadata = self._consumer.list_topics(topic, timeout=seconds).topics[topic]
+        metadata = self._asking().list_topics(topic, timeout=seconds).topics[topic]
         error: ErrorAnswer | None = None
         if metadata.error is not None:
             error = _of_error(metadata.error)
@@ -131,8 +152,22 @@ class ClientProcess:
     def bounds(self, topic: str, partition: int, seconds: float) -> tuple[int, int]:
         """Return the first offset of a partition, and the one after its last."""
         place = self._kafka.TopicPartition(topic, partition)
-        low, high = self._consumer.get_watermark_offsets(place, timeout=seconds)
+        low, high = self._asking().get_watermark_offsets(place, timeout=seconds)
         return int(low), int(high)
+
+    def bounds_of(
+        self, topic: str, partitions: Sequence[int], seconds: float
+    ) -> dict[int, tuple[int, int]]:
+        """Return `bounds` of several partitions."""
+        return {partition: self.bounds(topic, partition, seconds) for partition in partitions}
+
+    def _asking(self) -> Any:
+        """Return the consumer that only asks, after its callbacks."""
+        if self._asker is None:
+            options = {**self._options, "error_cb": self._on_error}
+            self._asker = self._kafka.Consumer(options, logger=self._logger)
+        self._asker.poll(0)
+        return self._asker
 
     def topic_id(self, topic: str, seconds: float) -> str:
         """Return the id that the broker gives a topic; old brokers give none, which is an error."""
@@ -187,7 +222,7 @@ class ClientProcess:
 class _Collected(logging.Handler):
     """Adds log lines to the events."""
 
-    def __init__(self, events: list[tuple[str, Any]]) -> None:
+    def __init__(self, events: deque[tuple[str, Any]]) -> None:
         super().__init__()
         self._events = events
 
@@ -222,3 +257,4 @@ def main(descriptor: int, parent: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # a thread may be in the client library, which must not be torn down under it

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hotbed.connectors.kafka.client import (
     HANG_SECONDS,
@@ -25,10 +26,14 @@ from hotbed.errors import ConfigError, DataError
 
 logger = logging.getLogger("hotbed.kafka")
 
-LOOK_TIMEOUT = 1.0
-COMMIT_SECONDS = 3.0
+ANSWER_SECONDS = 10.0
+"""How long a broker may take to answer a check. Reading goes on meanwhile."""
+COMMIT_SECONDS = 10.0
 """How long the end of reading waits for the answers to commits."""
 AWAY_SECONDS = 2.0
+"""How long an answer may take before the lag is unknown, and, if no broker is connected, the
+outage is logged.
+"""
 MAX_ENDS = 5
 """How often in a row the process of the client may end before it has fetched anything."""
 REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
@@ -37,6 +42,9 @@ HELD_BLOCKS = 16
 
 Message = tuple[int, int, bytes | None]
 """Timestamp in milliseconds, offset, payload."""
+
+Bounds = Mapping[int, tuple[int, int]]
+"""By partition the first offset that the broker still has, and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,9 @@ class KafkaTopic:
         self._down = False
         self._shaken = False
         self._failing_since: float | None = None
+        self._check: Generator[bool, None, None] | None = None  # of the topic, under way
+        self._asked_since: float | None = None  # of an answer that is not here
+        self._is_apart = ""  # why no broker was connected, since the last check that succeeded
         options = source.client_options()
         self.client = KafkaClient(options, self._on_error, self._on_commit, timings.hang)
 
@@ -139,8 +150,15 @@ class KafkaTopic:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the last check of the topic succeeded, and nothing has failed since."""
-        return self._failing_since is None and not self._shaken
+        """Whether the last check of the topic succeeded, and nothing has failed or hung since."""
+        is_down = self._failing_since is not None or self._is_overdue
+        return not is_down and not self._shaken
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether an answer takes so long that the broker may hang."""
+        since = self._asked_since
+        return since is not None and time.monotonic() - since >= AWAY_SECONDS
 
     def end(self, partition: int) -> int:
         """Return the offset after the last message, as of the last fetch; -1 = not known yet."""
@@ -179,8 +197,22 @@ class KafkaTopic:
         return max(fetched, ended) >= offset
 
     def connect(self) -> bool:
-        """Return whether the topic was found and is being fetched; call again if not."""
-        return self.look(first=True)
+        """Return whether the topic was found and is being fetched; wait for that for a tick.
+
+        Raises:
+            DataError: the topic contradicts the position.
+            ConfigError: the broker refuses the credentials.
+        """
+        deadline = time.monotonic() + self.live.tick_seconds
+        while not self._goes_on(first=True):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            try:
+                self.client.request("settle", remaining, seconds=remaining)
+            except ClientEnded as ended:
+                self._on_end(ended)
+        return True
 
     def poll(self) -> None:
         """Fetch the messages that arrive within a tick, and send the offsets to commit."""
@@ -245,68 +277,76 @@ class KafkaTopic:
             self._send_commit()
         self.client.close(wait_seconds)
 
-    def look(self, first: bool = False) -> bool:
+    def look(self) -> None:
         """Check the topic, at most once per interval, and begin to fetch new partitions.
 
-        Args:
-            first: check now, and begin to fetch all partitions.
-
-        Returns:
-            Whether the topic is being fetched; False after a check that failed.
+        A check takes several answers of the broker, and several calls. Reading goes on meanwhile.
 
         Raises:
             DataError: the topic contradicts the position.
-            ConfigError: the broker refuses the credentials at the first check.
         """
+        self._goes_on(first=False)
+
+    def _goes_on(self, *, first: bool) -> bool:
+        """Go on with the check as far as answers are here; return whether one has succeeded."""
         now = time.monotonic()
-        if not first and now < self._next_look:
-            return True
-        self._next_look = now + self._timings.look
+        if self._check is None:
+            if now < self._next_look:
+                return False
+            self._next_look = now + self._timings.look
+            self._check = self._checked(first)
         try:
-            partitions = self._partitions()
-            new = sorted(partitions - self.fetched.keys())
-            again = list(self.fetched)
-            if not self._shaken:
-                again = self._next_in_turn()
-            bounds = {partition: self._bounds(partition) for partition in [*new, *again]}
-            if first or self._shaken:
-                self._check_id()
-            elif self._has_other_id(self._id):
-                self._shake()
-                return True
-            self._accept(bounds, new)
+            is_waiting = next(self._check, False)
         except ClientEnded as ended:
             self._on_end(ended)
         except KafkaFailure as failure:
-            self._is_down(failure, first)
+            self._check = None
+            self._is_down(str(failure), first)
         except _Doubt:
-            pass
+            self._check = None
+            self._next_look = min(self._next_look, now + self._timings.retry)
         else:
-            if self._down:
-                logger.warning("kafka at %s is back, reading resumes", self.source.servers)
-                self._do_not_count(now)
-            self._down = False
-            self._failing_since = None
-            self._check_proof(now)
-            return True
-        if first:
-            self._wait()
+            if not is_waiting:
+                self._check = None
+                self._is_up(now)
+                return True
+            if self._refused or (self._is_apart and self._is_overdue):
+                self._is_down(self._is_apart, first)
         return False
 
-    def _wait(self) -> None:
-        """Wait for a tick, and get the errors of the client."""
-        time.sleep(self.live.tick_seconds)
-        try:
-            self.client.request("wait", 0.0)
-        except ClientEnded as ended:
-            self._on_end(ended)
+    def _ask(self, name: str, *arguments: Any) -> Generator[bool, None, Any]:
+        """Return the broker's answer to a request; yield while it is not here."""
+        self._asked_since = self._asked_since or time.monotonic()
+        self.client.begin(name, self.source.topic, *arguments, ANSWER_SECONDS)
+        while not self.client.is_answered:
+            yield True
+        answer = self.client.take_answer()
+        self._asked_since = None
+        return answer
 
-    def _partitions(self) -> set[int]:
+    def _checked(self, first: bool) -> Generator[bool, None, None]:
+        """Check the topic; yield while an answer is not here.
+
+        Args:
+            first: begin to fetch all partitions.
+        """
+        fetched = dict(self.fetched)
+        partitions = yield from self._partitions()
+        new = sorted(partitions - fetched.keys())
+        again = list(fetched)
+        if not self._shaken:
+            again = self._next_in_turn()
+        bounds = yield from self._bounds([*new, *again])
+        if first or self._shaken:
+            yield from self._check_id()
+        elif (yield from self._has_other_id(self._id)):
+            self._shake()
+            return
+        self._accept(bounds, new, fetched)
+
+    def _partitions(self) -> Generator[bool, None, set[int]]:
         """Return the partitions of the topic that the source reads."""
-        tick_seconds = max(self.live.tick_seconds, 0.1)
-        timeout = min(LOOK_TIMEOUT, tick_seconds)
-        name = self.source.topic
-        there, error = self.client.request("partitions", name, timeout, seconds=timeout)
+        there, error = yield from self._ask("partitions")
         if error is not None:
             cause = ClientError(*error)
             if cause.name == "TOPIC_AUTHORIZATION_FAILED":
@@ -326,7 +366,7 @@ class KafkaTopic:
                 "Begin without the position if the topic was recreated, or read other partitions."
             )
             patience = self._timings.patience
-            if self._has_other_id(self._identity.id):
+            if (yield from self._has_other_id(self._identity.id)):
                 patience = min(patience, self._timings.proof)
             self._doubt("topic", f"partitions {missing} are not there", received, advice, patience)
             raise _Doubt
@@ -344,15 +384,13 @@ class KafkaTopic:
                 return [partition]
         return [partitions[self._turn % len(partitions)]]
 
-    def _bounds(self, partition: int) -> tuple[int, int]:
+    def _bounds(self, partitions: Sequence[int]) -> Generator[bool, None, Bounds]:
         """Return the first offset that the broker still has, and the one after its last."""
-        low, high = self.client.request(
-            "bounds", self.source.topic, partition, LOOK_TIMEOUT, seconds=LOOK_TIMEOUT
-        )
-        self._lows[partition] = low
-        return low, high
+        bounds: Bounds = yield from self._ask("bounds_of", partitions)
+        self._lows |= {partition: low for partition, (low, _) in bounds.items()}
+        return bounds
 
-    def _check_id(self) -> None:
+    def _check_id(self) -> Generator[bool, None, None]:
         """Compare the topic's id with that of the position.
 
         If it differs, each partition has to yield the last message that was read.
@@ -360,7 +398,8 @@ class KafkaTopic:
         Raises:
             DataError: the broker no longer has one of these messages.
         """
-        self._id = self._described_id() or self._identity.id
+        described_id = yield from self._described_id()
+        self._id = described_id or self._identity.id
         self._keep_marks()
         self._unproven = set()
         if self._identity.id in (None, self._id):
@@ -376,9 +415,12 @@ class KafkaTopic:
             if not self._marks and reached > self._lows[partition]:
                 raise self._other_topic(difference)
 
-    def _has_other_id(self, topic_id: str | None) -> bool:
+    def _has_other_id(self, topic_id: str | None) -> Generator[bool, None, bool]:
         """Return whether the broker gives the topic another id than `topic_id` now."""
-        return topic_id is not None and self._described_id() not in (None, topic_id)
+        if topic_id is None:
+            return False
+        described_id = yield from self._described_id()
+        return described_id not in (None, topic_id)
 
     def _check_proof(self, now: float) -> None:
         """Raise DataError if a topic with another id does not yield the last messages in time."""
@@ -395,12 +437,10 @@ class KafkaTopic:
         if self._unproven_since is not None and self._failing_since is not None:
             self._unproven_since += now - self._failing_since
 
-    def _described_id(self) -> str | None:
+    def _described_id(self) -> Generator[bool, None, str | None]:
         """Return the id that the broker gives the topic now; None if it gives no id."""
         try:
-            topic_id: str = self.client.request(
-                "topic_id", self.source.topic, LOOK_TIMEOUT, seconds=2 * LOOK_TIMEOUT
-            )
+            topic_id: str = yield from self._ask("topic_id")
         except ClientEnded:
             raise
         except KafkaFailure as failure:
@@ -436,17 +476,20 @@ class KafkaTopic:
         what = "it is not the topic that the position was written for: it was recreated"
         return self._error(what, received, "Begin without the position.")
 
-    def _accept(self, bounds: Mapping[int, tuple[int, int]], new: Sequence[int]) -> None:
-        """Check that partitions hold the messages of the position, and begin to fetch new ones."""
+    def _accept(self, bounds: Bounds, new: Sequence[int], before: Mapping[int, int]) -> None:
+        """Check that partitions hold the messages of the position, and begin to fetch new ones.
+
+        `before`: what was fetched when the check began.
+        """
         if not self.begins:
             self._choose_start(bounds)
         begins: dict[int, int] = {}
         for partition in new:
             low, _ = bounds[partition]
             begins[partition] = self._begin_of(partition, low)
-        offsets = {**self.fetched, **begins}
         for partition, (low, high) in bounds.items():
-            self._check_bounds(partition, offsets[partition], low, high)
+            offset = begins.get(partition, before.get(partition, 0))
+            self._check_bounds(partition, offset, low, high)
         self.begins |= begins
         self.fetched |= begins
         self.pending |= {partition: [] for partition in new}
@@ -459,7 +502,7 @@ class KafkaTopic:
         Raises:
             DataError: it is gone, or the partition has ended before it for a while.
         """
-        if offset < low:
+        if max(offset, self.fetched.get(partition, 0)) < low:
             raise self._error(
                 f"messages {offset} to {low - 1} of partition {partition} are gone",
                 f"{low} as the oldest",
@@ -479,7 +522,7 @@ class KafkaTopic:
             "If the topic was recreated, begin without the position and its journal.",
         )
 
-    def _choose_start(self, bounds: Mapping[int, tuple[int, int]]) -> None:
+    def _choose_start(self, bounds: Bounds) -> None:
         """Decide once where reading without a position begins."""
         is_latest = self.source.start == "latest"
         starts = {str(number): high if is_latest else low for number, (low, high) in bounds.items()}
@@ -580,25 +623,43 @@ class KafkaTopic:
         self._shaken = True
         self._next_look = min(self._next_look, time.monotonic() + self._timings.retry)
 
-    def _is_down(self, error: Exception, first: bool) -> None:
+    def _is_down(self, cause: str, first: bool) -> None:
+        """Note that the check under way has no answer, or failed.
+
+        Raises:
+            ConfigError: the broker refuses the credentials at the first check.
+        """
         if self._refused and first:
             raise ConfigError(
                 f"options: the broker refuses the connection, got {self._refused}. Check user, "
                 "password and certificates."
-            ) from error
+            )
         now = time.monotonic()
-        self._failing_since = self._failing_since or now
+        self._failing_since = self._failing_since or self._asked_since or now
         self._next_look = now + self._timings.retry
         # one slow answer is not an outage
         if not self._down and now - self._failing_since >= AWAY_SECONDS:
-            logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, error)
+            logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, cause)
             self._down = True
+
+    def _is_up(self, now: float) -> None:
+        """Note that a check succeeded."""
+        if self._down:
+            logger.warning("kafka at %s is back, reading resumes", self.source.servers)
+            self._do_not_count(now)
+        self._down = False
+        self._is_apart = ""
+        self._asked_since = None
+        self._failing_since = None
+        self._check_proof(now)
 
     def _on_error(self, error: ClientError) -> None:
         # in TLS 1.3 a broker checks the client's certificate after the handshake, and librdkafka
         # reports its alert as an error of transport
         if error.name in REFUSALS or "SSL alert number" in error.text:
             self._refused = f"{error.text} ({error.name})"
+        if error.name == "_ALL_BROKERS_DOWN":
+            self._is_apart = f"{error.text} ({error.name})"
         self._shake()  # the broker that is back may be another one
         logger.debug("%s", error.text)
 
@@ -612,6 +673,7 @@ class KafkaTopic:
         Raises:
             DataError: it ended too often without having fetched anything.
         """
+        self._check = None
         self._num_ends += 1
         if self._num_ends >= MAX_ENDS:
             raise self._error(
