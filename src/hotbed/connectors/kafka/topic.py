@@ -20,9 +20,10 @@ from hotbed.connectors.kafka.client import (
     PolledEntry,
 )
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
+from hotbed.connectors.kafka.outages import Outages
 from hotbed.connectors.kafka.settings import KafkaSettings
 from hotbed.connectors.live import Live
-from hotbed.errors import ConfigError, DataError
+from hotbed.errors import DataError
 
 logger = logging.getLogger("hotbed.kafka")
 
@@ -30,13 +31,8 @@ ANSWER_SECONDS = 10.0
 """How long a broker may take to answer a check. Reading goes on meanwhile."""
 COMMIT_SECONDS = 10.0
 """How long the end of reading waits for the answers to commits."""
-AWAY_SECONDS = 2.0
-"""How long an answer may take before the lag is unknown, and, if no broker is connected, the
-outage is logged.
-"""
 MAX_ENDS = 5
 """How often in a row the process of the client may end before it has fetched anything."""
-REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
 HELD_BLOCKS = 16
 """Fetching pauses while about so many blocks of messages are pending in all partitions together."""
 
@@ -121,13 +117,9 @@ class KafkaTopic:
         self._turn = 0
         self._commits = deque[Mapping[str, int]](maxlen=1)  # of the thread that does not poll
         self._num_ends = 0  # of the client, in a row
-        self._refused = ""
-        self._down = False
         self._shaken = False
-        self._failing_since: float | None = None
+        self._outages = Outages(source.servers)
         self._check: Generator[bool, None, None] | None = None  # of the topic, under way
-        self._asked_since: float | None = None  # of an answer that is not here
-        self._is_apart = ""  # why no broker was connected, since the last check that succeeded
         options = source.client_options()
         self.client = KafkaClient(options, self._on_error, self._on_commit, timings.hang)
 
@@ -151,14 +143,7 @@ class KafkaTopic:
     @property
     def is_reached(self) -> bool:
         """Whether the last check of the topic succeeded, and nothing has failed or hung since."""
-        is_down = self._failing_since is not None or self._is_overdue
-        return not is_down and not self._shaken
-
-    @property
-    def _is_overdue(self) -> bool:
-        """Whether an answer takes so long that the broker may hang."""
-        since = self._asked_since
-        return since is not None and time.monotonic() - since >= AWAY_SECONDS
+        return self._outages.is_reached and not self._shaken
 
     def end(self, partition: int) -> int:
         """Return the offset after the last message, as of the last fetch; -1 = not known yet."""
@@ -301,27 +286,28 @@ class KafkaTopic:
             self._on_end(ended)
         except KafkaFailure as failure:
             self._check = None
-            self._is_down(str(failure), first)
+            self._is_down(str(failure), first=first)
         except _Doubt:
             self._check = None
             self._next_look = min(self._next_look, now + self._timings.retry)
         else:
             if not is_waiting:
                 self._check = None
-                self._is_up(now)
+                self._do_not_count(self._outages.end())
+                self._check_proof(now)
                 return True
-            if self._refused or (self._is_apart and self._is_overdue):
-                self._is_down(self._is_apart, first)
+            if self._outages.is_hopeless:
+                self._is_down("", first=first)
         return False
 
     def _ask(self, name: str, *arguments: Any) -> Generator[bool, None, Any]:
         """Return the broker's answer to a request; yield while it is not here."""
-        self._asked_since = self._asked_since or time.monotonic()
+        self._outages.ask()
         self.client.begin(name, self.source.topic, *arguments, ANSWER_SECONDS)
         while not self.client.is_answered:
             yield True
         answer = self.client.take_answer()
-        self._asked_since = None
+        self._outages.answer()
         return answer
 
     def _checked(self, first: bool) -> Generator[bool, None, None]:
@@ -432,10 +418,10 @@ class KafkaTopic:
         if now - self._unproven_since >= self._timings.proof:
             self._must_be_proven(min(self._unproven))
 
-    def _do_not_count(self, now: float) -> None:
-        """Take the outage until now off the time in which the topic had to prove itself."""
-        if self._unproven_since is not None and self._failing_since is not None:
-            self._unproven_since += now - self._failing_since
+    def _do_not_count(self, seconds: float) -> None:
+        """Take an outage off the time in which the topic had to prove itself."""
+        if self._unproven_since is not None:
+            self._unproven_since += seconds
 
     def _described_id(self) -> Generator[bool, None, str | None]:
         """Return the id that the broker gives the topic now; None if it gives no id."""
@@ -623,43 +609,13 @@ class KafkaTopic:
         self._shaken = True
         self._next_look = min(self._next_look, time.monotonic() + self._timings.retry)
 
-    def _is_down(self, cause: str, first: bool) -> None:
-        """Note that the check under way has no answer, or failed.
-
-        Raises:
-            ConfigError: the broker refuses the credentials at the first check.
-        """
-        if self._refused and first:
-            raise ConfigError(
-                f"options: the broker refuses the connection, got {self._refused}. Check user, "
-                "password and certificates."
-            )
-        now = time.monotonic()
-        self._failing_since = self._failing_since or self._asked_since or now
-        self._next_look = now + self._timings.retry
-        # one slow answer is not an outage
-        if not self._down and now - self._failing_since >= AWAY_SECONDS:
-            logger.warning("kafka at %s is away, reading waits: %s", self.source.servers, cause)
-            self._down = True
-
-    def _is_up(self, now: float) -> None:
-        """Note that a check succeeded."""
-        if self._down:
-            logger.warning("kafka at %s is back, reading resumes", self.source.servers)
-            self._do_not_count(now)
-        self._down = False
-        self._is_apart = ""
-        self._asked_since = None
-        self._failing_since = None
-        self._check_proof(now)
+    def _is_down(self, cause: str, *, first: bool) -> None:
+        """Note that the brokers do not answer, and when to look again."""
+        self._outages.begin(cause, first=first)
+        self._next_look = time.monotonic() + self._timings.retry
 
     def _on_error(self, error: ClientError) -> None:
-        # in TLS 1.3 a broker checks the client's certificate after the handshake, and librdkafka
-        # reports its alert as an error of transport
-        if error.name in REFUSALS or "SSL alert number" in error.text:
-            self._refused = f"{error.text} ({error.name})"
-        if error.name == "_ALL_BROKERS_DOWN":
-            self._is_apart = f"{error.text} ({error.name})"
+        self._outages.error(error)
         self._shake()  # the broker that is back may be another one
         logger.debug("%s", error.text)
 
