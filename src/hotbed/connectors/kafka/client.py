@@ -119,7 +119,7 @@ class KafkaClient:
         self._asked: tuple[int, float] | None = None  # count and seconds of a consume under way
         self._answer_until = 0.0
         self._ready: tuple[Any, ...] | None = None  # an answer to consume that is not used yet
-        self._answer: tuple[Any, Any] | None = None  # to the request that `begin` sent
+        self._answer: tuple[Any, Any] | None = None  # to the question of `begin`
         self.ends: dict[int, int] = {}
         """The offset after the last known message, by partition; negative = not known yet."""
 
@@ -146,20 +146,20 @@ class KafkaClient:
         return self._receive()
 
     def begin(self, name: str, *arguments: Any) -> None:
-        """Begin a request that runs beside the others; `take_answer` returns its value later.
+        """Ask the brokers, with a method of `Questions`; `take_answer` returns the answer later.
 
-        One of them may be under way.
+        Requests are answered meanwhile. One question may be under way.
         """
         self._answer = None
         self.request("begin", name, arguments)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the answer to the request that `begin` sent came with that to another one."""
+        """Whether the answer to the question of `begin` came with that to a request."""
         return self._answer is not None
 
     def take_answer(self) -> Any:
-        """Return the value of the request that `begin` sent.
+        """Return the answer to the question of `begin`.
 
         Raises:
             KafkaFailure: the client or the broker refuses.

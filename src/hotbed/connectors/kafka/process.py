@@ -42,9 +42,7 @@ class ClientProcess:
     def __init__(self) -> None:
         self._kafka: Any = None
         self._consumer: Any = None
-        self._asker: Any = None  # a consumer that only asks: a call on one holds up all others
-        self._admin: Any = None
-        self._options: dict[str, Any] = {}
+        self._questions: Questions | None = None
         self._assigned: list[Any] = []
         self._num_commits = 0  # under way
         self._events = deque[tuple[str, Any]]()
@@ -66,16 +64,21 @@ class ClientProcess:
             return None, self._plain(error)
 
     def begin(self, name: str, arguments: Sequence[Any]) -> None:
-        """Begin a request on a thread of its own; its value and error are an event."""
+        """Ask the brokers on a thread of its own; the answer, or its error, is an event."""
 
         def work() -> None:
-            self._events.append(("answer", self._call(name, arguments)))
+            self._events.append(("answer", self._call("ask", (name, arguments))))
 
         self._beside = threading.Thread(target=work, daemon=True)
         self._beside.start()
 
+    def ask(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Return the value of a method of `Questions`."""
+        assert self._questions is not None
+        return getattr(self._questions, name)(*arguments)
+
     def settle(self, seconds: float) -> None:
-        """Wait for the request on a thread of its own, and for events."""
+        """Wait for the answer to the question that `begin` asked, and for events."""
         if self._beside is not None and self._beside.is_alive():
             self._beside.join(seconds)
         else:
@@ -89,10 +92,10 @@ class ClientProcess:
         import confluent_kafka.admin
 
         self._kafka = confluent_kafka
-        self._options = pickle.loads(options)
-        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        settings = {**pickle.loads(options), "error_cb": self._on_error}
+        self._questions = Questions(confluent_kafka, settings, self._logger)
         self._consumer = confluent_kafka.Consumer(
-            {**self._options, **callbacks}, logger=self._logger
+            {**settings, "on_commit": self._on_commit}, logger=self._logger
         )
 
     def consume(self, count: int, seconds: float) -> tuple[Any, ...]:
@@ -141,47 +144,6 @@ class ClientProcess:
     def resume(self, topic: str, partitions: list[int]) -> None:
         self._consumer.resume(self._places(topic, dict.fromkeys(partitions, -1001)))
 
-    def partitions(self, topic: str, seconds: float) -> tuple[list[int], ErrorAnswer | None]:
-        """Return the partitions of a topic, and its error."""
-        metadata = self._asking().list_topics(topic, timeout=seconds).topics[topic]
-        error: ErrorAnswer | None = None
-        if metadata.error is not None:
-            error = _of_error(metadata.error)
-        return sorted(metadata.partitions), error
-
-    def bounds(self, topic: str, partition: int, seconds: float) -> tuple[int, int]:
-        """Return the first offset of a partition, and the one after its last."""
-        place = self._kafka.TopicPartition(topic, partition)
-        low, high = self._asking().get_watermark_offsets(place, timeout=seconds)
-        return int(low), int(high)
-
-    def bounds_of(
-        self, topic: str, partitions: Sequence[int], seconds: float
-    ) -> dict[int, tuple[int, int]]:
-        """Return `bounds` of several partitions."""
-        return {partition: self.bounds(topic, partition, seconds) for partition in partitions}
-
-    def _asking(self) -> Any:
-        """Return the consumer that only asks, after its callbacks."""
-        if self._asker is None:
-            options = {**self._options, "error_cb": self._on_error}
-            self._asker = self._kafka.Consumer(options, logger=self._logger)
-        self._asker.poll(0)
-        return self._asker
-
-    def topic_id(self, topic: str, seconds: float) -> str:
-        """Return the id that the broker gives a topic; old brokers give none, which is an error."""
-        if self._admin is None:
-            options = {k: value for k, value in self._options.items() if k not in CONSUMER_OPTIONS}
-            self._admin = self._kafka.admin.AdminClient(options, logger=self._logger)
-        topics = self._kafka.TopicCollection([topic])
-        try:
-            answers = self._admin.describe_topics(topics, request_timeout=seconds)
-            return str(answers[topic].result(2 * seconds).topic_id)
-        except Exception:
-            self._admin = None
-            raise
-
     def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Commit offsets to the group; the answer of the broker is an event."""
         places = self._places(topic, offsets)
@@ -217,6 +179,59 @@ class ClientProcess:
         if error is not None:
             text = str(error)
         self._events.append(("commit", text))
+
+
+class Questions:
+    """What is asked of the brokers, on a consumer that does nothing else.
+
+    A call on a consumer holds up all others on it.
+    """
+
+    def __init__(self, kafka: Any, options: Mapping[str, Any], logger: logging.Logger) -> None:
+        self._kafka = kafka
+        self._options = options
+        self._logger = logger
+        self._consumer: Any = None
+        self._admin: Any = None
+
+    def partitions(self, topic: str, seconds: float) -> tuple[list[int], ErrorAnswer | None]:
+        """Return the partitions of a topic, and its error."""
+        metadata = self._connected().list_topics(topic, timeout=seconds).topics[topic]
+        error: ErrorAnswer | None = None
+        if metadata.error is not None:
+            error = _of_error(metadata.error)
+        return sorted(metadata.partitions), error
+
+    def bounds(
+        self, topic: str, partitions: Sequence[int], seconds: float
+    ) -> dict[int, tuple[int, int]]:
+        """Return by partition the first offset, and the one after its last."""
+        bounds: dict[int, tuple[int, int]] = {}
+        for partition in partitions:
+            place = self._kafka.TopicPartition(topic, partition)
+            low, high = self._connected().get_watermark_offsets(place, timeout=seconds)
+            bounds[partition] = (int(low), int(high))
+        return bounds
+
+    def topic_id(self, topic: str, seconds: float) -> str:
+        """Return the id that the broker gives a topic; old brokers give none, which is an error."""
+        if self._admin is None:
+            options = {k: value for k, value in self._options.items() if k not in CONSUMER_OPTIONS}
+            self._admin = self._kafka.admin.AdminClient(options, logger=self._logger)
+        topics = self._kafka.TopicCollection([topic])
+        try:
+            answers = self._admin.describe_topics(topics, request_timeout=seconds)
+            return str(answers[topic].result(2 * seconds).topic_id)
+        except Exception:
+            self._admin = None
+            raise
+
+    def _connected(self) -> Any:
+        """Return the consumer, after its callbacks."""
+        if self._consumer is None:
+            self._consumer = self._kafka.Consumer(self._options, logger=self._logger)
+        self._consumer.poll(0)
+        return self._consumer
 
 
 class _Collected(logging.Handler):

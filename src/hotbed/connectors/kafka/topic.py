@@ -372,7 +372,7 @@ class KafkaTopic:
 
     def _bounds(self, partitions: Sequence[int]) -> Generator[bool, None, Bounds]:
         """Return the first offset that the broker still has, and the one after its last."""
-        bounds: Bounds = yield from self._ask("bounds_of", partitions)
+        bounds: Bounds = yield from self._ask("bounds", partitions)
         self._lows |= {partition: low for partition, (low, _) in bounds.items()}
         return bounds
 

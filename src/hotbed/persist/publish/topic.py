@@ -328,9 +328,10 @@ def _next(client: KafkaClient, topic: str) -> tuple[int, bytes]:
 
 def _ends(client: KafkaClient, topic: str) -> tuple[int, int]:
     """Return the offsets of the first message and after the last."""
-    ends: tuple[int, int]
+    bounds: dict[int, tuple[int, int]]
+    question = (topic, [0], _CONNECT_SECONDS)
     try:
-        ends = client.request("bounds", topic, 0, _CONNECT_SECONDS, seconds=_CONNECT_SECONDS)
+        bounds = client.request("ask", "bounds", question, seconds=_CONNECT_SECONDS)
     except ClientEnded:
         raise
     except KafkaFailure as failure:
@@ -338,4 +339,4 @@ def _ends(client: KafkaClient, topic: str) -> tuple[int, int]:
             f"topic {topic}: cannot be read, got {failure}. "
             "Create it with one partition, or check the brokers."
         ) from failure
-    return ends
+    return bounds[0]
