@@ -130,7 +130,7 @@ void load_rows(Table& table, const nb::dict& in) {
   rows.state = column<float>(in, "state");
   rows.seen = column<int64_t>(in, "last_seen");
   rows.counts = column<uint32_t>(in, "count");
-  rows.updated = column<uint32_t>(in, "updated");
+  rows.missed = column<uint32_t>(in, "missed");
   rows.scores = column<double>(in, "score");
   nb::gil_scoped_release release;
   std::unique_ptr<Residency::Room> room;
@@ -245,6 +245,16 @@ Runs rates(const Table& table) {
 void load_scalars(Table& table, uint64_t step, int64_t watermark, uint64_t calls, const Runs& runs) {
   std::vector<RateHistory::Run> history;
   for (const auto& [first_step, lr] : runs) history.push_back({first_step, lr});
+  nb::gil_scoped_release release;
+  for (int p = 0; step != table.step() && p < kPartitions; p++) {
+    const uint64_t num_behind = table.num_behind(p);
+    if (num_behind == 0) continue;
+    std::unique_ptr<Residency::Room> room;
+    if (table.residency()) room = table.make_room(num_behind);
+    const std::lock_guard lock(table.mutex());
+    table.settle(p, room.get());
+  }
+  const std::lock_guard lock(table.mutex());
   table.load_scalars(step, watermark, calls, std::move(history));
 }
 

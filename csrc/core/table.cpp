@@ -592,11 +592,15 @@ void Table::load_rows(const ExportedRows& in, Residency::Room* room) {
     if (residency_ && frame < kColdFrame) residency_->changing(frame);
     const Row row = frame < kColdFrame ? pool_[frame] : was_cold ? row_in(cold, next_cold++) : row_aside;
     const LedgerEntry entry = ledger_[slot];
+    if (fields.has_updated) {
+      if (in.state.empty()) replay(row, entry.updated(), step_);  // the state stays, and has steps of its own to see
+      const uint64_t missed = in.missed.empty() ? 0 : in.missed[i];
+      entry.set_updated(static_cast<uint32_t>(step_ - std::min(missed, step_)));
+    }
     row.write(in.values.data() + i * dim, nullptr);
     if (width && !in.state.empty()) std::memcpy(row.state(), in.state.data() + i * width, width * sizeof(float));
     if (fields.has_seen && !in.seen.empty()) entry.set_seen(in.seen[i]);
     if (fields.has_count && !in.counts.empty()) entry.set_count(in.counts[i]);
-    if (fields.has_updated && !in.updated.empty()) entry.set_updated(in.updated[i]);
     if (fields.has_score && !in.scores.empty()) entry.set_score(in.scores[i]);
     if (frame == kColdFrame) residency_->put(slot, row, *room);
     partition.victims.clear();

@@ -85,6 +85,7 @@ struct ExportedRows {
   Column<float> values, state;
   Column<uint32_t> counts, updated;
   Column<double> scores;
+  Column<uint32_t> missed;  // of rows to be loaded: the steps that they have still to catch up with; empty = none
   void resize(size_t n, const RowLayout& fields);  // new elements are not set
 };
 
@@ -219,7 +220,9 @@ class Table {
 
   // --- persistence
   ExportedRows export_partition(int partition);
-  void load_rows(const ExportedRows& rows, Residency::Room* room);  // `room`: where rows lie on a disk
+  // A loaded row is up to date at the step that the table has, but for what it has missed. `room`: where rows lie on a
+  // disk.
+  void load_rows(const ExportedRows& rows, Residency::Room* room);
   // Null where every id is admitted.
   const Candidates* candidates(int partition) const noexcept {
     return partitions_[static_cast<size_t>(partition)].candidates.get();
@@ -230,6 +233,11 @@ class Table {
   // Grows with the partitions whose counts have become estimates; may be read at any time.
   uint32_t num_sketched() const noexcept { return num_sketched_.load(); }
   const RateHistory& rates() const noexcept { return rates_; }
+  // Brings the rows of a partition that have missed steps up to date where they lie; `room` for so many, where that is
+  // a disk.
+  uint64_t num_behind(int partition) const noexcept;
+  void settle(int partition, Residency::Room* room);
+  // Rows that are up to date are so at the new step, too; `settle` sees to it that all are.
   void load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates);
   uint64_t calls() const noexcept { return calls_; }
   uint64_t size() const noexcept;

@@ -8,7 +8,8 @@ namespace hotbed {
 namespace {
 
 constexpr size_t kCachedSteps = size_t{1} << 16;
-constexpr int64_t kRun = 256;  // rows handed to a kernel at a time
+constexpr size_t kSettled = size_t{1} << 14;  // rows brought up to date at a time
+constexpr int64_t kRun = 256;                 // rows handed to a kernel at a time
 
 }  // namespace
 
@@ -27,6 +28,12 @@ uint64_t Table::begin_update(double lr) {
 }
 
 void Table::load_scalars(uint64_t step, int64_t watermark, uint64_t calls, std::vector<RateHistory::Run> rates) {
+  if (layout().has_updated && step != step_)
+    for (const IdMap& map : maps_)
+      map.for_each([&](int64_t, uint32_t slot) {
+        changing(slot);
+        ledger_[slot].set_updated(static_cast<uint32_t>(step));
+      });
   step_ = step, watermark_ = watermark, calls_ = calls;
   rates_.assign(std::move(rates));
   steps_.clear();
@@ -104,6 +111,37 @@ void Table::replay(const Row& row, uint64_t from, uint64_t to) const {
 
 void Table::update_idle(int first, int last) {
   for (int p = first; p < last; p++) maps_[p].for_each([&](int64_t, uint32_t slot) { replay(slot, slot, step_); });
+}
+
+uint64_t Table::num_behind(int p) const noexcept {
+  uint64_t n = 0;
+  if (layout().has_updated) maps_[p].for_each([&](int64_t, uint32_t slot) { n += updated(slot) < step_; });
+  return n;
+}
+
+void Table::settle(int p, Residency::Room* room) {
+  if (!residency_) return update_idle(p, p + 1);
+  residency_->finish_loads();
+  ColdRows cold;
+  cold.step = step_;
+  const auto put_back = [&] {
+    begin_read(cold, true);
+    naming_lost([&] {
+      finish(cold, [&](size_t slot, const Row& row) {
+        changing(static_cast<uint32_t>(slot));
+        residency_->put(static_cast<uint32_t>(slot), row, *room);
+        ledger_[static_cast<uint32_t>(slot)].set_updated(static_cast<uint32_t>(step_));
+      });
+    });
+    cold = ColdRows();
+    cold.step = step_;
+  };
+  maps_[p].for_each([&](int64_t, uint32_t slot) {
+    if (const uint32_t frame = frame_of(slot); frame < kColdFrame) replay(slot, frame, step_);
+    else if (updated(slot) < step_) cold.rows.push_back({slot, slot, updated(slot)});
+    if (cold.rows.size() == kSettled) put_back();
+  });
+  put_back();
 }
 
 // Where rows lie on a disk, a copy catches up when it is read.

@@ -92,6 +92,9 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+LOADED = ["state", "last_seen", "count", "score", "updated"]
+
+
 def rows_of(table: Any) -> dict[str, Any]:
     return pa.Table.from_batches(table.export()).to_pydict()
 
@@ -220,6 +223,31 @@ class TableMachine(RuleBasedStateMachine):
         fresh.load_scalars(self.native.scalars())
         self.native = fresh
 
+    @rule(ids=BATCH, columns=st.sets(st.sampled_from(LOADED)), seed=st.integers(0, 2**16))
+    def load(self, ids: np.ndarray, columns: set[str], seed: int) -> None:
+        """Load new values for some rows, and for new ids, with some of the columns of an export."""
+        draw = np.random.default_rng(seed)
+        rows = pa.concat_batches(list(self.reference.export()))
+        rows = rows.select(["id", "value", *sorted(columns & set(rows.schema.names))])
+        rows = rows.filter(pa.array(draw.random(rows.num_rows) < 0.7))
+        values = draw.normal(size=rows.num_rows * self.dim).astype(np.float32)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(values), self.dim)
+        batches = [rows.set_column(1, "value", lists)]
+        if not self.timed:  # else such rows need times
+            values = draw.normal(size=len(ids) * self.dim).astype(np.float32)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(values), self.dim)
+            batches.append(pa.record_batch({"id": pa.array(ids), "value": lists}))
+        self.native.load(batches)
+        self.reference.load(batches)
+
+    @rule(step=st.integers(0, 40))
+    def move_step(self, step: int) -> None:
+        """Take the step and the rates of another table, as a warm start does."""
+        if self.reference.clock != "steps":
+            rates = [[1, 0.1]] if step else []
+            self.native.load_scalars({**self.native.scalars(), "step": step, "rates": rates})
+            self.reference.step = step
+
     @invariant()
     def sizes_agree(self) -> None:
         if hasattr(self, "native"):
@@ -265,7 +293,12 @@ def test_policies_and_scopes_work_together(scope: Any) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "policy", "ram_rows"),
-    [("adam", "ttl_and_lfu", 90), ("adagrad", "lfu_half_life", 90), ("sgd", "none", 300)],
+    [
+        ("adam", "ttl_and_lfu", 90),
+        ("ftrl", "none", 300),
+        ("adagrad", "lfu_half_life", 90),
+        ("sgd", "none", 300),
+    ],
 )
 def test_tables_on_a_disk_do_what_the_reference_does(rule: str, policy: str, ram_rows: int) -> None:
     run({"rule": RULES[rule], "tier": on_disk(ram_rows), **POLICIES[policy]}, examples=5)

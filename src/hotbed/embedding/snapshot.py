@@ -26,6 +26,13 @@ COLUMN_TYPES = {
 }
 """Columns that rows have only if the table keeps them."""
 
+LOADED_COLUMNS = ("last_seen", "count", "score", "missed")
+"""Columns that `Table.load` takes if they are there.
+
+A row that was exported is up to date, so its step says nothing. `missed` is the number of steps
+before that of the table which a row has still to catch up with.
+"""
+
 Owned = NDArray[np.bool_] | None
 """Whether a process has the rows of each partition, [256]; None: it has all of them."""
 
@@ -210,7 +217,7 @@ def flat_rows(
             "export."
         )
     rows |= {
-        name: batch.column(name).to_numpy() for name in COLUMN_TYPES if name in batch.schema.names
+        name: batch.column(name).to_numpy() for name in LOADED_COLUMNS if name in batch.schema.names
     }
     return rows
 

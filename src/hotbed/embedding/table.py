@@ -648,9 +648,11 @@ class Table:
     def load(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Load rows from `export` of any table of this dim, without admission.
 
-        Ids that have a row are overwritten, others are inserted. Of several ranks each takes the
-        rows that it owns. Raises RowShapeError for columns that do not fit dim and rule, and for
-        numbers that are not finite.
+        Ids that have a row are overwritten, others are inserted. A column that is absent changes
+        nothing. Under the scopes "all" and "catch_up" rows are up to date at the step that the
+        table has, also after `load_scalars`. Of several ranks each takes the rows that it owns.
+        Raises RowShapeError for columns that do not fit dim and rule, and for numbers that are not
+        finite.
         """
         for batch in owned_rows(batches, self.owned):
             place = f"table {self.name!r}"
@@ -700,6 +702,7 @@ class Table:
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Load `scalars` into a table whose rows were just loaded.
 
+        Rows are up to date at the new step: those that have missed steps catch up first.
         `frozen` stays as it is if they do not contain it. Raises PersistError if they count ages by
         another clock.
         """

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from on_disk import on_disk
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -535,6 +537,56 @@ def test_a_warm_start_with_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
         learn(table, range(20))
     np.testing.assert_array_equal(new.lookup(np.arange(20)), old.lookup(np.arange(20)))
     assert new.step == old.step
+
+
+MOVING = [
+    hb.Adam(lr=0.1, decay=0.1),
+    hb.Momentum(lr=0.1),
+    hb.Adagrad(lr=0.1, l2=0.05),
+    hb.Ftrl(lr=0.1, l1=0.01),
+]
+"""Rules that move rows without a gradient, all but Ftrl."""
+
+
+@pytest.mark.parametrize("rule", MOVING, ids=lambda rule: type(rule).__name__)
+def test_rows_of_a_warm_start_are_up_to_date_in_every_scope(rule: Any, tmp_path: Path) -> None:
+    """Whatever the table did before: rows that it has, and that lag behind, keep what they learned."""
+    settings: list[tuple[Any, Any]] = [
+        ("all", hb.Ram()),
+        ("catch_up", hb.Ram()),
+        ("catch_up", on_disk(30)),
+        ("catch_up", on_disk(1000)),
+    ]
+    read: list[list[Any]] = []
+    for scope, tier in settings:
+        moving = replace(rule, scope=scope)
+        old, new = (hb.Table(name, 2, rule=moving, tier=tier) for name in ("old", "new"))
+        learn(old, range(20))
+        for number in range(5):
+            learn(old, range(15, 20 + number))
+            learn(new, range(10 + 10 * number, 22 + 10 * number))
+        new.lookup(np.arange(12, 14))
+        others = np.arange(30, 60)
+        before = new.lookup(others)
+        folder = tmp_path / f"{scope} {tier}".replace("/", "-")
+        save(folder, State(tables={"old": old}))
+        warm_start({"new": new}, open_checkpoint(folder), {"old": "new"}, optimizer_state=True)
+        ids = np.arange(24)
+        np.testing.assert_array_equal(new.lookup(ids), old.lookup(ids))
+        np.testing.assert_array_equal(new.lookup(others), before)
+        for table in (old, new):
+            learn(table, range(5))
+        np.testing.assert_array_equal(new.lookup(ids), old.lookup(ids))
+        learn(new, range(2))
+        read.append([new.step, new.lookup(np.arange(70)), *flat_rows_of(new)])
+    for other in read[1:]:
+        for got, expected in zip(other, read[0], strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+
+def flat_rows_of(table: hb.Table) -> list[Any]:
+    rows = pa.Table.from_batches(table.export()).sort_by("id")
+    return [np.array(rows.column(name).to_pylist()) for name in ("id", "value", "state")]
 
 
 def test_a_warm_start_that_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def fill(table: Table, weight: Tensor, state: Sequence[Tensor], step: int) -> No
 
 def load_weight(table: Table, weight: Tensor) -> None:
     """Replace the values of the rows 0, 1, … by those of a weight; their state stays."""
-    table.native.catch_up()
     for start in range(0, len(weight), CHUNK):
         stop = min(start + CHUNK, len(weight))
         columns = {"id": pa.array(np.arange(start, stop)), "value": _lists(weight[start:stop])}

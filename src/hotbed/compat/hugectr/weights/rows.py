@@ -33,7 +33,7 @@ def batches(
     keys: NDArray[Any],
     vectors: NDArray[Any],
     states: NDArray[Any] | None = None,
-    times: NDArray[Any] | None = None,
+    missed: NDArray[Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows for `Table.load`.
 
@@ -41,7 +41,7 @@ def batches(
         keys: [n].
         vectors: [n, dim].
         states: [kinds of state, at least n, dim].
-        times: steps of the last update, [n].
+        missed: the steps that each row has still to catch up with, [n].
     """
     for first in range(0, len(keys), _BATCH_ROWS):
         end = min(first + _BATCH_ROWS, len(keys))
@@ -51,8 +51,8 @@ def batches(
         if states is not None:
             by_row = states[:, part].swapaxes(0, 1)
             columns["state"] = _list_column(by_row.reshape(end - first, -1))
-        if times is not None:
-            columns["updated"] = pa.array(times[part].astype(np.uint32))
+        if missed is not None:
+            columns["missed"] = pa.array(missed[part].astype(np.uint32))
         yield pa.record_batch(columns)
 
 

@@ -217,9 +217,12 @@ def load_sparse_states(
             check_squares(path, states[place, : len(keys)])
     if num_places and _has_momentum(table):
         states = rules.momentum_of(states, _rate(table, lr))
-    table.load(batches(keys, vectors, states, times))
+    missed = None
     if times is not None:
-        table.load_scalars({**table.scalars(), "step": int(times.max())})
+        step = int(times.max())
+        table.load_scalars({**table.scalars(), "step": step})
+        missed = step - times
+    table.load(batches(keys, vectors, states, missed))
 
 
 # --- parts ----------------------------------------------------------------------------------------
