@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ pytest.importorskip("torch", reason="torch absent")
 import pyarrow as pa
 
 import hotbed as hb
+from hotbed.errors import ConfigError
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
+from hotbed.job.file import override
 from hotbed.persist.inspect import describe_checkpoint, diff, verify
 
 
@@ -71,6 +74,94 @@ def test_run_returns_values_reports_events_and_prints_nothing(
     assert verified["digest"] == describe_checkpoint(job.state_path)["digest"]
     assert diff(job.state_path, job.state_path)["same"]
     assert capfd.readouterr().out == ""
+
+
+@pytest.fixture
+def amounts_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hb.Job:
+    """A trained job with a transform that learns, which `train` has split off a stream."""
+    number = np.arange(300)
+    rows = pa.table({"y": number % 5, "user": number % 20, "shop": number % 7, "sum": number % 3})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    columns = [
+        {"kind": "label", "name": "y", "threshold": 2},
+        {"kind": "id", "name": "user"},
+        {"kind": "id", "name": "bin", "column": "sum", "transforms": [{"kind": "map"}]},
+        {"kind": "dense", "name": "sum", "transforms": ["normalize", {"kind": "clip", "low": -1}]},
+    ]
+    source = {"kind": "parquet", "path": "rows.parquet"}
+    spec = {
+        "schema": {"columns": columns},
+        "model": {"kind": "dcnv2", "hidden": [4], "num_cross_layers": 1},
+        "train": source,
+        "valid": source,
+        "tables": {"dim": 4},
+        "output": "out",
+    }
+    job = hb.Job.from_json(spec)
+    run.train(job)
+    return job
+
+
+CHANGED = {
+    "model": ({"model": {"kind": "lr"}}, r"job\.model: .* trained with 'dcnv2' .*got 'lr'"),
+    "layers": (
+        {"model.num_cross_layers": 2},
+        r"job\.model\.num_cross_layers: .* trained with 1, got 2",
+    ),
+    "dim": ({"tables.dim": 3}, r"job\.tables\.dim of table '\w+': .* with 4 .*got 3"),
+    "rule": ({"tables.rule": "sgd"}, r"job\.tables\.rule of .* 'adagrad' .*got 'sgd'"),
+    "threshold": ({"schema.columns.y.threshold": 4}, r"columns\.y\.threshold: .* 2, got 4"),
+    "column": ({"schema.columns.user.column": "shop"}, r"user\.column: .*'user', got 'shop'"),
+    "table": ({"schema.columns.bin.table": "user"}, r"bin\.table: .*'bin', got 'user'"),
+    "pooling": ({"schema.columns.user.pooling": "mean"}, r"user\.pooling: .*None, got 'mean'"),
+    "transform": (
+        {"schema.columns.bin.transforms": ["hash"]},
+        r"bin\.transforms: .*\['map'\], got \['hash'\]",
+    ),
+    "argument": (
+        {"schema.columns.sum.transforms": ["normalize", {"kind": "clip", "low": 0}]},
+        r"sum\.transforms\.1\.low: .* -1, got 0",
+    ),
+    "learned": (
+        {"schema.columns.sum.transforms": [{"kind": "normalize", "mean": 7}, "clip"]},
+        r"sum\.transforms\.0\.mean: .*got 7",
+    ),
+    "loss": ({"loss": "mse"}, r"job\.loss: .* trained with 'bce', got 'mse'"),
+    "seed": ({"seed": 1}, r"job\.tables\.seed of .* with \S+ .*got 1"),
+}
+
+
+def test_commands_refuse_a_job_that_says_another_model_than_was_trained(
+    amounts_job: hb.Job,
+) -> None:
+    commands = [run.evaluate, run.predict, run.export, lambda job: run.publish(job, "published")]
+    for name, (assignments, message) in CHANGED.items():
+        changed = hb.Job.from_json(override(amounts_job.to_json(), assignments))
+        for command in commands:
+            with pytest.raises(ConfigError, match=message):
+                command(changed)
+        facts = run.inspect(changed)
+        assert facts.model is None, name
+        assert re.search(message, facts.misfit), name
+
+
+def test_commands_compute_what_the_job_says_now(amounts_job: hb.Job) -> None:
+    rows = pq.read_table("rows.parquet")
+    pq.write_table(rows.slice(0, 40), "few.parquet")
+    assignments: dict[str, object] = {
+        "metrics": ["calibration", "gauc@bin"],
+        "valid": {"kind": "parquet", "path": "few.parquet"},
+        "fit.batch_size": 7,
+        "tables.rule": {"kind": "adagrad", "lr": 0.5},
+        "tables.capacity": 1000,
+    }
+    changed = hb.Job.from_json(override(amounts_job.to_json(), assignments))
+    metrics = run.evaluate(changed)
+    assert {"calibration", "gauc@bin"} <= set(metrics)
+    assert "auc" not in metrics
+    assert run.predict(changed).num_rows == 40
+    assert "dim" in (run.inspect(changed).model or "")
 
 
 def test_restart_and_warm_start_are_reported(job: hb.Job) -> None:

@@ -153,7 +153,9 @@ def print_job(job: JobFacts) -> None:
         dict(job.settings), sort_keys=False, default_flow_style=None, width=110
     )
     console.print(escape(settings), highlight=False)
-    if job.model is None:
+    if job.misfit:
+        print_line(f"not the trained model: {job.misfit}")
+    elif job.model is None:
         console.print(f"not trained yet: no checkpoint in {job.output}")
     else:
         print(job.model)

@@ -5,6 +5,7 @@ arrays.py       Arrow arrays as NumPy arrays, and the lengths and offsets of lis
 arrow_types.py  which Arrow types a raw column may have, and what they are to Hotbed
 bad_rows.py     rows that are not as they should be
 batch.py        Batch, which a Dataset yields and a network takes, and Ids, the only jagged type
+changes.py      what a declared schema says otherwise than the fitted one of a model
 columns.py      Raw Arrow columns: their ids, hashes, and transforms of them
 context.py      what transforms and learners may use of the encoder
 dataset.py      Dataset: batches of a source, optionally shuffled, prefetched

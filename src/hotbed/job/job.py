@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotbed import checks, config
 from hotbed.connectors import Slice, Source
+from hotbed.data.changes import change_of
 from hotbed.data.grains import LEAST_SAMPLES, MOST_GRAINS, grains_for
 from hotbed.data.schema import Schema
 from hotbed.embedding.policy import PARTITIONS
@@ -264,7 +265,7 @@ class Job:
         Its fitted maps are those of the job, where the job has them: a preparation may be moved.
 
         Raises:
-            ConfigError: the job has other columns now.
+            ConfigError: the job has other columns now, or they mean something else.
         """
         from hotbed.persist.format import open_checkpoint
 
@@ -276,6 +277,12 @@ class Job:
                 f"schema: its columns are not those that {states} was learned with, got "
                 f"{[name for _, name in now]} after {[name for _, name in before]}. Give the job "
                 "another output."
+            )
+        change = change_of(schema, self.declared)
+        if change is not None:
+            raise ConfigError(
+                f"job.schema.{change.key}: {states} was learned with {change.before!r}, got "
+                f"{change.now!r}. Give what it was learned with, or give the job another output."
             )
         of_requests = self.declared.raw or self.declared
         return schema.with_maps({fitted.digest: fitted.path for fitted in of_requests.maps})

@@ -24,7 +24,7 @@ from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, igno
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
-from hotbed.job.states import has_state, newest, own_states, trained
+from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
 
@@ -312,18 +312,18 @@ class Exported:
 
 
 def evaluate(job: Job) -> dict[str, float]:
-    """Return the metrics of the job's newest model on the job's `valid`."""
-    import hotbed as hb
+    """Return the job's metrics of its newest model on its `valid`.
 
+    Raises:
+        ConfigError: the job has no `valid`, or says another model or schema than was trained.
+    """
     if job.valid is None:
         raise ConfigError(
             "job.valid: missing key, got none. `hotbed evaluate` needs a source with labels: add "
             "it, or --set it."
         )
     check_same(job, "evaluate")
-    with together():
-        states = trained(job)
-    model = hb.load(states)
+    model = _restored(job)
     return model.evaluate(job.dataset(job.valid, model.schema))
 
 
@@ -337,8 +337,6 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    import hotbed as hb
-
     source = job.predict or job.valid
     if source is None:
         raise ConfigError(
@@ -346,9 +344,7 @@ def predict(job: Job, out: Where | None = None) -> Predictions:
             "--set it."
         )
     check_same(job, "predict")
-    with together():
-        states = trained(job)
-    model = hb.load(states)
+    model = _restored(job)
     scores = model.predict(job.dataset(source, model.schema))
     if not isinstance(scores, Mapping):
         scores = {model.schema.labels[0].name: scores}
@@ -406,7 +402,7 @@ def export(job: Job, out: Where | None = None) -> Exported:
     """Freeze the job's newest model for servers; `out`: None is `export` in the job's output."""
     with together():
         states = trained(job)
-    model = _described(job).restore(states)
+    model = _restored(job)
     return _export(model, states, out or job.output_path("export"))
 
 
@@ -423,13 +419,23 @@ def export_state(states: Where, out: Where) -> Exported:
     return _export(_rebuilt(states, reader), states, out)
 
 
-def _described(job: Job) -> RecModel:
-    """Return the model of a job as its states describe it, without what they hold."""
+def _restored(job: Job, reader: Reader | None = None) -> RecModel:
+    """Return the model that a job says, with what it learned; `reader`: None is the newest state.
+
+    Raises:
+        ConfigError: the job says another model or schema than was trained.
+    """
+    from hotbed.persist.format import open_checkpoint
+
     with together():
         states = trained(job)
         schema = job.schema_of(states)
-        job = _with_grains_of(states, job)
-    return job.rec_model(schema)
+        grained = _with_grains_of(states, job)
+        newest_state = reader or open_checkpoint(states)
+    model = grained.rec_model(schema)
+    with together():
+        check_unchanged(grained, newest_state, model)
+    return model.restore(reader or states, job.checkpoint.get("allow", ()))
 
 
 def _rebuilt(states: Where, reader: Reader) -> RecModel:
@@ -477,7 +483,7 @@ def publish(what: Job | Where, to: Where, state: int | None = None, keep: int = 
         if state is not None:
             reader = open_state(states, state)
     if isinstance(what, Job):
-        model = _described(what).restore(reader)
+        model = _restored(what, reader)
     else:
         model = _rebuilt(states, reader)
 
@@ -519,6 +525,7 @@ class JobFacts:
     """A job's columns and settings, and the text of its model; None where it is not trained.
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed.
+    `misfit`: why the model that is there is not the job's; "" where it is, or none is there.
     """
 
     columns: Sequence[ColumnFacts]
@@ -526,6 +533,7 @@ class JobFacts:
     settings: Mapping[str, Any]
     output: str
     model: str | None
+    misfit: str = ""
 
 
 def inspect(job: Job) -> JobFacts:
@@ -550,16 +558,20 @@ def inspect(job: Job) -> JobFacts:
         )
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
     of_requests = job.declared.raw or job.declared
-    return JobFacts(columns, of_requests.derived, rest, job.output, _summary(newest(job)))
+    model, misfit = _summary(job)
+    return JobFacts(columns, of_requests.derived, rest, job.output, model, misfit)
 
 
-def _summary(states: Where) -> str | None:
-    if not has_state(states):
-        return None
-    import hotbed as hb
+def _summary(job: Job) -> tuple[str | None, str]:
+    """Return the text of a job's newest model; or why the job does not say that model."""
+    if not has_state(newest(job)):
+        return None, ""
     from hotbed.training.described import summary_of
 
-    return summary_of(hb.load(states))
+    try:
+        return summary_of(_restored(job)), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def init(

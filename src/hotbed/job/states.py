@@ -7,14 +7,19 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotbed.connectors import DeadLetters, Journal, Live
 from hotbed.errors import ConfigError
 from hotbed.files import Lock, Where, free_name, resolve, sync_folder
 from hotbed.job.events import MovedAside, Report, ignore
 from hotbed.job.job import Job
-from hotbed.persist.resume import finish_first
+from hotbed.persist.resume import finish_first, refused_changes, shown
 from hotbed.persist.store import JOURNAL, LETTERS, open_store
+
+if TYPE_CHECKING:
+    from hotbed.persist.format import Reader
+    from hotbed.training.model import RecModel
 
 
 def has_state(where: Where) -> bool:
@@ -45,6 +50,41 @@ def trained(job: Job) -> str:
             f"job: not trained yet, got no checkpoint in {job.output}. Run `hotbed train` first."
         )
     return states
+
+
+def check_unchanged(job: Job, reader: Reader, model: RecModel) -> None:
+    """Raise ConfigError if the job says another model than the one in a state.
+
+    Args:
+        job: the job.
+        reader: the state.
+        model: of the job, before it is restored.
+    """
+    from hotbed.persist.restoring import meanings
+
+    saved, here = meanings(reader, model.state())
+    changed = refused_changes(saved, here, job.checkpoint.get("allow", ()))
+    if changed:
+        # the kind of a network explains its tables and their features
+        name = min(changed, key=lambda name: not name.startswith("network"))
+        others = [_key(other, reader) for other in changed if other != name]
+        also = f" (also changed: {', '.join(dict.fromkeys(others))})" if others else ""
+        raise ConfigError(
+            f"job.{_key(name, reader)}: the model in {reader.folder} was trained with "
+            f"{shown(name, saved)}{also}, got {shown(name, here)}. Give what it was trained with, "
+            "as in the job.json of its output, or train the job again."
+        )
+
+
+def _key(field: str, reader: Reader) -> str:
+    """Return the key of a job that a field of a state comes from, and its table."""
+    section, _, rest = field.partition(".")
+    tables = [name for name in reader.table_names if rest.startswith(f"{name}.")]
+    if section == "tables" and tables:
+        table = max(tables, key=len)
+        return f"tables.{rest.removeprefix(f'{table}.')} of table {table!r}"
+    name = {"network": "model", "loss_fn": "loss"}.get(section, section)
+    return f"{name}.{rest}" if rest else name
 
 
 @contextlib.contextmanager

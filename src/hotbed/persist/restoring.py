@@ -81,7 +81,7 @@ def _checked(
     def misfit() -> str:
         return _misfit(reader, state, tensors)
 
-    accepted = compare(folder, *_meanings(reader, state), allow, misfit)
+    accepted = compare(folder, *meanings(reader, state), allow, misfit)
     if reason := misfit():
         raise PersistError(
             f"{folder}: the model has other shapes, got this: {reason}. Build it as it was when it "
@@ -124,7 +124,7 @@ def _misfit(reader: Reader, state: State, tensors: Mapping[str, Tensor]) -> str:
     return network_misfit(state.network, state.rows, tensors)
 
 
-def _meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
+def meanings(reader: Reader, state: State) -> tuple[Meaning, Meaning]:
     """Return what the checkpoint means, and what `state` does.
 
     Parts that one of them does not describe are left out of both.

@@ -140,25 +140,30 @@ def compare(
     Raises:
         PersistError: a field that may not change differs; the message names it and both values.
     """
-    accepted: set[str] = set()
-    refused: list[str] = []
-    for name in _different(saved, here):
-        decision = decided(name)
-        is_known = not _is_unknown(name, saved)
-        if is_known and decision == "refuse" and not _matches(name, allow):
-            refused.append(name)
-            continue
-        _log_change(place, name, saved, here)
-        if is_known and decision != "keep":
-            accepted.add(name)
+    refused = refused_changes(saved, here, allow)
     if refused:
         raise _refusal(place, refused, saved, here, misfit())
+    accepted: set[str] = set()
+    for name in _different(saved, here):
+        _log_change(place, name, saved, here)
+        if not _is_unknown(name, saved) and decided(name) != "keep":
+            accepted.add(name)
     return accepted
 
 
+def refused_changes(saved: Meaning, here: Meaning, allow: Sequence[str] = ()) -> list[str]:
+    """Return the names of the fields that differ and may not; `allow`: as in `compare`."""
+    refused = []
+    for name in _different(saved, here):
+        is_known = not _is_unknown(name, saved)
+        if is_known and decided(name) == "refuse" and not _matches(name, allow):
+            refused.append(name)
+    return refused
+
+
 def _log_change(place: str, name: str, saved: Meaning, here: Meaning) -> None:
-    before = _shown(name, saved)
-    after = _shown(name, here)
+    before = shown(name, saved)
+    after = shown(name, here)
     decision = decided(name)
     if _is_unknown(name, saved):
         log.info("%s: it does not say %s, resumed with %s", place, name, after)
@@ -188,8 +193,8 @@ def _refusal(
             "model.warm_start()."
         )
     return PersistError(
-        f"{place}: {first} is {_shown(first, saved)} in the checkpoint{others}, "
-        f"got {_shown(first, here)}. Build it as it was when it was saved, {advice}"
+        f"{place}: {first} is {shown(first, saved)} in the checkpoint{others}, "
+        f"got {shown(first, here)}. Build it as it was when it was saved, {advice}"
     )
 
 
@@ -254,7 +259,8 @@ def _with_defaults(column: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def _shown(name: str, fields: Meaning) -> str:
+def shown(name: str, fields: Meaning) -> str:
+    """Return the value of a field for a message."""
     if name in fields:
         text = repr(fields[name])
         return text if len(text) <= 80 else f"{text[:77]}..."
