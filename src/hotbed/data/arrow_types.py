@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-Type = Literal["text", "boolean", "integer", "number", "mixed"]
-"""The type of the values of a raw column; `mixed`: text and numbers."""
-_NUMBERS: Sequence[Type] = ("boolean", "integer", "number")  # each holds those before it
+Type: TypeAlias = str
+"""The type of the values of a raw column.
+
+It is "text", "boolean", "integer", "uint64", "float32" (also for narrower floats), "number" for
+other numbers, "mixed" for text and numbers, or for times and decimals the name of their Arrow type,
+such as "timestamp[us, tz=UTC]" or "decimal128(10, 2)".
+"""
+_NUMBERS: Sequence[Type] = ("boolean", "integer", "uint64", "number")  # each stands for the former
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
+_DECIMAL = re.compile(r"(decimal\d+)\((\d+), (-?\d+)\)")
+_UNITS = ("s", "ms", "us", "ns")
 Shape = Literal["value", "list", "mixed"]
 _TEXT = {
     pa.string().id,
@@ -27,7 +36,7 @@ _BYTES = {pa.string().id, pa.large_string().id, pa.binary().id, pa.large_binary(
 def type_of(kind: pa.DataType) -> Type | None:
     """Return the type of the values, or of the items of lists, in a raw column.
 
-    Returns None for an Arrow type that is neither text nor numbers.
+    Returns None for an Arrow type that is neither text nor numbers nor times.
     """
     while pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         kind = kind.value_type
@@ -35,13 +44,55 @@ def type_of(kind: pa.DataType) -> Type | None:
         kind = kind.value_type
     if pa.types.is_boolean(kind):
         return "boolean"
+    if pa.types.is_uint64(kind):
+        return "uint64"
     if pa.types.is_integer(kind):
         return "integer"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
+    if pa.types.is_floating(kind):
+        return "number" if pa.types.is_float64(kind) else "float32"
     if kind.id in _TEXT:
         return "text"
+    if pa.types.is_decimal(kind) or is_time(kind):
+        return str(kind)
     return None
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type holds timestamps, dates, times of a day or durations."""
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return True
+    return bool(pa.types.is_time(kind) or pa.types.is_duration(kind))
+
+
+def time_of(kind: Type) -> pa.DataType | None:
+    """Return the Arrow type that a recorded type of times names; None for any other text."""
+    timestamp = _TIMESTAMP.fullmatch(kind)
+    if timestamp is not None:
+        return pa.timestamp(*timestamp.groups())
+    try:
+        named = pa.type_for_alias(kind)
+    except ValueError:
+        return None
+    return named if is_time(named) and str(named) == kind else None
+
+
+def decimal_of(kind: Type) -> pa.DataType | None:
+    """Return the Arrow type that a recorded type of decimals names; None for any other text."""
+    decimal = _DECIMAL.fullmatch(kind)
+    if decimal is None:
+        return None
+    name, precision, scale = decimal.groups()
+    try:
+        return getattr(pa, name)(int(precision), int(scale))
+    except (AttributeError, ValueError):
+        return None
+
+
+def is_type(kind: Type) -> bool:
+    """Return whether a text is a type of a raw column."""
+    if kind in (*_NUMBERS, "float32", "text", "mixed"):
+        return True
+    return time_of(kind) is not None or decimal_of(kind) is not None
 
 
 def shape_of(kind: pa.DataType) -> Shape | None:
@@ -64,9 +115,34 @@ def joined(before: Type | None, kind: Type) -> Type:
     """Return the type of a column that held values of type `before` and now of type `kind`."""
     if before is None or before == kind:
         return kind
+    before = _widest(before)
+    kind = _widest(kind)
     if before in _NUMBERS and kind in _NUMBERS:
         return max(before, kind, key=_NUMBERS.index)
+    is_before = time_of(before) is not None
+    is_now = time_of(kind) is not None
+    if is_before and is_now:
+        return _finer(before, kind)
+    if is_before:
+        return kind
+    if is_now:  # times of their own type need no declaration beside others
+        return before
     return "mixed"
+
+
+def _widest(kind: Type) -> Type:
+    """Return "number" for a type of floats or decimals, other types as they are."""
+    return "number" if kind == "float32" or decimal_of(kind) is not None else kind
+
+
+def _finer(before: Type, kind: Type) -> Type:
+    """Return the type of two that holds the times of both; `before` where none does."""
+    first = _TIMESTAMP.fullmatch(before)
+    second = _TIMESTAMP.fullmatch(kind)
+    if first is None or second is None or first[2] != second[2]:
+        return before
+    is_finer = _UNITS.index(second[1]) > _UNITS.index(first[1])
+    return kind if is_finer else before
 
 
 def is_list(kind: pa.DataType) -> bool:

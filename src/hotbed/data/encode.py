@@ -16,7 +16,16 @@ from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import list_lengths, offsets_of
-from hotbed.data.arrow_types import Shape, Type, is_list, joined, joined_shape, shape_of, type_of
+from hotbed.data.arrow_types import (
+    Shape,
+    Type,
+    is_list,
+    joined,
+    joined_shape,
+    shape_of,
+    time_of,
+    type_of,
+)
 from hotbed.data.batch import Batch, Ids
 from hotbed.data.columns import Columns, ids_of, missing_as_null, require_columns, transformed
 from hotbed.data.context import BadRows
@@ -336,15 +345,15 @@ def check_types(
 
 def _is_other_type(trained: Type, kind: Type, *, is_id: bool) -> bool:
     """Return whether values of a type are other ids than those of the type in training."""
-    if trained == "mixed":
-        return False
-    if kind == "boolean" and trained == "integer" and is_id:
+    if trained == "mixed" or time_of(trained) is not None or time_of(kind) is not None:
+        return False  # the use of times looks at their type itself
+    if kind == "boolean" and trained in ("integer", "uint64") and is_id:
         return True
     return kind == "mixed" or (kind == "text") != (trained == "text")
 
 
 def _other_type(name: str, trained: Type, kind: Type, shown: object) -> SchemaError:
-    if kind == "boolean" and trained == "integer":
+    if kind == "boolean" and trained in ("integer", "uint64"):
         return SchemaError(
             f"column {name!r}: it held integer ids in training, got {shown}. Give integers."
         )

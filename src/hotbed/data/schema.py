@@ -17,7 +17,7 @@ from hotbed import checks, config
 from hotbed.connectors import times
 from hotbed.connectors.prepared import check_maps, read_workflow
 from hotbed.connectors.source import Source, not_endless
-from hotbed.data.arrow_types import Shape, Type, is_list, joined, joined_shape
+from hotbed.data.arrow_types import Shape, Type, is_list, is_type, joined, joined_shape
 from hotbed.data.columns import RULES, Columns, ids_of, missing_as_null, transformed
 from hotbed.data.fit import fit
 from hotbed.data.fitted import FittedMap
@@ -182,13 +182,14 @@ class Schema:
 
     A schema is a value: compare it, save it (`to_json`), build a table set and models from it.
 
-    `types`: the type of each raw column in training: "text", "boolean", "integer", "number", or
-    "mixed" for text and numbers. `shapes`: whether a row of each raw column held one "value" or a
-    "list". Training fills in both. From then on, text for numbers, numbers for text, booleans for
-    integer ids, and lists for single values are rejected. `raw`: of a schema over prepared files,
-    the fitted schema over raw rows, which servers apply. `derived`: the raw columns that depend on
-    other rows, so that a request must bring them, each with a description. `rules`: which rules
-    hold for what is missing, see `hotbed.data.columns.RULES`; states and exports keep theirs.
+    `types`: the type of each raw column in training, as `hotbed.data.arrow_types.Type` lists them,
+    such as "text", "integer" or "timestamp[us]". `shapes`: whether a row of each raw column held
+    one "value" or a "list". Training fills in both. From then on, text for numbers, numbers for
+    text, booleans for integer ids, and lists for single values are rejected. `raw`: of a schema
+    over prepared files, the fitted schema over raw rows, which servers apply. `derived`: the raw
+    columns that depend on other rows, so that a request must bring them, each with a description.
+    `rules`: which rules hold for what is missing, see `hotbed.data.columns.RULES`; states and
+    exports keep theirs.
     Raises ConfigError for two columns of one name, more than one Time or Weight, or two units of
     one column.
 
@@ -433,6 +434,12 @@ class Schema:
         columns = config.build(value["columns"], Sequence[Column], "schema.columns")
         types = value.get("types", {})
         types = config.build(types, Mapping[str, Type], "schema.types")
+        for name, kind in types.items():
+            if not is_type(kind):
+                raise ConfigError(
+                    f"schema.types.{name}: unknown type, got {kind!r}. Use text, boolean, integer, "
+                    "uint64, float32, number, mixed or an Arrow type of times or decimals."
+                )
         shapes = value.get("shapes", {})
         shapes = config.build(shapes, Mapping[str, Shape], "schema.shapes")
         raw = value.get("raw")

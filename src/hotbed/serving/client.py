@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import ssl
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed.connectors.memory import Memory
-from hotbed.data.arrow_types import is_bytes, is_list
+from hotbed.data.arrow_types import is_bytes, is_list, is_time
 from hotbed.errors import (
     ConfigError,
     DataError,
@@ -27,7 +28,7 @@ from hotbed.errors import (
     Unauthorized,
 )
 from hotbed.serving.protocol.rest import HEADER_LENGTH
-from hotbed.serving.protocol.tensors import DTYPES, text_of
+from hotbed.serving.protocol.tensors import DTYPES
 from hotbed.serving.request import check_columns, check_context, single_value
 from hotbed.serving.session import Scores
 
@@ -260,24 +261,31 @@ def _tensor(name: str, values: Any) -> _Tensor:
         items, shape = _even(name, items)
     if pa.types.is_dictionary(items.type):
         items = items.dictionary_decode()
+    parameters = {}
+    if is_time(items.type):
+        parameters["arrow_type"] = str(items.type)
+        items = items.cast(pa.int32() if items.type.bit_width == 32 else pa.int64())
+    elif pa.types.is_decimal(items.type):
+        items = items.cast(pa.float64(), safe=False)
     kind = "BYTES" if _is_text(items.type) else _KINDS.get(items.type, "")
     if not kind:
         raise DataError(
             f"column {name!r}: a tensor cannot hold this type, got {items.type}. Give numbers, "
-            "booleans or strings."
+            "booleans, strings or times."
         )
     if items.null_count:  # only JSON can mark a value as missing
         if kind == "FP16":
             items = items.cast(pa.float32())
-        data = [
-            text_of(name, value) if isinstance(value, bytes) else value
-            for value in items.to_pylist()
-        ]
-        return _Tensor({"name": name, "datatype": kind, "shape": shape, "data": data}, b"", 0)
+        data = items.to_pylist()
+        if any(isinstance(value, bytes) for value in data):
+            data = [value if value is None else b64encode(value).decode() for value in data]
+            parameters["content_type"] = "base64"
+        spec = {"name": name, "datatype": kind, "shape": shape, "data": data}
+        return _Tensor({**spec, "parameters": parameters}, b"", 0)
     if kind == "BYTES":
         return _binary(name, kind, shape, _encoded(items.to_pylist()), 0)
     numbers = items.to_numpy(zero_copy_only=False)
-    return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize)
+    return _binary(name, kind, shape, numbers.tobytes(), numbers.itemsize, parameters)
 
 
 def _encoded(values: Sequence[str | bytes]) -> bytes:
@@ -290,11 +298,17 @@ def _encoded(values: Sequence[str | bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _binary(name: str, kind: str, shape: Sequence[int], data: bytes, width: int) -> _Tensor:
-    size = {"binary_data_size": len(data)}
-    return _Tensor(
-        {"name": name, "datatype": kind, "shape": list(shape), "parameters": size}, data, width
-    )
+def _binary(
+    name: str,
+    kind: str,
+    shape: Sequence[int],
+    data: bytes,
+    width: int,
+    parameters: Mapping[str, str] | None = None,
+) -> _Tensor:
+    all_parameters = {"binary_data_size": len(data), **(parameters or {})}
+    spec = {"name": name, "datatype": kind, "shape": list(shape), "parameters": all_parameters}
+    return _Tensor(spec, data, width)
 
 
 def _array(name: str, values: Any) -> pa.Array:

@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.memory import Memory
+from hotbed.data.arrow_types import decimal_of, time_of
 from hotbed.data.columns import plain_columns
 from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.frozen import RowArray
 from hotbed.serving.rows import FeatureIds
+from hotbed.serving.trained_types import as_trained
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
@@ -132,6 +134,11 @@ class RequestEncoder:
         self._ids = _Features(schema, schema.ids, int)
         self._dense = _Features(schema, schema.dense, float)
         self._raw = self._ids.raw | self._dense.raw
+        self._trained = dict[str, pa.DataType]()
+        for name in self._raw & schema.types.keys():
+            kind = time_of(schema.types[name]) or decimal_of(schema.types[name])
+            if kind is not None:
+                self._trained[name] = kind
         self._encoders: dict[tuple[str, ...], Encoder] = {}
 
     def __call__(self, columns: Columns, context: Mapping[str, Any] | None = None) -> ScoreRequest:
@@ -145,6 +152,8 @@ class RequestEncoder:
                 "Give it once."
             )
         values.update(shared)
+        for name in self._trained.keys() & values.keys():
+            values[name] = as_trained(name, values[name], self._trained[name])
         if not self._raw <= values.keys():
             nothing = {name: pa.nulls(0) for name in values}
             Encoder(self._schema)(pa.table(nothing), labels=False)  # raises, naming the columns
@@ -157,7 +166,7 @@ class RequestEncoder:
             self._encode_rest(once, values, ids, dense)
         if each:
             for name in shared.keys() & _raw_columns(each):
-                values[name] = _repeat(name, shared[name], num_samples)
+                values[name] = _repeat(name, values[name], num_samples)
             self._encode_rest(each, values, ids, dense)
         return ScoreRequest(ids, dense, num_samples)
 

@@ -144,7 +144,7 @@ def told_by(client: hb.Client, session: Any, columns: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="inputs are missing"):
         client.predict("m", rest)
     with pytest.raises(DataError, match="a tensor cannot hold"):
-        client.predict("m", {**columns, "user": np.zeros(40, "datetime64[s]")})
+        client.predict("m", {**columns, "user": [{"id": 1}] * 40})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,30 @@ def test_ids_beyond_64_bits_are_refused_by_session_and_client(
                         {name: values for name, values in draw(2, 1).items() if name != "user"},
                         {"user": id},
                     )
+
+
+def test_ids_from_2_to_the_63_are_read_from_json_whatever_was_told(
+    running: Running, session: hb.InferenceSession
+) -> None:
+    """Half of a long request is decoded before the first of them is seen."""
+    users = [7] * 5000 + [2**63, 2**64 - 1]
+    for ids in (users[-3:], users[-4097:]):
+        expected = session.predict({**draw(len(ids), 1), "user": np.array(ids, np.uint64)})
+        body = [*user("INT64", [len(ids)], ids)["inputs"]]
+        for name, kind in {"item": "BYTES", "genres": "BYTES", "price": "FP32"}.items():
+            values = np.asarray(draw(len(ids), 1)[name]).tolist()
+            body = [entry for entry in body if entry["name"] != name]
+            body.append({"name": name, "datatype": kind, "shape": [len(ids)], "data": values})
+        if len(ids) > 4096:
+            body = [{**entry, "shape": [len(ids) - 1], "data": entry["data"][1:]} for entry in body]
+            expected = expected[1:]
+        status, _, answer = ask(running.http, "POST", "/v2/models/m/infer", {"inputs": body})
+        assert status == 200, answer
+        assert json.loads(answer)["outputs"][0]["data"] == pytest.approx(expected, abs=1e-6)
+    status, _, answer = ask(
+        running.http, "POST", "/v2/models/m/infer", user("INT64", [3], [-1, 2**63, 0])
+    )
+    assert (status, b"the values are not INT64" in answer) == (400, True), answer
 
 
 def test_lists_for_a_column_of_single_values_are_refused_at_every_door(

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from hotbed.data.context import Context
@@ -43,6 +44,15 @@ class Transform(ABC):
     @property
     def gives_nulls(self) -> bool:
         """Whether keys that training did not have become null, which a dense column must fill."""
+        return False
+
+    @property
+    def reads_floats(self) -> bool:
+        """Whether an integer gives what the float64 number gives that it is rounded to."""
+        return False
+
+    def keeps_rounding(self, kind: type[np.floating[Any]]) -> bool:
+        """Return whether numbers may be rounded to `kind` before the transform, not after it."""
         return False
 
     def inputs(self) -> Sequence[str]:

@@ -19,6 +19,8 @@ from hotbed.data.learners import Learner, Moments, Quantiles
 from hotbed.data.transforms.base import Transform, not_fitted
 from hotbed.errors import ConfigError, SchemaError
 
+_EXACT = 1 << 53  # float64 holds the integers up to it
+
 
 @dataclass(frozen=True)
 class Bucketize(Transform):
@@ -58,6 +60,10 @@ class Bucketize(Transform):
         buckets = np.searchsorted(edges, numbers, side="right")
         return pa.array(buckets.astype(np.int64), mask=null)
 
+    @property
+    def reads_floats(self) -> bool:
+        return all(abs(edge) < _EXACT for edge in self.boundaries or ())
+
     def learner(self) -> Learner | None:
         if self.boundaries is not None or self.bins is None:
             return None
@@ -88,12 +94,19 @@ class Clip(Transform):
         clipped = np.clip(numbers, self.low, self.high)
         return pa.array(clipped, mask=null)
 
+    def keeps_rounding(self, kind: type[np.floating[Any]]) -> bool:
+        return all(bound is None or kind(bound) == bound for bound in (self.low, self.high))
+
 
 @dataclass(frozen=True)
 class Log(Transform):
     """ln(offset + x). Values <= -offset are bad rows, since they have no logarithm: clip them."""
 
     offset: float = 1.0
+
+    @property
+    def reads_floats(self) -> bool:
+        return True
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         numbers, null = numbers_of(values)
@@ -112,6 +125,10 @@ class Normalize(Transform):
 
     mean: float | None = None
     std: float | None = None
+
+    @property
+    def reads_floats(self) -> bool:
+        return True
 
     def apply(self, values: pa.Array, context: Context) -> pa.Array:
         if self.mean is None or self.std is None:
@@ -172,6 +189,9 @@ class FillMissing(Transform):
             return pa.array(integers)
         numbers, null = numbers_of(values)
         return pa.array(np.where(null, value, numbers))
+
+    def keeps_rounding(self, kind: type[np.floating[Any]]) -> bool:
+        return not isinstance(self.value, str)
 
     def learner(self) -> Learner | None:
         if self.value is not None:

@@ -12,11 +12,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 
 from hotbed.config import did_you_mean
-from hotbed.data.schema import Dense, Id, Schema
+from hotbed.data.schema import Schema
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.protocol.datatypes import input_datatypes, input_units
 from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor
 
 T = TypeVar("T")
@@ -43,12 +45,16 @@ class TensorBlock(NamedTuple):
 
 
 class BinaryInput(NamedTuple):
-    """How the head of a request describes a binary tensor of `num_bytes` bytes."""
+    """How the head of a request describes a binary tensor of `num_bytes` bytes.
+
+    `times`: as in `Tensor`.
+    """
 
     name: str
     datatype: str
     shape: Sequence[int]
     num_bytes: int
+    times: pa.DataType | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +78,8 @@ class RequestHead:
         start = 0
         for entry in self.inputs:
             dtype = PLAIN_DTYPES.get(entry.datatype)
-            if dtype is None or len(entry.shape) != 1 or start % dtype.itemsize:
+            is_plain = dtype is not None and len(entry.shape) == 1 and entry.times is None
+            if dtype is None or not is_plain or start % dtype.itemsize:
                 return None
             num_rows = entry.shape[0]
             block = blocks[-1] if blocks else None
@@ -117,7 +124,7 @@ class PackedTensors:
         for entry in self.head.inputs:
             end = start + entry.num_bytes
             data = self.data[start:end]
-            tensors.append(Tensor(entry.name, entry.datatype, entry.shape, data))
+            tensors.append(Tensor(entry.name, entry.datatype, entry.shape, data, entry.times))
             start = end
         return tensors
 
@@ -157,28 +164,19 @@ class ModelInputs:
     def metadata(self) -> list[dict[str, Any]]:
         """Return name, datatype and shape of each tensor.
 
-        The datatype is BYTES for columns that were text in training, BOOL for those that were
-        booleans, INT64 for integers (ids, and columns that a Cross combines), FP32 for other
-        numbers and for the weights of bags. The shape of lists is [-1, -1]. If
-        the model does not record the types of its columns, those with a transform of text are
-        BYTES, and those with weights are lists. A column that depends on other rows, so that the
-        client has to compute it, has the parameter `derived`, which says how.
+        The datatype is the least that gives the scores of training, see `input_datatypes`. The
+        shape of lists is [-1, -1]. If the model does not record the types of its columns, those
+        with a transform of text are BYTES, and those with weights are lists. A column that depends
+        on other rows, so that the client has to compute it, has the parameter `derived`, which says
+        how; one that holds times has those of `input_units`.
         """
-        types = self._types()
+        datatypes = input_datatypes(self._schema)
+        units = input_units(self._schema)
+        derived = self._schema.derived
         lists = self._lists()
         dense = {column.source: column for column in self._schema.dense}
-        read_as_ids = self._read_as_ids()
-        weights = {column.weights for column in self._schema.ids if column.weights}
-        numbers = (set(dense) | weights) - read_as_ids
         tensors = []
         for name in self.names:
-            datatype = "INT64"
-            if types.get(name) == "text":
-                datatype = "BYTES"
-            elif name in numbers or types.get(name) == "number":
-                datatype = "FP32"
-            elif types.get(name) == "boolean":
-                datatype = "BOOL"
             shape = [-1]
             if name in self._shapes:
                 shape = [-1, *self._shapes[name]]
@@ -186,19 +184,14 @@ class ModelInputs:
                 shape = [-1, dense[name].width]
             elif name in lists:
                 shape = [-1, -1]
-            tensor: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
-            if name in self._schema.derived:
-                tensor["parameters"] = {"derived": self._schema.derived[name]}
+            tensor: dict[str, Any] = {"name": name, "datatype": datatypes[name], "shape": shape}
+            parameters = units.get(name, {})
+            if name in derived:
+                parameters = {**parameters, "derived": derived[name]}
+            if parameters:
+                tensor["parameters"] = parameters
             tensors.append(tensor)
         return tensors
-
-    def _types(self) -> dict[str, str]:
-        """Return the recorded types of raw columns, and "text" for those that must be text."""
-        types = dict[str, str]()
-        for column in self._features():
-            if column.transforms and column.transforms[0].reads_text:
-                types[column.source] = "text"
-        return {**types, **self._schema.types}
 
     def _lists(self) -> set[str]:
         """Return the raw columns that hold a list for each candidate."""
@@ -210,19 +203,6 @@ class ModelInputs:
             if column.weights:
                 lists |= {column.source, column.weights}
         return lists
-
-    def _read_as_ids(self) -> set[str]:
-        """Return the raw columns that stay integers: of ids, keys, and what a Cross combines."""
-        names = {column.source for column in self._schema.ids}
-        for column in self._features():
-            if not column.reads_numbers:
-                names.add(column.source)
-            for transform in column.transforms:
-                names.update(transform.inputs())
-        return names
-
-    def _features(self) -> list[Dense | Id]:
-        return [column for column in self._schema.columns if isinstance(column, Dense | Id)]
 
     def columns(self, tensors: Sequence[Tensor] | PackedTensors, bounds: Bounds) -> Candidates:
         """Check all tensors of a request, then decode them.

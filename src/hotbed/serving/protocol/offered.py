@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.config import did_you_mean
+from hotbed.data.arrow_types import time_of
 from hotbed.errors import DataError
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
@@ -34,6 +36,22 @@ def check_tensor_parameters(where: str, parameters: Collection[str]) -> None:
                 f"{where}: the server does not offer the parameter {name!r}. "
                 "Send values in the request, and read them in the answer."
             )
+
+
+def times_parameter(where: str, parameter: object) -> pa.DataType | None:
+    """Return the type of times that the parameter `arrow_type` of an input names, None for None.
+
+    Raises DataError for anything but the name of such a type.
+    """
+    if parameter is None:
+        return None
+    kind = time_of(parameter) if isinstance(parameter, str) else None
+    if kind is None:
+        raise DataError(
+            f"{where}: expected an Arrow type of times as arrow_type, got {parameter!r:.60}. Send "
+            "one such as 'timestamp[us]' or 'date32[day]', or leave it out."
+        )
+    return kind
 
 
 def check_load(parameters: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
 from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
-from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs
+from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs, times_parameter
 from hotbed.serving.protocol.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -111,7 +111,12 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
     for entry in _objects(spec.get("inputs"), "inputs"):
         name = check_type(entry.get("name"), str, "name")
         datatype = check_type(entry.get("datatype"), str, "datatype")
-        tensor = Tensor(name, datatype, _shape(name, entry), None)
+        parameters = _parameters(entry)
+        where = f"input {name[:100]!r}"
+        check_tensor_parameters(where, parameters)
+        times = times_parameter(where, parameters.get("arrow_type"))
+        tensor = Tensor(name, datatype, _shape(name, entry), None, times)
+        tensor.is_base64 = parameters.get("content_type") == "base64"
         if "data" in entry:
             number, span = next(spans, (-1, None))
             if span is None or entry["data"] != number:
@@ -120,11 +125,11 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
                     "Send the values once, under the plain key."
                 )
             tensor.data = JsonValues(text, span)
-        size = _binary_size(name, entry, len(rest))
+        size = _binary_size(parameters, len(rest))
         if size is not None:
             tensor.data = rest[:size]
             rest = rest[size:]
-            binary_inputs.append(BinaryInput(name, datatype, tensor.shape, size))
+            binary_inputs.append(BinaryInput(name, datatype, tensor.shape, size, times))
         tensors.append(tensor)
     if len(rest):
         raise DataError(
@@ -162,13 +167,16 @@ def _shape(name: str, entry: Mapping[str, Any]) -> list[int]:
     return list(shape)
 
 
-def _binary_size(name: str, entry: Mapping[str, Any], num_left: int) -> int | None:
-    """Return the bytes of an input, of the `num_left` bytes; None if the input is not binary."""
+def _parameters(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an input."""
     parameters = entry.get("parameters")
     if parameters is None:
-        return None
-    check_type(parameters, dict, "parameters")
-    check_tensor_parameters(f"input {name[:100]!r}", parameters)
+        return {}
+    return dict(check_type(parameters, dict, "parameters"))
+
+
+def _binary_size(parameters: Mapping[str, Any], num_left: int) -> int | None:
+    """Return the bytes of an input, of the `num_left` bytes; None if the input is not binary."""
     size = parameters.get("binary_data_size")
     if size is None:
         return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, Undecoded
+from hotbed.serving.trained_types import times_of_counts
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ _ARROW_TYPES = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items
 _ARROW_TYPES |= {"FP16": pa.float32(), "BYTES": pa.string()}
 _INTEGERS = {kind.id for kind in _ARROW_TYPES.values() if pa.types.is_integer(kind)}
 _LONGEST_SIDE = 1 << 30  # values along a dimension
+_LARGEST = (1 << 63) - 1  # of int64
 
 ColumnValues: TypeAlias = NDArray[Any] | pa.Array
 """Values of n candidates: NumPy for plain numbers, Arrow for strings, lists and missing values."""
@@ -51,6 +54,8 @@ class Tensor:
     Attributes:
         data: bytes-like for a binary tensor; otherwise a list of values, flat or nested as `shape`
             says, or `Undecoded` values.
+        times: the type of times whose unit whole numbers count; None = they are numbers.
+        is_base64: whether strings in a list are bytes in Base64.
         nesting: lengths of the lists of a candidate in nested data; None = those of `shape`.
     """
 
@@ -58,6 +63,8 @@ class Tensor:
     datatype: str
     shape: Sequence[int]
     data: Any
+    times: pa.DataType | None = None
+    is_base64: bool = False
     nesting: Sequence[int] | None = None
 
     def column(self) -> ColumnValues:
@@ -73,6 +80,7 @@ class Tensor:
         dtype = PLAIN_DTYPES.get(self.datatype)
         if (
             dtype is not None
+            and self.times is None
             and len(shape) == 1
             and isinstance(data, bytes)
             and len(data) == shape[0] * dtype.itemsize
@@ -85,6 +93,8 @@ class Tensor:
             raise self._miscounted(size, len(values))
         if not size:  # no values: clients send any datatype then
             values = pa.nulls(0)
+        if self.times is not None:
+            values = times_of_counts(self.name, pa.array(values), self.times)
         if width == 1:
             return values
         offsets = pa.array(np.arange(num_rows + 1) * width)
@@ -164,11 +174,11 @@ class Tensor:
             slices = [self._decode(values, kind) for values in self._flat_slices(data)]
             if len(slices) == 1:
                 return slices[0]
-            return _join(slices, kind)
+            return self._join(slices, kind)
         if not isinstance(data, bytes | memoryview):
             return self._to_arrow(self._flatten(data), self._look_up(_ARROW_TYPES))
         if self.datatype == "BYTES":
-            return self._to_arrow(_strings(self.name, data), pa.string())
+            return _text(_strings(self.name, data))
         self._check_binary(size)
         return _numbers(data, self._look_up(DTYPES))
 
@@ -221,7 +231,42 @@ class Tensor:
             integers = _integers(values)
             if integers is not None:
                 return integers
+            if any(type(value) is int and value > _LARGEST for value in values):
+                kind = pa.uint64()
+        if self.is_base64 and self.datatype == "BYTES":
+            values = [self._from_base64(value) for value in values]
+        if any(type(value) is bytes for value in values):
+            return _text(values)
         return self._to_arrow(values, kind)
+
+    def _from_base64(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            return b64decode(value, validate=True)
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"input {self.name!r}: expected strings in Base64, got {value!r:.40}. Encode them, "
+                "or leave out content_type."
+            ) from error
+
+    def _join(self, slices: Sequence[ColumnValues], kind: pa.DataType) -> pa.Array:
+        """Join slices of one column; slices without a value have no type."""
+        arrays = []
+        for values in slices:
+            if isinstance(values, np.ndarray):
+                values = pa.array(values)
+            arrays.append(values)
+        types = {values.type for values in arrays} - {pa.null()}
+        if not types:
+            return pa.nulls(sum(map(len, arrays)))
+        for wide in (pa.uint64(), pa.binary()):
+            if wide in types:
+                kind = wide
+        try:
+            return pa.concat_arrays([values.cast(kind) for values in arrays])
+        except pa.ArrowInvalid as error:
+            raise self._misfit(error) from error
 
     def _look_up(self, by_datatype: Mapping[str, T]) -> T:
         """Return the entry of the datatype. Raises DataError for an unknown datatype."""
@@ -249,11 +294,14 @@ class Tensor:
                 values = [float(value) if type(value) is int else value for value in values]
             return pa.array(values, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            reason = str(error).splitlines()[0][:200]
-            raise DataError(
-                f"input {self.name!r}: the values are not {self.datatype}: {reason}. "
-                "Correct the values or the datatype."
-            ) from error
+            raise self._misfit(error) from error
+
+    def _misfit(self, error: Exception) -> DataError:
+        reason = str(error).splitlines()[0][:200]
+        return DataError(
+            f"input {self.name!r}: the values are not {self.datatype}: {reason}. "
+            "Correct the values or the datatype."
+        )
 
 
 def _numbers(data: bytes | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -278,19 +326,16 @@ def _integers(values: list[Any]) -> NDArray[np.int64] | None:
         return None
 
 
-def _join(slices: Sequence[ColumnValues], kind: pa.DataType) -> pa.Array:
-    """Join slices of one column; slices without a value have no type."""
-    arrays = []
-    for values in slices:
-        if isinstance(values, np.ndarray):
-            values = pa.array(values)
-        arrays.append(values)
-    if all(values.type == pa.null() for values in arrays):
-        return pa.nulls(sum(map(len, arrays)))
-    return pa.concat_arrays([values.cast(kind) for values in arrays])
+def _text(values: Sequence[bytes | None]) -> pa.Array:
+    """Return bytes as text, or as they are where one of them is not UTF-8."""
+    column = pa.array(values, pa.binary())
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return column
 
 
-def _strings(name: str, data: bytes | memoryview) -> list[str]:
+def _strings(name: str, data: bytes | memoryview) -> list[bytes]:
     """Return the strings of `data`, each of which follows its length in 4 bytes."""
     texts = []
     raw = bytes(data)
@@ -303,16 +348,6 @@ def _strings(name: str, data: bytes | memoryview) -> list[str]:
                 f"input {name!r}: expected a string up to byte {end}, got {len(raw)} bytes. "
                 "Write the length of each string in 4 bytes before it."
             )
-        texts.append(text_of(name, raw[start + 4 : end]))
+        texts.append(raw[start + 4 : end])
         start = end
     return texts
-
-
-def text_of(name: str, value: bytes) -> str:
-    """Return UTF-8 as text. Raises DataError for other bytes."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"input {name!r}: expected a string in UTF-8, got {value[:20]!r}. Encode it as UTF-8."
-        ) from error

@@ -42,8 +42,9 @@ from hotbed.serving.protocol.offered import (
     check_tensor_parameters,
     choose_outputs,
     server_metadata,
+    times_parameter,
 )
-from hotbed.serving.protocol.tensors import Tensor, text_of
+from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
@@ -249,7 +250,10 @@ class InferenceService:
         tensors = list(input_tensors(request, call.data, divided))
         if divided.raw_sizes and not request.id:
             described = zip(tensors, divided.raw_sizes, strict=True)
-            inputs = [BinaryInput(each.name, each.datatype, each.shape, n) for each, n in described]
+            inputs = [
+                BinaryInput(each.name, each.datatype, each.shape, num_bytes, each.times)
+                for each, num_bytes in described
+            ]
             head = RequestHead(inputs)
             if head.blocks is not None:
                 self._heads.add(divided.head, MessageHead(request, head, divided.raw_sizes))
@@ -305,8 +309,12 @@ def input_tensors(request: Any, data: bytes, divided: DividedRequest) -> Iterato
             values = divided.raw[start:end]
         else:
             values = TypedValues(tensor.name, tensor.datatype, data, typed[number])
-        check_tensor_parameters(f"input {tensor.name[:100]!r}", tensor.parameters)
-        yield Tensor(tensor.name, tensor.datatype, tensor.shape, values)
+        where = f"input {tensor.name[:100]!r}"
+        check_tensor_parameters(where, tensor.parameters)
+        times = None
+        if "arrow_type" in tensor.parameters:
+            times = times_parameter(where, tensor.parameters["arrow_type"].string_param)
+        yield Tensor(tensor.name, tensor.datatype, tensor.shape, values, times)
 
 
 class TypedValues(Undecoded):
@@ -343,11 +351,7 @@ class TypedValues(Undecoded):
                 f"{field.name}. Fill the field of the tensor's datatype."
             )
         for start in range(0, len(values), SLICE):
-            part = values[start : start + SLICE]
-            if expected == "bytes_contents":
-                yield [text_of(self._name, value) for value in part]
-            else:
-                yield list(part)
+            yield list(values[start : start + SLICE])
 
 
 def _decode_call(message: Any, data: bytes) -> Any:
