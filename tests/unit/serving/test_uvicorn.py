@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Route
 from hotbed.serving.server.endpoints import connection
 
 SOURCE = Path(connection.__file__)
@@ -109,3 +112,71 @@ def test_an_answer_begins_before_the_next_request_of_its_connection() -> None:
     source = inspect.getsource(HttpToolsProtocol)
     assert "self.pipeline.appendleft((self.cycle, app))" in source
     assert "self.pipeline.pop()" in source
+
+
+class Ok(App):
+    """Answers each request with two letters, of bodies of at most ten bytes."""
+
+    def refuse(self, request: HttpRequest) -> None:
+        return None
+
+    def route(self, request: HttpRequest) -> Route:
+        return Route(lambda request: HttpResponse(200, b"ok"), lambda: 10)
+
+    def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:
+        raise error
+
+
+class Writes(asyncio.Transport):
+    """Keeps what is written, a call an element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = list[bytes]()
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.parts.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def writes_of(request: bytes) -> list[bytes]:
+    server = connection.HttpServer(Ok(), request_seconds=5, idle_seconds=5)
+    server.config.load()
+    transport = Writes()
+    protocol = connection.Connection(server.config, server.server_state, {})
+    protocol.connection_made(transport)
+    protocol.data_received(request)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    return transport.parts
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes, bodies",
+    [
+        (GET + b"\r\n", [b"ok"]),
+        (GET + b"Connection: close\r\n\r\n", [b"ok"]),
+        (b"HEAD" + GET[3:] + b"\r\n", [b""]),
+        (2 * (GET + b"\r\n"), [b"ok", b"ok"]),
+    ],
+)
+def test_an_answer_is_one_write(request_bytes: bytes, bodies: list[bytes]) -> None:
+    parts = asyncio.run(writes_of(request_bytes))
+    assert all(part.startswith(b"HTTP/1.1 200 OK\r\n") for part in parts)
+    assert [part.partition(b"\r\n\r\n")[2] for part in parts] == bodies
