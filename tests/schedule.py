@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ START = "start of the workers"
 
 Costs = dict[str, list[float]]
 """Wall and CPU seconds by file, children included."""
+
+
+def in_soak(names: Iterable[str], quick: Container[str]) -> list[Any]:
+    """Return the names of cases for `parametrize`; only `make soak` runs those that are not quick."""
+    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.soak]) for name in names]
 
 
 def recorded() -> Costs:

@@ -48,7 +48,7 @@ def engine(lives: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-QUICK = [switches for switches in loops.EVERY if len(switches) not in (2, 3)]
+QUICK = [switches for switches in loops.EVERY if len(switches) in (0, 4)]
 
 
 def combination(number: int) -> Any:
@@ -74,7 +74,7 @@ def test_a_killed_combination_ends_with_the_bits_of_the_engines_own_loop(
 @pytest.mark.parametrize(
     "combinations, num_different",  # dynamic shape changes no bits
     [
-        pytest.param(QUICK, 5, id="quick"),
+        pytest.param(QUICK, 2, id="quick"),
         pytest.param(loops.EVERY, 8, marks=pytest.mark.soak, id="all"),
     ],
 )

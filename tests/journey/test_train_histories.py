@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from schedule import in_soak
 
 import hotbed as hb
 from hotbed.job import run
@@ -57,7 +58,7 @@ def dataset(path: Path, start: float, stop: float) -> hb.Dataset:
     return hb.Dataset(hb.sources.Parquet(path).slice(start, stop), SCHEMA, batch_size=128)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_soak(KINDS, quick={"DIN"}))
 def test_a_model_that_was_stopped_resumes_to_the_same_bits(
     kind: str, ratings: Path, tmp_path: Path
 ) -> None:

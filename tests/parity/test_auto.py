@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from schedule import in_soak
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -77,19 +78,8 @@ def test_mapping_ahead_changes_no_bit(name: str, caplog: pytest.LogCaptureFixtur
     assert all(torch.equal(rows, expected.rows[path]) for path, rows in result.rows.items())
 
 
-QUICK = ("computed_ids", "din", "padding")
-"""Models that learn 200 steps in every run of the suite; `make soak` has the others."""
-
-
-def in_soak(name: str) -> Any:
-    """Return the name of a model, marked for `make soak` if it is not quick."""
-    if name in QUICK:
-        return name
-    return pytest.param(name, marks=pytest.mark.soak)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [in_soak(name) for name in NAMES])
+@pytest.mark.parametrize("name", in_soak(NAMES, quick={"computed_ids", "padding"}))
 def test_200_steps_differ_as_another_order_of_sums(name: str) -> None:
     """The ruler is the torch model against itself with the samples of each batch in reverse.
 

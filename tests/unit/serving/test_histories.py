@@ -13,6 +13,7 @@ import pytest
 import torch
 import tritonclient.grpc
 import tritonclient.http
+from schedule import in_soak
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -98,7 +99,7 @@ def table(columns: Columns) -> pa.Table:
     )
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=in_soak(NETWORKS, quick={"own", "DIN", "BST"}))
 def model(request: pytest.FixtureRequest) -> hb.RecModel:
     torch.manual_seed(0)
     data = table({**draw(300, 0), "label": np.random.default_rng(1).integers(0, 2, 300)})

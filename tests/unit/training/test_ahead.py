@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schedule import in_soak
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -131,11 +132,6 @@ QUICK = {
     *LEAVES,
 }
 """Policies that each run of the suite maps ahead; `make soak` has the others."""
-
-
-def in_soak(names: Iterable[str], quick: set[str]) -> list[Any]:
-    """Mark names for `make soak` but the quick ones."""
-    return [pytest.param(name, marks=[] if name in quick else [pytest.mark.soak]) for name in names]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schedule import in_soak
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -25,7 +26,7 @@ from hotbed.training.run import Run
 from hotbed.training.watching.history import Point
 from hotbed.training.watching.window_log import Window
 
-from .test_ahead import LEAVES, POLICIES, counts, everything, in_soak
+from .test_ahead import LEAVES, POLICIES, counts, everything
 
 STEPS = 26
 ROWS = 64 * STEPS

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schedule import in_soak
 
 torch = pytest.importorskip("torch", reason="torch absent")
 
@@ -36,6 +37,8 @@ SIZES = {
 }
 GRAPHS = sorted(SIZES)
 HISTORIES = ("bst", "din")
+QUICK = {"dcn", "din", "mmoe"}
+"""Graphs that are trained in every run of the suite; `make soak` has the others."""
 # The layers without which a graph cannot find its signal, and what stands in their place.
 CUTS: Mapping[str, list[dict[str, Any]]] = {
     # positions
@@ -138,7 +141,7 @@ def _unused(graph: Mapping[str, Any]) -> set[str]:
     return {node["name"] for node in nodes if taken.isdisjoint(node.get("outputs", [node["name"]]))}
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", in_soak(GRAPHS, QUICK))
 def test_the_graph_finds_what_was_planted(name: str) -> None:
     found = shares(trained(name), samples_of(name))
     assert min(found.values()) >= MARK, found
@@ -160,7 +163,7 @@ def test_cross_layers_alone_find_products() -> None:
     assert found["clicked"] >= MARK
 
 
-@pytest.mark.parametrize("name", HISTORIES)
+@pytest.mark.parametrize("name", in_soak(HISTORIES, QUICK))
 def test_the_score_depends_on_the_history_alone(name: str) -> None:
     samples = samples_of(name).with_histories_of_others()
     found = scores(trained(name), samples)
@@ -209,7 +212,7 @@ def test_losses_are_the_same_bits_after_a_round_trip(name: str) -> None:
     assert len(set(losses[0])) > 1
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", in_soak(GRAPHS, QUICK))
 def test_an_exported_graph_is_served_with_its_training_score(name: str, tmp_path: Path) -> None:
     samples = samples_of(name)
     model = trained(name)
