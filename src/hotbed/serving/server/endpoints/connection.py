@@ -119,7 +119,8 @@ class _Writer:
         self._below.close()
 
     def _send_parts(self) -> None:
-        parts, self._parts = self._parts, None
+        parts = self._parts
+        self._parts = None
         if parts:
             self._below.write(b"".join(parts))
 
