@@ -81,7 +81,7 @@ docs: setup          ## the documentation site, in build/site; a link that leads
 lint: setup          ## ruff, mypy strict, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n $(JOBS)
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
 format: $(VENV)/.tools   ## rewrite the files as lint wants them
