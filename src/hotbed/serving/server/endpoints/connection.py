@@ -88,7 +88,7 @@ class HttpServer(uvicorn.Server):
                 connection.check_time(now)
 
 
-class _Writer:
+class _JoinedWrites:
     """The transport of a connection, with one write an answer.
 
     uvicorn writes the head of an answer, then its body, and the loop sends each at once: a call of
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
 
     # uvicorn narrows the transport, too
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._writer = _Writer(transport)
+        self._writer = _JoinedWrites(transport)
         super().connection_made(cast(asyncio.Transport, self._writer))
         self._http_server = cast(HttpServer, self.app)
         self.app = self._respond
