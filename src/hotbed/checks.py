@@ -131,6 +131,11 @@ def one_of(where: str, value: object, choices: Iterable[object], advice: str = "
         raise _error(where, "unknown value", value, advice or f"Give one of {names}.")
 
 
+def names(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one name, or several, as a tuple: a text is one name, not its letters."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
 def _holds(value: Any, compare: Callable[[Any, Any], Any], bound: float) -> bool:
     """Return whether a comparison holds; False for what is not a number, such as a text."""
     if isinstance(value, bool):

@@ -39,7 +39,7 @@ from hotbed.connectors import (
 )
 from hotbed.connectors.generated import BLOCK_ROWS
 from hotbed.connectors.kafka.reader import KafkaReader
-from hotbed.connectors.kafka.topic import Timings
+from hotbed.connectors.kafka.settings import Timings
 from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.prepared import WORKFLOW_FILE, sealed
 from hotbed.data import Dataset, Id, Label, Schema

@@ -12,7 +12,9 @@ import pytest
 
 import hotbed as hb
 from hotbed import checks
+from hotbed.data import Cross
 from hotbed.errors import ConfigError
+from hotbed.prepare import Negatives
 
 
 @pytest.mark.parametrize(
@@ -139,3 +141,24 @@ def test_more_than_a_clock_of_64_bits_holds_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=r"must be (a finite number|an integer) .*got"):
         build(value)
+
+
+@pytest.mark.parametrize(
+    ("build", "argument"),
+    [
+        (lambda names: hb.sources.LateLabels(names, "kind", "view", "buy"), "on"),
+        (lambda names: hb.sources.Generated(1, labels=names), "labels"),
+        (lambda names: hb.sources.Raw("x.bin", labels=names), "labels"),
+        (lambda names: hb.sources.Norm("x.bin", slots=names), "slots"),
+        (lambda names: hb.sources.Norm("x.bin", labels=names, slots=[]), "labels"),
+        (lambda names: hb.sources.Csv("x.csv", header=False, columns=names), "columns"),
+        (lambda names: hb.sources.Csv("x.csv", null_values=names), "null_values"),
+        (lambda names: Cross(names), "with_"),
+        (lambda names: Negatives("user", "film", item_columns=names), "item_columns"),
+    ],
+)
+def test_a_text_is_one_name_wherever_several_are_taken(
+    build: Callable[[object], object], argument: str
+) -> None:
+    assert build("abc") == build(("abc",))
+    assert getattr(build("abc"), argument) == ("abc",)

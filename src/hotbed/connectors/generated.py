@@ -113,6 +113,7 @@ class Generated(Source):
     def __post_init__(self) -> None:
         checks.whole_number("generated.rows", self.rows, 0)
         checks.one_of("generated.dense_type", self.dense_type, ("float32", "int32"))
+        object.__setattr__(self, "labels", checks.names(self.labels))
         check_names("generated", [*self.labels, *self.dense, *self.slots])
 
     def schema(self) -> pa.Schema:

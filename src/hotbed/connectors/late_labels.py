@@ -29,7 +29,7 @@ class LateLabels:
     because their labels are unknown. This is for recorded events; `Join` joins topics and folders.
 
     Args:
-        on: key columns, which are equal in a sample and its positive event.
+        on: key column or columns, which are equal in a sample and its positive event.
         column: the column that holds the kind of an event.
         event: the kind of the events that become samples.
         positive: the kind of the events that make a sample positive.
@@ -41,7 +41,7 @@ class LateLabels:
         >>> LateLabels(on=keys, column="event_type", event="view", positive="purchase")
     """
 
-    on: Sequence[str]
+    on: str | Sequence[str]
     column: str
     event: str
     positive: str
@@ -51,6 +51,7 @@ class LateLabels:
     def __post_init__(self) -> None:
         if not self.on:
             raise ConfigError(f"late labels: needs key columns, got on={self.on!r}. Name one.")
+        object.__setattr__(self, "on", checks.names(self.on))
         checks.seconds("late labels: within_seconds", self.within_seconds, above=0)
 
     def check_types(self, columns: pa.Schema) -> None:

@@ -480,10 +480,10 @@ class TableJoin(Source):
             yield with_marks(batch, columns), after
 
     def _keys(self) -> list[str]:
-        return _names(self.on)
+        return list(checks.names(self.on))
 
     def _table_keys(self) -> list[str]:
-        return self._keys() if self.table_on is None else _names(self.table_on)
+        return self._keys() if self.table_on is None else list(checks.names(self.table_on))
 
     @cached_property
     def _side(self) -> pa.Table:
@@ -501,10 +501,6 @@ class TableJoin(Source):
                 f"{table.num_rows - num_unique} rows that repeat one. Leave them out."
             )
         return table
-
-
-def _names(columns: str | Sequence[str]) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:

@@ -12,7 +12,7 @@ import confluent_kafka as kafka
 import pytest
 from kafka_streams import make, message, rows, within
 
-from hotbed.connectors import Journal, Kafka, Live, Position
+from hotbed.connectors import Journal, Json, Kafka, Live, Position
 from hotbed.connectors.kafka.client import KafkaClient, PolledEntry
 from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.errors import DataError, DecodeError
@@ -235,3 +235,26 @@ def test_a_last_message_that_compaction_took_is_no_other_topic_unless_the_id_say
             within(items, 1)
     else:
         assert rows(within(items, 1)) == [list(range(10, 20))]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_message_that_is_too_large_stops_reading_after_those_before_it(
+    broker: Broker, declared: bool
+) -> None:
+    """The limit of librdkafka is 100 MB; the broker puts all messages into one answer."""
+    topic = f"large-{declared}"
+    broker.create(topic)
+    broker.produce(topic, [message(row) for row in range(30)])
+    broker.produce(topic, [message(30, text="x" * 60_000)])
+    broker.produce(topic, [message(row) for row in range(31, 40)])
+    limits = ("message.max.bytes", "fetch.max.bytes", "fetch.message.max.bytes")
+    options = {**dict.fromkeys(limits, 20_000), "receive.message.max.bytes": 20_512}
+    columns = {"row": "int64", "label": "int64"} if declared else {}
+    source = Kafka(broker.servers, topic, Json(columns=columns), options=options)
+    items = make(source, 10).stream()
+    assert rows(within(items, 3)) == [[*range(10)], [*range(10, 20)], [*range(20, 30)]]
+    with pytest.raises(DataError, match=r"got 60\d+ bytes at offset 30 .*20512.*Raise rec"):
+        within(items, 1)
+    larger = {**options, "receive.message.max.bytes": 100_000}
+    source = Kafka(broker.servers, topic, Json(columns=columns), options=larger)
+    assert rows(within(make(source, 40).stream(), 1)) == [[*range(40)]]

@@ -74,6 +74,9 @@ class Norm(FileSource):
 
     def __post_init__(self) -> None:
         checks.one_of("norm.key_bits", self.key_bits, (32, 64))
+        for name in ("labels", "slots"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, checks.names(getattr(self, name)))
         check_names("norm", [*(self.labels or ()), self.dense, *(self.slots or ())])
 
     def files(self) -> list[str]:

@@ -85,6 +85,7 @@ class Raw(FileSource):
         checks.one_of("raw.label_type", self.label_type, tuple(_CODES))
         checks.one_of("raw.dense_type", self.dense_type, tuple(_CODES))
         checks.one_of("raw.key_bits", self.key_bits, tuple(_KEY_CODES))
+        object.__setattr__(self, "labels", checks.names(self.labels))
         check_names("raw", self._names())
         for name, num_keys in self.slots.items():
             checks.at_least(f"raw.slots.{name}", num_keys, 1, "Give its number of keys.")

@@ -108,4 +108,4 @@ def check_where(name: str, where: Mapping[str, str]) -> None:
 
 def names_of(columns: str | Sequence[str]) -> list[str]:
     """Return one name or several as a list."""
-    return [columns] if isinstance(columns, str) else list(columns)
+    return list(checks.names(columns))

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.connectors.kafka.reader import KafkaReader
-from hotbed.connectors.kafka.topic import KafkaTopic, Timings
+from hotbed.connectors.kafka.settings import Timings
+from hotbed.connectors.kafka.topic import KafkaTopic
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan

@@ -112,14 +112,17 @@ class ClientProcess:
         values: list[bytes] = []
         errors: list[ErrorAnswer] = []
         for message in self._consumer.consume(count, seconds):
-            partitions.append(message.partition())
-            offsets.append(message.offset())
             error = message.error()
             if error is not None:
+                # errors of the client as a whole have neither
+                partitions.append(_number(message.partition()))
+                offsets.append(_number(message.offset()))
                 timestamps.append(0)
                 sizes.append(IS_ERROR)
                 errors.append(_of_error(error))
                 continue
+            partitions.append(message.partition())
+            offsets.append(message.offset())
             timestamps.append(message.timestamp()[1])
             value = message.value()
             if value is None:
@@ -243,6 +246,10 @@ class _Collected(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._events.append(("log", (record.levelno, record.getMessage())))
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
 
 
 def _of_error(error: Any) -> ErrorAnswer:

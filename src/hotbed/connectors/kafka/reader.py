@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from hotbed.connectors.files import first_line
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
-from hotbed.connectors.kafka.settings import KafkaSettings
-from hotbed.connectors.kafka.topic import KafkaTopic, Message, Timings
+from hotbed.connectors.kafka.settings import KafkaSettings, Timings
+from hotbed.connectors.kafka.topic import KafkaTopic, Message
 from hotbed.connectors.live import Live
 from hotbed.connectors.messages import decode_messages, wanted_types
 from hotbed.connectors.plan import ReadPlan

@@ -8,11 +8,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hotbed.connectors.kafka.client import (
-    HANG_SECONDS,
     ClientEnded,
     ClientError,
     KafkaClient,
@@ -21,7 +19,8 @@ from hotbed.connectors.kafka.client import (
 )
 from hotbed.connectors.kafka.identity import Mark, TopicIdentity
 from hotbed.connectors.kafka.outages import Outages
-from hotbed.connectors.kafka.settings import KafkaSettings
+from hotbed.connectors.kafka.settings import USUAL_TIMINGS, KafkaSettings, Timings
+from hotbed.connectors.kafka.sizes import AnswerSizes
 from hotbed.connectors.live import Live
 from hotbed.errors import DataError
 
@@ -41,27 +40,6 @@ Message = tuple[int, int, bytes | None]
 
 Bounds = Mapping[int, tuple[int, int]]
 """By partition the first offset that the broker still has, and the one after its last."""
-
-
-@dataclass(frozen=True)
-class Timings:
-    """How long reading a topic waits, in seconds.
-
-    Attributes:
-        look: between two checks of the topic: its partitions, and the bounds of one of them.
-        retry: before the next check after one that failed.
-        patience: how long a topic may contradict the position before DataError is raised. A missing
-            topic, missing partitions or too few messages may come from a broker that is starting.
-        proof: the same for a topic with another id: it is a copy if it has the last messages that
-            were read.
-        hang: how long an answer of the client's process may be overdue before it is killed.
-    """
-
-    look: float = 3.0
-    retry: float = 0.5
-    patience: float = 10.0
-    proof: float = 4.0
-    hang: float = HANG_SECONDS
 
 
 class KafkaTopic:
@@ -87,7 +65,7 @@ class KafkaTopic:
         begins: Mapping[int, int],
         identity: TopicIdentity | None = None,
         reached: Mapping[int, int] | None = None,
-        timings: Timings = Timings(),
+        timings: Timings = USUAL_TIMINGS,
     ) -> None:
         self.source = source
         self._timings = timings
@@ -120,8 +98,12 @@ class KafkaTopic:
         self._shaken = False
         self._outages = Outages(source.servers)
         self._check: Generator[bool, None, None] | None = None  # of the topic, under way
-        options = source.client_options()
-        self.client = KafkaClient(options, self._on_error, self._on_commit, timings.hang)
+        self._sizes = AnswerSizes(source.topic, source.client_options())
+        self.client = self._new_client({})
+
+    def _new_client(self, more: Mapping[str, Any]) -> KafkaClient:
+        options = {**self.source.client_options(), **more}
+        return KafkaClient(options, self._on_error, self._on_commit, self._timings.hang)
 
     @property
     def num_pending(self) -> int:
@@ -204,9 +186,14 @@ class KafkaTopic:
         linger_seconds = max(self.source.linger_seconds, 0.01)
         timeout = min(self.live.tick_seconds, linger_seconds)
         try:
+            if options := self._sizes.options():
+                self.client.close()
+                self.client = self._new_client(options)
+                self._shake()
             self._send_commit()
             entries = self.client.consume(self.source.block_rows, timeout)
             self._add(entries)
+            self._sizes.check(self.pending)
             self._pause()
         except ClientEnded as ended:
             self._on_end(ended)
@@ -227,7 +214,8 @@ class KafkaTopic:
             if partition in self._expected:
                 self._compare(partition, offset, message)
             # lower offsets were fetched before, and again after a new assignment
-            if offset >= fetched.get(partition, 0):
+            is_new = offset >= fetched.get(partition, 0)
+            if is_new and self._sizes.takes(partition, offset, value):
                 pending[partition].append(message)
                 fetched[partition] = offset + 1
                 self._newest[partition] = message
@@ -616,6 +604,7 @@ class KafkaTopic:
 
     def _on_error(self, error: ClientError) -> None:
         self._outages.error(error)
+        self._sizes.note(error)
         self._shake()  # the broker that is back may be another one
         logger.debug("%s", error.text)
 

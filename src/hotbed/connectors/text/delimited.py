@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from hotbed import checks
 from hotbed.connectors.files import (
     SAMPLE_BYTES,
     Endings,
@@ -97,6 +98,9 @@ class Csv(FileSource):
             raise ConfigError(
                 f"quote: must be one character or None, got {self.quote!r}. Use '\"' or None."
             )
+        for name in ("columns", "null_values"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, checks.names(getattr(self, name)))
         for name, kind in self._declared().items():
             if kind is not None:
                 declared(f"columns.{name}", kind)

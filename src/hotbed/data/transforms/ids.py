@@ -65,10 +65,7 @@ class Cross(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.with_, str):
-            object.__setattr__(self, "with_", (self.with_,))
-        else:
-            object.__setattr__(self, "with_", tuple(self.with_))
+        object.__setattr__(self, "with_", checks.names(self.with_))
         checks.at_least("cross.bins", self.bins, 1, _BINS_ADVICE)
         if not self.with_:
             raise ConfigError(

@@ -73,7 +73,7 @@ class Negatives:
 
     def __post_init__(self) -> None:
         checks.one_of("negatives.seen", self.seen, ("matched", "any", "never"))
-        object.__setattr__(self, "item_columns", tuple(self.item_columns))
+        object.__setattr__(self, "item_columns", checks.names(self.item_columns))
         checks.whole_number("negatives.per_positive", self.per_positive, 1)
         checks.finite_number("negatives.power", self.power, least=0)
         if self.user == self.item:
