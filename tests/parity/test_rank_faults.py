@@ -96,7 +96,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check_kill(phase: str, rank: int, ranks: int, folder: Path, unbroken: str) -> None:
-    lost = r"ranks: rank \d in step [56], [a-z]+: the connection to another rank was lost"
+    lost = r"ranks: rank \d in step [56], [A-Za-z._]+: the connection to rank"
     with pytest.raises(AssertionError, match=lost):
         ranks_of(fitted, ranks, str(folder), "kill", rank, phase)
     assert set(ranks_of(fitted, ranks, str(folder))) == {unbroken}
@@ -162,7 +162,7 @@ def test_a_rank_that_stands_still_is_started_again_with_the_others_and_costs_no_
     print(f"ended and resumed in {time.monotonic() - began:.1f} s")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"digest {unbroken}") == ranks
-    assert re.search(r"ranks: rank \d in step \d+, [a-z]+: the connection to another", done.stderr)
+    assert re.search(r"ranks: rank \d in step \d+, [A-Za-z._]+: the connection to", done.stderr)
 
 
 # --- data that end unevenly, or are bad on one rank ------------------------------------------------
@@ -220,10 +220,12 @@ def test_a_bad_row_that_one_rank_reads_ends_the_others_too(ranks: int, tmp_path:
         assert of_rank["error"].startswith("RankLost: ")
 
 
-@pytest.mark.parametrize("seconds", ["", "0", "-1", "1.5", "a minute"])
+@pytest.mark.parametrize("seconds", ["", "0", "-1", "1.5", "a minute", "604801", "9" * 30])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(
     seconds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOTBED_RANKS_TIMEOUT", seconds)
-    with pytest.raises(ConfigError, match="HOTBED_RANKS_TIMEOUT: expected whole seconds from 1 on"):
+    with pytest.raises(
+        ConfigError, match="HOTBED_RANKS_TIMEOUT: expected whole seconds from 1 to 604800"
+    ):
         call_timeout()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job on several processes, called ranks: the rows of each table are spread over them.
 
+calls.py        RankCall: what a rank asks the others to do together, and from where
 connections.py  connect the ranks of a job, and see that messages pass
 counters.py     the counters of tables, added over ranks
 dense.py        DenseExchange: losses, gradients and buffers of the dense part, added over ranks
@@ -14,12 +15,14 @@ placement.py    Placement: which rank owns which rows and computes which grains
 plan.py         predict memory, bytes and seconds of a step on several ranks
 probe.py        measure how fast the ranks of a job reach each other
 ranks.py        Ranks: the processes of a job, and what they send each other
+roll_call.py    which ranks are gone
 sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks
 shards.py       Shard: the rows that a process holds, for those who write and read states
 software.py     the software of a process, which all ranks must have alike
 traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
+from .calls import at
 from .counters import Counters, sum_counters
 from .dense import DenseExchange
 from .exchange import TableExchange
@@ -47,6 +50,7 @@ __all__ = [
     "ShardedLookup",
     "TableExchange",
     "Traffic",
+    "at",
     "digest_of",
     "digest_of_files",
     "joined",

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import atexit
+import json
 import math
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -20,10 +23,15 @@ from hotbed.errors import ConfigError
 
 TIMEOUT = "HOTBED_RANKS_TIMEOUT"
 """Environment variable: the seconds that a call waits for the other ranks; 60 without it."""
+LONGEST_SECONDS = 7 * 86_400
+"""The longest timeout: in milliseconds it fits into 31 bits, as sockets need it."""
 CHECK_TIMEOUT = timedelta(seconds=10)
 """How long each of the two messages may take that check new connections."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Environment variable: the network interface that gloo connects over."""
+
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = WeakKeyDictionary()
+"""The connections for each default group of torch; None = these are its own."""
 
 _START = (
     "Start the ranks by torchrun or `hotbed train JOB --ranks 2`, which set it; or, for one "
@@ -38,9 +46,11 @@ def call_timeout() -> timedelta:
         ConfigError: the environment has no number of seconds.
     """
     text = os.environ.get(TIMEOUT, "60")
-    if not text.isdecimal() or int(text) == 0:
+    is_number = text.isdecimal() and len(text) <= len(str(LONGEST_SECONDS))
+    if not is_number or not 1 <= int(text) <= LONGEST_SECONDS:
         raise ConfigError(
-            f"{TIMEOUT}: expected whole seconds from 1 on, got {text!r}. Give a number, such as 60."
+            f"{TIMEOUT}: expected whole seconds from 1 to {LONGEST_SECONDS}, got {text!r:.40}. "
+            "Give a number, such as 60."
         )
     return timedelta(seconds=int(text))
 
@@ -48,8 +58,9 @@ def call_timeout() -> timedelta:
 def connect(timeout: timedelta) -> dist.ProcessGroup | None:
     """Connect the ranks that the launcher started; each of them calls this.
 
-    Return None for torch's default group: a reference to it would keep the threads of gloo alive,
-    which must end before Python does. A group that exists is used if gloo carries its tensors.
+    Return None for torch's default group, if it is made here: a reference to it would keep the
+    threads of gloo alive, which must end before Python does. Beside a default group of the program
+    there is another one, with the timeout of Hotbed and without the calls of the program.
 
     Args:
         timeout: of each call, for a process group that is made here.
@@ -63,12 +74,10 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
             # processes that torchrun starts again meet in the same store: keys of the dead remain
             started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = PrefixStore(f"hotbed/{started}", store)
+            _check_hosts(store, rank, size)
             dist.init_process_group(
-                "gloo",
-                store=PrefixStore(f"hotbed/{started}", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
+                "gloo", store=store, rank=rank, world_size=size, timeout=timeout
             )
             atexit.register(_leave)
             try:
@@ -76,9 +85,14 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             except RuntimeError:
                 _leave()  # so that nobody uses them
                 raise
-    if dist.get_backend() == "gloo":
-        return None
-    return connect_again(call_timeout())
+        _GROUPS[_default_group()] = None
+    default = _default_group()
+    if default not in _GROUPS:
+        if dist.get_backend() == "gloo":
+            dist.barrier()  # ranks may arrive minutes apart, as the program's own timeout allows
+        atexit.register(_leave)
+        _GROUPS[default] = connect_again(call_timeout())
+    return _GROUPS[default]
 
 
 def _check_environment() -> None:
@@ -140,10 +154,37 @@ def unreached_explained() -> Iterator[None]:
         ) from error
 
 
+def _check_hosts(store: PrefixStore, rank: int, size: int) -> None:
+    """Raise ConfigError, on every rank, if ranks on other hosts cannot reach one by its address.
+
+    gloo connects in any case, and waits for minutes for a rank that is not there.
+    """
+    store.set(f"host/{rank}", json.dumps([_network(), name_problems()]))
+    every = [json.loads(store.get(f"host/{number}")) for number in range(size)]
+    problems = dict.fromkeys(problem for _, of_rank in every for problem in of_rank)
+    num_hosts = len({network for network, _ in every})
+    if problems and num_hosts > 1:
+        raise ConfigError(
+            f"ranks: ranks on {num_hosts} hosts cannot reach each other, got this: "
+            f"{' '.join(problems)} `torchrun -m hotbed.cli doctor` tests the hosts."
+        )
+
+
+def _network() -> str:
+    """Return what differs between hosts, and between containers with a loopback of their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return socket.gethostname()
+
+
 def name_problems() -> list[str]:
     """Return what keeps other hosts from reaching this one by its name, a sentence or two each."""
     interfaces = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get(INTERFACE)
+    if chosen == "lo":
+        return [f"{INTERFACE}={chosen}: the loopback reaches no other host."]
     if chosen is not None:
         if chosen in interfaces:
             return []
@@ -159,6 +200,14 @@ def name_problems() -> list[str]:
         return [f"The host name {host!r} has no address, so gloo takes the loopback. {advice}"]
     if address.startswith("127."):
         return [f"The host name {host!r} has the address {address}, the loopback. {advice}"]
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return [
+            f"The host name {host!r} has the address {address}, which no interface here has, so "
+            f"gloo takes the loopback. {advice}"
+        ]
     return []
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import Step, Table
 from hotbed.errors import ConfigError
 
+from .calls import RankCall
 from .ids import AskedIds, Counts, OwnedIds
 from .placement import Placement
 from .ranks import Ranks
@@ -228,22 +229,18 @@ class TableExchange:
         `counts`: [block][rank][table]. Returned: [rank][block][table].
         """
         num_tables = len(self._dims)
-        blocks_of = self._placement.blocks
-        received = self._ranks.exchange(
-            [
-                torch.tensor([[digest]] * self._ranks.size).unbind(),
-                *(torch.tensor(of_ranks).unbind() for of_ranks in counts),
-            ],
-            [1 + len(blocks) * num_tables for blocks in blocks_of],
-        ).tolist()
+        sent = [
+            torch.tensor([digest, *chain.from_iterable(of_block[rank] for of_block in counts)])
+            for rank in range(self._ranks.size)
+        ]
+        received = self._ranks.meet(RankCall.of("ask", self._ranks.place), sent)
         digests = []
         asked: Counts = []
-        start = 0
-        for blocks in blocks_of:
-            digests.append(received[start])
-            ends = [start + 1 + num_tables * block for block in range(len(blocks) + 1)]
-            asked.append([received[first:last] for first, last in pairwise(ends)])
-            start = ends[-1]
+        for part, blocks in zip(received, self._placement.blocks, strict=True):
+            other_digest, *numbers = part.tolist()
+            digests.append(other_digest)
+            ends = [num_tables * block for block in range(len(blocks) + 1)]
+            asked.append([numbers[first:last] for first, last in pairwise(ends)])
         if any(other != digests[0] for other in digests):
             raise ConfigError(
                 "ranks: all ranks must get the same batches and random numbers, and hold the same "

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -64,8 +63,8 @@ class OwnedIds(LocalIds):
         for number, address in enumerate(self.addresses(sums.groups, sums.grads)):
             if address is not None:
                 self.step.add_squares(number, address, here[number].ctypes.data)
-        every = self.ranks.gather(torch.from_numpy(here.reshape(-1))).numpy()
-        of_tables = every.sum(0).reshape(here.shape)  # only the owner of a partition has squares
+        every = np.stack(self.ranks.gather_objects(here))
+        of_tables = every.sum(0)  # only the owner of a partition has squares
         squares = np.zeros(PARTITIONS)
         for of_table in of_tables:
             squares += of_table

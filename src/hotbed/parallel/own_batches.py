@@ -100,8 +100,9 @@ class OwnBatches:
             self._exchanges[layout] = exchange
         num_samples = HostIds(layout.features, inputs).num_samples
         ends = [0] * self._first + [num_samples] * (self._placement.grains - self._first)
-        asked = exchange.ask(inputs, time, ends, training=training)
-        plan = exchange.fetch_whole(asked, inputs)
+        with self._ranks.undivided():
+            asked = exchange.ask(inputs, time, ends, training=training)
+            plan = exchange.fetch_whole(asked, inputs)
         local = plan.mapped
         assert isinstance(local, LocalIds), "an exchange maps them"
         fetched = FetchedIds(
@@ -207,22 +208,18 @@ class OwnBatchLookup(LocalLookup):
                 rate_of.update(dict.fromkeys(group.tables, rate))
             self._check_tables(part, rate_of)
             if rate_of:
-                owned.append(
-                    self._owned(self._batches.sums_of_owner(_of_all_tables(part)), rate_of)
-                )
+                with self._ranks.undivided():
+                    sums = self._batches.sums_of_owner(_of_all_tables(part))
+                owned.append(self._owned(sums, rate_of))
                 owned_rates.append([rate_of[group.tables[0]] for group in owned[-1].groups])
         if owned:
             super().update(owned, owned_rates)
 
     def _check_tables(self, part: Sums, updated: Container[int]) -> None:
         tables = _fetched(part.mapped).layout.tables
-        here = torch.tensor([number in updated for number in range(len(tables))], device="cpu")
-        every = self._ranks.gather(here)
-        if (every != every[0]).any():
-            names = [
-                [table.name for table, has in zip(tables, of_rank, strict=True) if has]
-                for of_rank in every
-            ]
+        here = [table.name for number, table in enumerate(tables) if number in updated]
+        names = self._ranks.gather_objects(here)
+        if any(of_rank != names[0] for of_rank in names):
             raise ConfigError(
                 "ranks: all ranks must give gradients of the same tables, got those of "
                 f"{names} on ranks 0 to {self._ranks.size - 1}. Give zeros where a rank has none."
@@ -255,7 +252,7 @@ def reduced(ranks: Ranks, placement: Placement, tensor: Tensor, reduction: str) 
 
     A sum is added in the tree in which gradients of rows are.
     """
-    every = ranks.gather(tensor.detach().cpu().reshape(-1))
+    every = torch.stack(ranks.gather_objects(tensor.detach().cpu().reshape(-1)))
     if reduction == "max":
         out = every.amax(0)
     elif reduction == "min":

@@ -19,6 +19,7 @@ from hotbed.embedding.policy import PARTITIONS
 
 from .dense import LINE
 from .placement import Placement
+from .ranks import HEAD_WORDS
 
 MOST_RANKS = PARTITIONS
 """A table has so many parts that can lie on ranks of their own."""
@@ -375,7 +376,7 @@ def traffic(work: Workload, placement: Placement, asked: Counts) -> Floats:
         sums += np.bincount(asker, for_others.sum(1) * table.dim, ranks)
     num_values, width, shares = dense_shares(work.dense, ranks)
     calls = [
-        WORD * others * (1 + blocks * len(work.tables)),
+        WORD * others * (HEAD_WORDS + 1 + blocks * len(work.tables)),
         WORD * words,
         FLOAT * rows,
         FLOAT * (sums + blocks * (num_values - shares))

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -21,32 +20,23 @@ from torch import Tensor
 from hotbed.errors import ConfigError, HotbedError, RankLost
 from hotbed.optim.ranks import trains_together
 
+from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named
 from .connections import call_timeout, connect, connect_again
 from .log_lines import name_rank_in_logs
+from .roll_call import absent_ranks
 from .software import software
 from .traffic import Traffic
 
 LONGEST_PAUSE = 1.0
 """Seconds after which a rank that works for long says again that it does."""
+HEAD_WORDS = CALL_WORDS + 2
+"""int64 numbers before the values of a first message: the call, how many values follow to this
+rank, and to the rank that gets most."""
+ROOM = 2048
+"""The most int64 values in a first message; more of them go in a second one."""
 T = TypeVar("T")
 _Message = tuple[bool, Any, Exception | None]
 """From rank 0: whether it is the last, what was made, and the error of making it."""
-
-
-@dataclass
-class Place:
-    """Where a rank is in a training.
-
-    Attributes:
-        step: the number of the step under way; 0 = none is.
-        phase: of the step.
-    """
-
-    step: int = 0
-    phase: str = "start"
-
-    def __str__(self) -> str:
-        return f"step {self.step}, {self.phase}" if self.step else self.phase
 
 
 class Ranks:
@@ -58,23 +48,27 @@ class Ranks:
         rank: the number of this process.
         size: how many there are.
         traffic: what is sent from here is added to it; assign another one to count anew.
-        place: where this process is, for the message when another one is lost.
+        place: where this process is, which each call tells the others.
 
     Raises:
+        ConfigError: on every rank: they make different calls.
         RankLost: a call waits too long for another rank, or finds that it is gone.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, place: Place | None = None) -> None:
         self._group = group
         self.traffic = Traffic()
-        self.place = Place()
+        self.place = Place() if place is None else place
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._telling = threading.Lock()
         self._tell: Callable[[], Any] | None = None  # of the block under way
         self._began = 0.0
         self._has_thread = False
-        self._lost: RankLost | None = None
+        self._failure: HotbedError | None = None  # of telling the others of a block under way
+        self._last = "none"  # the call that all ranks made last
+        self._was_left = False  # an error of this rank has ended a call before its last message
+        self._unlike: ConfigError | None = None  # the ranks have made different calls
 
     @classmethod
     def of_job(cls, timeout: timedelta | None = None) -> Ranks:
@@ -89,7 +83,7 @@ class Ranks:
         """
         group = connect(timeout or call_timeout())
         name_rank_in_logs(dist.get_rank())
-        return cls(group)
+        return cls(group, PLACE)
 
     def another(self) -> Ranks:
         """Return the same ranks with connections of their own, for another thread."""
@@ -103,10 +97,76 @@ class Ranks:
                 yield
         except RuntimeError as error:
             reason = str(error).partition("\n")[0][:200]
+            absent = absent_ranks(self.rank, self.size)
+            whose = named(absent) if absent else "another rank"
             raise RankLost(
-                f"ranks: rank {self.rank} in {self.place}: the connection to another rank was "
-                f"lost, got {reason}. The newest state stays: start the same command again."
+                f"ranks: rank {self.rank} in {self.place}: the connection to {whose} was lost, got "
+                f"{reason}. All ranks were last seen in {self._last}. The newest state stays: "
+                "start the same command again."
             ) from error
+
+    def meet(self, call: RankCall, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Send each rank its part; return what each of them sent here: they all make this call.
+
+        This is the first message of every call. Whatever call a rank makes, these messages meet,
+        and say which it is. A receiver has room for more than most of them have, as it does not
+        know the sizes of another call.
+
+        Args:
+            call: to the others.
+            parts: int64 [n], one for each rank.
+
+        Raises:
+            ConfigError: on every rank: they make different calls.
+        """
+        lengths = [len(part) for part in parts]
+        own_heads = torch.tensor([[*call.words, length, max(lengths)] for length in lengths])
+        fitting = [part if len(part) <= ROOM else part[:0] for part in parts]
+        sent = torch.cat([each for pair in zip(own_heads, fitting, strict=True) for each in pair])
+        sizes = [HEAD_WORDS + len(part) for part in fitting]
+        room = [HEAD_WORDS + ROOM] * self.size
+        room[self.rank] = sizes[self.rank]  # gloo wants these two to be equal
+        self._close_left_call()
+        received = self.send(sent, sizes, room).split(room)
+        heads = [message[:HEAD_WORDS].tolist() for message in received]
+        try:
+            check_one_call([head[:CALL_WORDS] for head in heads])
+        except ConfigError as error:
+            self._unlike = error
+            raise
+        self._last = str(call.place)
+        values = []
+        for message, head in zip(received, heads, strict=True):
+            values.append(message[HEAD_WORDS : HEAD_WORDS + head[-2]])
+        if max(head[-1] for head in heads) > ROOM:
+            long = [part if len(part) > ROOM else part[:0] for part in parts]
+            coming = [head[-2] if head[-2] > ROOM else 0 for head in heads]
+            rest = self.exchange([long], coming).split(coming)
+            values = [big if len(big) else small for big, small in zip(rest, values, strict=True)]
+        return values
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Send the messages of a call in this block: those after its first have no name.
+
+        An error of one rank in it may leave the others in the call. The first message of this
+        rank's next call must not meet their messages, whose sizes it does not know.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._was_left = error is not self._unlike  # which all ranks have left
+            raise
+
+    def _close_left_call(self) -> None:
+        """Meet the others in a message without values, where all have left a call before its end.
+
+        gloo keeps it apart from messages with values.
+        """
+        if self._was_left:
+            with self._calling():
+                dist.barrier(self._group)
+            self._was_left = False
 
     def exchange(self, parts: Sequence[Sequence[Tensor]], received: Sequence[int]) -> Tensor:
         """Send each rank its parts; return what all ranks sent here, [m], in their order.
@@ -144,20 +204,19 @@ class Ranks:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return a small value of each rank; it is pickled on its way."""
-        sent = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self.gather(torch.tensor([len(sent)])).view(-1).tolist()
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(sent)] = sent
-        every = self.gather(padded)
-        return [
-            pickle.loads(received[:size].numpy().data)
-            for received, size in zip(every, sizes, strict=True)
-        ]
+        return self._gather_objects(self._call("gather"), value)
+
+    def _gather_objects(self, call: RankCall, value: Any) -> list[Any]:
+        return [_unpacked(part) for part in self.meet(call, [_packed(value)] * self.size)]
+
+    def _call(self, kind: str) -> RankCall:
+        return RankCall.of(kind, self.place)
 
     def collect(self, data: Any) -> list[memoryview]:
         """Send bytes to rank 0; return there those of each rank, and nothing elsewhere."""
         sent = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        sizes = self.gather(torch.tensor([len(sent)])).view(-1).tolist()
+        length = torch.tensor([len(sent)])
+        sizes = [int(part) for part in self.meet(self._call("collect"), [length] * self.size)]
         nothing = sent[:0]
         parts = [sent] + [nothing] * (self.size - 1)
         received = self.exchange([parts], sizes if self.rank == 0 else [0] * self.size)
@@ -173,17 +232,18 @@ class Ranks:
         must: this rank says meanwhile that it is at work. No other call is made within.
         """
         own_error: Exception | None = None
+        call = self._call("together")
         try:
-            with self._at_work(lambda: self.gather_objects((False, None))):
+            with self._at_work(lambda: self._gather_objects(call, (False, None))):
                 yield
         except Exception as error:
             own_error = error
         outcome = (True, None if own_error is None else _portable(own_error))
         try:
-            every = self.gather_objects(outcome)
+            every = self._gather_objects(call, outcome)
             while not all(is_done for is_done, _ in every):
-                every = self.gather_objects(outcome)
-        except RankLost as lost:
+                every = self._gather_objects(call, outcome)
+        except (RankLost, ConfigError) as lost:
             raise own_error or lost from lost
         failed = [rank for rank, (_, received) in enumerate(every) if received is not None]
         if not failed:
@@ -201,30 +261,43 @@ class Ranks:
         """
         message: _Message = (False, None, None)
         own_error: Exception | None = None
+        call = self._call("from first")
         try:
             if self.rank == 0:
-                with self._at_work(lambda: self._send_from_first((False, None, None))):
+                with self._at_work(lambda: self._send_from_first(call, (False, None, None))):
                     try:
                         message = (True, make(), None)
                     except Exception as error:
                         own_error = error
                         message = (True, None, _portable(error))
-            message = self._send_from_first(message)
+            message = self._send_from_first(call, message)
             while not message[0]:
-                message = self._send_from_first(message)
-        except RankLost as lost:
+                message = self._send_from_first(call, message)
+        except (RankLost, ConfigError) as lost:
             raise own_error or lost from lost
         _, value, received = message
         if received is not None:
             raise own_error or received
         return cast(T, value)
 
-    def _send_from_first(self, message: _Message) -> _Message:
-        """Return the message of rank 0."""
-        messages = [message]
-        with self._calling():
-            dist.broadcast_object_list(messages, src=0, group=self._group)
-        return messages[0]
+    def _send_from_first(self, call: RankCall, message: _Message) -> _Message:
+        """Return the message of rank 0: what fits into its first message goes in it."""
+        values = _packed(message) if self.rank == 0 else torch.empty(0, dtype=torch.int64)
+        length = torch.tensor([len(values)] if self.rank == 0 else [], dtype=torch.int64)
+        fits = len(values) < ROOM
+        part = torch.cat([length, values]) if fits else length
+        first = self.meet(call, [part] * self.size)[0]
+        size = int(first[0])
+        if len(first) == 1:
+            values = values if self.rank == 0 else torch.empty(size, dtype=torch.int64)
+            with self._calling():
+                dist.broadcast(values, src=0, group=self._group)
+            if self.rank == 0:
+                self.traffic.sent_bytes += (self.size - 1) * 8 * size
+        else:
+            values = first[1:]
+        received: _Message = _unpacked(values)
+        return received
 
     @contextmanager
     def _at_work(self, tell: Callable[[], Any]) -> Iterator[None]:
@@ -234,11 +307,12 @@ class Ranks:
 
         Raises:
             RankLost: another rank is gone, or stands still.
+            ConfigError: another rank makes another call.
         """
         with self._telling:
             self._tell = tell
             self._began = time.monotonic()
-            self._lost = None
+            self._failure = None
             if not self._has_thread:
                 self._has_thread = True
                 thread = threading.Thread(target=self._tell_of_work, name="hotbed-at-work")
@@ -249,8 +323,8 @@ class Ranks:
         finally:
             with self._telling:
                 self._tell = None
-        if self._lost is not None:
-            raise self._lost
+        if self._failure is not None:
+            raise self._failure
 
     def _tell_of_work(self) -> None:
         """Tell of blocks that take long; end when none is under way, so quick ones cost little."""
@@ -265,8 +339,8 @@ class Ranks:
                     continue
                 try:
                     self._tell()
-                except RankLost as error:
-                    self._lost = error
+                except HotbedError as error:
+                    self._failure = error
                     self._tell = None
 
     def check_equal(self, settings: Mapping[str, Any]) -> None:
@@ -295,6 +369,17 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
         values = tensor.detach().contiguous().view(-1)
         digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
+
+
+def _packed(value: Any) -> Tensor:
+    """Return a pickled value as int64 numbers, with zeros behind it, which pickle passes over."""
+    data = bytearray(pickle.dumps(value))
+    data.extend(bytes(-len(data) % 8))
+    return torch.frombuffer(data, dtype=torch.int64)
+
+
+def _unpacked(values: Tensor) -> Any:
+    return pickle.loads(values.numpy().data)
 
 
 def _portable(error: Exception) -> Exception:

@@ -136,7 +136,7 @@ class RankShard(Shard):
         return self._ranks.gather_objects(value)
 
     def any(self, here: bool) -> bool:
-        return bool(self._ranks.gather(torch.tensor([int(here)])).any())
+        return any(self._ranks.gather_objects(here))
 
     def collected(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         every: list[pa.RecordBatch] = []

@@ -30,7 +30,7 @@ from hotbed.connectors.live import SavedRows
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, PersistError
 from hotbed.files import Lock, Where, lock_file
-from hotbed.parallel import WHOLE, Shard
+from hotbed.parallel import WHOLE, Shard, at
 from hotbed.persist.chain import compact
 from hotbed.persist.format import CheckpointWriter, Saved, open_link
 from hotbed.persist.manifest import (
@@ -261,8 +261,10 @@ def write(
         captured.close(is_saved)
     if read := sum(table.rows.read_bytes for table in captured.tables):
         log.info("%s: the %s read %.1f MiB from the disk", saved.folder, saved.kind, read / 2**20)
-    if saved.kind == "full" and shard.is_first:
-        _retain(where, keep)
+    if saved.kind == "full":
+        with shard.together():
+            if shard.is_first:
+                _retain(where, keep)
     return saved
 
 
@@ -374,6 +376,7 @@ def _checked_parent(writer: CheckpointWriter, parent: Saved | None) -> Saved:
     return parent
 
 
+@at("save")
 def save(where: Where, state: State, keep: int = 1) -> Saved:
     """Write `state` as the newest checkpoint under `where`, a full.
 

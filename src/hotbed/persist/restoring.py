@@ -11,6 +11,7 @@ from torch import Tensor
 from hotbed.config import build, describe
 from hotbed.embedding.table import Table
 from hotbed.errors import PersistError
+from hotbed.parallel import at
 from hotbed.persist.checkpoint import State
 from hotbed.persist.format import Reader
 from hotbed.persist.network import load_network, load_optimizer, network_misfit, read_tensors
@@ -18,6 +19,7 @@ from hotbed.persist.resume import Meaning, compare, meaning
 from hotbed.persist.tables import check_rows, load_table
 
 
+@at("restore")
 def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     """Load a checkpoint into network, tables and optimizers, which were built alike.
 

@@ -17,7 +17,7 @@ from hotbed.embedding.table import Table
 from hotbed.embedding.tier import Tier
 from hotbed.errors import ConfigError, FormatError, HotbedError
 from hotbed.optim.ranks import trains_together
-from hotbed.parallel import Ranks, together
+from hotbed.parallel import Ranks, at, together
 from hotbed.persist.check.manifest import NOT_BUILT
 from hotbed.persist.format import Reader, open_checkpoint, read_newest
 from hotbed.persist.restoring import check_one_state
@@ -27,6 +27,7 @@ from hotbed.training.model import RecModel
 _SPARE_NUMBERS = 1 << 20
 
 
+@at("load")
 def load(
     path: str | Path | Reader, network: nn.Module | None = None, *, tier: Tier | None = None
 ) -> RecModel:

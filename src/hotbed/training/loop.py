@@ -55,16 +55,15 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
     """
     observer = run.observer
     callbacks = run.callbacks
-    run.agree_to_stop()
-    if run.stopped:
+    if run.ends():
         return
     _prepare_dataset(run, must_match=update is not None)
     shard = run.learner.shard
-    phase = "evaluation" if update is None else "map"
     with closing(_calls(data, run, update)) as calls:
         for examples in calls:
             with _marked(run):
-                shard.enter(phase, run.model.counters["steps"] + 1)
+                if update is not None:
+                    shard.enter("map", run.model.counters["steps"] + 1)
                 run.example = examples[0]
                 callbacks("on_step_begin", run)
                 for example in examples:
@@ -91,7 +90,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                     if observer is not None:
                         observer.settle()
                 callbacks("on_step_end", run)
-                shard.enter("reading", run.model.counters["steps"] + 1)
+                if update is not None:
+                    shard.enter("reading", run.model.counters["steps"] + 1)
     run.example = None
     run.loss = None
 
@@ -122,8 +122,7 @@ def _calls(
             if len(examples) == run.goal.sink_size:
                 yield examples
                 examples = []
-            run.agree_to_stop()
-            if run.stopped:
+            if run.ends():
                 return
     if examples:
         yield examples
@@ -211,12 +210,12 @@ def fit_epochs(run: Run, history: History) -> None:
             log.warning("nothing to learn: %d of %d epochs are learned", run.epoch, end)
         for epoch in range(run.epoch, end):
             resumed = _begin_epoch(run, epoch)
-            if not run.stopped:
+            if not run.ends():
                 with epoch_of(run.dataset, epoch) as batches, in_train_mode(learner.network):
                     pass_over(batches, run, learner)
                 measure(run, history)
                 _end_epoch(run, resumed=resumed)
-            if run.stopped:
+            if run.ends():
                 log.info("training stopped at step %d: %s", run.step, run.stopped)
                 break
 

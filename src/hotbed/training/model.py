@@ -28,6 +28,7 @@ from hotbed.optim.modes import in_eval_mode, in_train_mode
 from hotbed.optim.precision import Boost, boost, precision
 from hotbed.optim.ranks import check_not_wrapped, speaks
 from hotbed.optim.sparse import dense_parameters
+from hotbed.parallel import at
 from hotbed.persist import checkpoint, restoring
 from hotbed.persist.format import Reader, open_checkpoint, read_newest, refuse_others
 from hotbed.persist.publish.export import export, export_graph
@@ -158,8 +159,10 @@ class RecModel:
         )
         check_names("whole_tables", whole_tables, self.tables)
         if isinstance(self.learner, RankLearner):
-            self.learner.keep_whole(frozenset(whole_tables))
+            with at("RecModel"):
+                self.learner.keep_whole(frozenset(whole_tables))
 
+    @at("fit")
     def fit(
         self,
         train: Iterable[Any],
@@ -210,6 +213,7 @@ class RecModel:
         history.ranks = self.learner.end()
         return history
 
+    @at("online_train")
     def online_train(
         self,
         train_dataset: Iterable[Any],
@@ -264,6 +268,7 @@ class RecModel:
         history.ranks = self.learner.end()
         return history
 
+    @at("step")
     def step(self, batch: Any) -> float:
         """Learn one batch, as a step of `fit` does, and return its loss before the update.
 
@@ -303,6 +308,7 @@ class RecModel:
             pass_over([batch], run, self.learner)
         return losses[0]
 
+    @at("evaluate")
     def evaluate(self, data: Iterable[Any], callbacks: Any = ()) -> dict[str, float]:
         """Return the metrics of `data` by name, and the mean loss; nothing is learned.
 
@@ -314,6 +320,7 @@ class RecModel:
             raise DataError("evaluate: no batch, got empty data. Give data with rows.")
         return scorer.results()
 
+    @at("predict")
     def predict(self, data: Any) -> Any:
         """Return the predictions of a Dataset, of batches or of one Batch.
 
@@ -395,6 +402,7 @@ class RecModel:
         print(text)
         return text
 
+    @at("save")
     def save(self, path: str | Path) -> str | Path:
         """Write a checkpoint under `path`, a local path or URL, and return its folder.
 
@@ -411,6 +419,7 @@ class RecModel:
         self.parent = saved.digest
         return saved.folder
 
+    @at("restore")
     def restore(self, path: str | Path | Reader, allow: Sequence[str] = ()) -> RecModel:
         """Restore network, tables and optimizer state from a checkpoint, and return self.
 
@@ -437,6 +446,7 @@ class RecModel:
         self.parent = reader.manifest.digest
         return self
 
+    @at("export")
     def export(self, path: str | Path, state: str | Path | None = None) -> str | Path:
         """Freeze the model for servers under `path`: rows, weights, schema, an ONNX graph; see
         docs/serving.md. `state`: the checkpoint whose newest state is frozen; None: the model as it
@@ -479,6 +489,7 @@ class RecModel:
         learned: Schema = typed(self.schema, self.schema, self.encoder)
         return learned.raw or learned
 
+    @at("warm_start")
     def warm_start(
         self,
         path: str | Path,
@@ -614,7 +625,10 @@ class RecModel:
         self.learner.begin()
         self.learner.shard.check_equal(_settings(goal, callbacks))
         _log_frozen_lookups(self.network)
-        run = Run(self, goal, callbacks, observer, clock=WallClock(shard=self.learner.shard))
+        shard = self.learner.shard
+        run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
+        # clocks and signals may stop a stream on one rank
+        run.agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
         run.counts.epoch = goal.first_epoch
         return run
 

@@ -22,16 +22,20 @@ class Publishing:
     Versions that cannot be published are logged; readers recover with the next full.
     """
 
-    def __init__(self, publisher: Publisher, run: Run) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._thread = ThreadPoolExecutor(1, "hotbed-publish")
         self._versions: list[Future[Any]] = []
-        self._is_exported = self._export(run)
+        self._is_exported = False
 
-    def publish(self, run: Run, saved: Saved) -> None:
-        """Publish a saved state, unless it lies before the first batch of a converted model."""
+    def export(self, run: Run) -> None:
+        """Give the publisher the graph for servers; until then nothing is published."""
+        self._publisher.graph = _graph(run)
+        self._is_exported = True
+
+    def publish(self, saved: Saved) -> None:
+        """Publish a saved state, unless it lies before the graph."""
         self._log_errors()
-        self._is_exported = self._is_exported or self._export(run)
         if self._is_exported:
             self._versions.append(self._thread.submit(self._publisher.publish, saved))
 
@@ -40,19 +44,17 @@ class Publishing:
         self._thread.shutdown()
         self._log_errors()
 
-    def _export(self, run: Run) -> bool:
-        """Give the publisher the graph for servers; return False if it needs a batch first."""
-        adapter = adapter_of(run.model.network)
-        if adapter is not None and not adapter.was_called:
-            return False  # the state before the first batch is not published
-        self._publisher.graph = _graph(run)
-        return True
-
     def _log_errors(self) -> None:
         while self._versions and self._versions[0].done():
             error = self._versions.pop(0).exception()
             if error is not None:
                 log.error("not published: %s", error)
+
+
+def has_graph(run: Run) -> bool:
+    """Return whether the network can be exported: a converted one needs a batch first."""
+    adapter = adapter_of(run.model.network)
+    return adapter is None or adapter.was_called
 
 
 def _graph(run: Run) -> Any:

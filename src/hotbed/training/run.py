@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from hotbed.connectors.plan import NO_WISHES, JoinWishes
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.metrics.reliability import Reliability
-from hotbed.parallel import WHOLE, Shard
+from hotbed.parallel import WHOLE, Shard, at
 from hotbed.training.ahead.stage import MapStage
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
@@ -34,6 +34,7 @@ EVENTS = (
     "on_gradients",
     "on_step_end",
     "on_idle",
+    "on_stop",
     "on_stream_end",
     "on_epoch_end",
     "on_error",
@@ -155,12 +156,14 @@ class Ending:
         error: the error that ends it.
         whole: whether no step and no end of an epoch was half done.
         agreed: whether all ranks end; False: this one asks for it.
+        is_known: whether callbacks know of the stop.
     """
 
     reason: str = ""
     error: BaseException | None = None
     whole: bool = True
     agreed: bool = True
+    is_known: bool = False
 
 
 @dataclass
@@ -182,6 +185,7 @@ class Run:
         reliability: how the probabilities of the last validation compare with the labels, by label.
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
+        agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
         stage: yields the batches of this pass, and maps some of them ahead.
         wishes: what a join of streams is asked for when reading begins.
     """
@@ -200,6 +204,7 @@ class Run:
     reliability: dict[str, Reliability] = field(default_factory=dict)
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
+    agrees: bool = False
     stage: MapStage | None = None
     wishes: JoinWishes = NO_WISHES
 
@@ -266,22 +271,26 @@ class Run:
     def stop(self, reason: str) -> None:
         """End training after this step; batches that are mapped ahead are learned first.
 
-        A stream on several ranks ends on all of them, whichever calls it.
+        Training on several ranks ends on all of them, whichever calls it.
         """
         if self.ending is None:
-            self.ending = Ending(reason, agreed=not self.online or self.learner.shard.size == 1)
+            self.ending = Ending(reason, agreed=not self.agrees)
 
-    def agree_to_stop(self) -> None:
-        """End a stream on all ranks if one of them asks for it; all call it between two steps.
+    def ends(self) -> bool:
+        """Return whether the run ends after this step, on all ranks; all ask between two steps.
 
-        It is asked where a step ends, not where an item is read: that may be some steps ahead.
+        They agree where a step ends, not where an item is read: that may be some steps ahead. The
+        first time, callbacks learn that it is stopped.
         """
-        shard = self.learner.shard
-        if not self.online or shard.size == 1 or (self.ending is not None and self.ending.agreed):
-            return
-        if shard.any(self.ending is not None):
-            endings = [ending for ending in shard.gathered(self.ending) if ending is not None]
-            self.ending = Ending(endings[0].reason)
+        if self.agrees and (self.ending is None or not self.ending.agreed):
+            shard = self.learner.shard
+            if shard.any(self.ending is not None):
+                endings = [ending for ending in shard.gathered(self.ending) if ending is not None]
+                self.ending = Ending(endings[0].reason)
+        if self.stopped and self.ending is not None and not self.ending.is_known:
+            self.ending = replace(self.ending, is_known=True)
+            self.callbacks("on_stop", self)
+        return bool(self.stopped)
 
     def fail(self, error: BaseException, *, whole: bool = True) -> None:
         """Record that `error` ends training.
@@ -329,7 +338,8 @@ class Callbacks:
     `on_stream_begin` (of a stream, after `on_fit_begin`), `on_epoch_begin`, `on_step_begin` (the
     first batch of the step was read), `on_predicted` (a batch was scored by `run.observer`; it is
     not learned yet), `on_gradients` (after backward, before any update), `on_step_end`, `on_idle`
-    (a stream has nothing new), `on_stream_end` (the stream ended or was stopped), `on_epoch_end`,
+    (a stream has nothing new), `on_stop` (a stop ends training after this step), `on_stream_end`
+    (the stream ended or was stopped), `on_epoch_end`,
     `on_error` (`run.error` ends training), `on_fit_end`. Methods that a callback does not define
     cost nothing.
 
@@ -356,7 +366,7 @@ class Callbacks:
         for callback in self.all:
             _check_callback(callback)
         self._methods: Mapping[str, list[Callable[[Run], None]]] = {
-            event: [getattr(callback, event) for callback in self.all if hasattr(callback, event)]
+            event: [_method(callback, event) for callback in self.all if hasattr(callback, event)]
             for event in EVENTS
         }
         acting = [callback for callback in self.all if _acts_within(callback)]
@@ -366,6 +376,12 @@ class Callbacks:
     def __call__(self, event: str, run: Run) -> None:
         for method in self._methods[event]:
             method(run)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether a callback is of another package, and may do otherwise on another rank."""
+        modules = [type(callback).__module__ for callback in self.all]
+        return not all(module.startswith("hotbed.training.") for module in modules)
 
     def barrier(self, step: int, now: int | None) -> bool:
         """Return whether a callback reads or changes tables between this step and the next one."""
@@ -403,6 +419,14 @@ class Callbacks:
             kind = kind_of(type(callback))
             counts[kind] = counts.get(kind, -1) + 1
             yield f"{kind}.{counts[kind]}", callback
+
+
+def _method(callback: Any, event: str) -> Callable[[Run], None]:
+    """Return a method of a callback, which messages to other ranks name."""
+    method: Callable[[Run], None] = at(f"{type(callback).__name__}.{event}")(
+        getattr(callback, event)
+    )
+    return method
 
 
 def _acts_within(callback: Any) -> bool:

@@ -16,7 +16,7 @@ from hotbed.errors import ConfigError
 from hotbed.optim.combined import Parts
 from hotbed.optim.ranks import check_not_wrapped, trains_together
 from hotbed.optim.sparse import SparseOptimizer
-from hotbed.parallel import Shard
+from hotbed.parallel import Shard, at
 from hotbed.training.arguments import check_names, tables_of
 from hotbed.training.stages.example import CPU, prepare
 from hotbed.training.stages.grains import GrainLearner
@@ -76,7 +76,8 @@ def shard(
     kind = RankLearner if trains_together() else GrainLearner
     learner = kind(network, None, dense, sparse, grains)
     if isinstance(learner, RankLearner):
-        learner.keep_whole(frozenset(whole_tables))
+        with at("shard"):
+            learner.keep_whole(frozenset(whole_tables))
     return ShardedLoop(learner)
 
 
@@ -95,6 +96,7 @@ class ShardedLoop:
         """The rows that this rank owns: give it to `hb.checkpoints.State`, to save and restore."""
         return self._learner.shard
 
+    @at("backward")
     def backward(self, batch: Batch, loss_of: LossOf) -> Tensor:
         """Compute the loss of a batch and its gradients, and return the loss, float32 [].
 
@@ -125,6 +127,7 @@ class ShardedLoop:
         learner.add(earlier)
         return loss
 
+    @at("clip_gradients")
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; return the norm before.
 

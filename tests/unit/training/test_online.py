@@ -186,6 +186,7 @@ def test_the_events_of_a_stream_come_in_order(model: Any, dataset: Any) -> None:
         "on_predicted",
         "on_gradients",
         "on_step_end",
+        "on_stop",
         "on_stream_end",
         "on_epoch_end",
         "on_error",

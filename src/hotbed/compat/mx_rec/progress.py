@@ -12,7 +12,7 @@ from hotbed.compat.mx_rec.options import Options
 from hotbed.connectors import Position
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
-from hotbed.parallel import Shard
+from hotbed.parallel import Shard, at
 from hotbed.training.stages.example import CPU, prepare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
@@ -139,7 +139,9 @@ class Progress:
         source = iter(batches)
         while True:
             batch = next(source, None)
-            if self._shard.any(batch is None):
+            with at("next batch"):
+                has_ended = self._shard.any(batch is None)
+            if has_ended:
                 if batch is not None:
                     log.info("the data of another rank have ended: a batch is left out here")
                 return

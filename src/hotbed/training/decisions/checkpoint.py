@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from hotbed.persist.store import JOURNAL, LETTERS, LocalStore, open_store
 from hotbed.training.decisions import cores
 from hotbed.training.decisions.eviction_schedule import TOPIC, sweeping
 from hotbed.training.learned_types import learn_types
-from hotbed.training.publishing import Publishing
+from hotbed.training.publishing import Publishing, has_graph
 from hotbed.training.run import Run, WallClock, passed
 from hotbed.training.run_state import open_rows, release, resumable, resume, state_of
 
@@ -119,7 +119,9 @@ class Checkpoint:
         self._full_every = full_every
         self._keep = keep
         self._publisher = publish
-        self._publishing: Publishing | None = None
+        self._publishing: Publishing | None = None  # of the first rank
+        self._publishes = False  # whether the first rank does
+        self._waits_for_graph = False
         self._wait = wait
         self._deltas = True
         self._since_full = 0
@@ -164,7 +166,10 @@ class Checkpoint:
         self._saver = Saver(self.path, self._keep)
         self._shard = shard.another()
         if self._publisher is not None and shard.is_first:
-            self._publishing = Publishing(self._publisher, run)
+            self._publishing = Publishing(self._publisher)
+        self._waits_for_graph = shard.from_first(lambda: self._publishing is not None)
+        self._publishes = self._waits_for_graph
+        self._export(run)
         self._saved_at = None
         self._caught = []
         if shard.from_first(lambda: _has_state(self.path)):
@@ -172,7 +177,7 @@ class Checkpoint:
                 reader = open_checkpoint(self.path)
             resume(run, reader, self._allow)
             if self._publishing is not None:  # it may not be published, as after `hotbed restore`
-                self._publishing.publish(run, reader.saved)
+                self._publishing.publish(reader.saved)
             # tables that were loaded begin anew
             self._deltas = self._tracks_changes(run)
             self._saved_at = _moment(run)
@@ -202,14 +207,16 @@ class Checkpoint:
         return self._is_due(self._clock()) or passed(step, self._looked, self._every)
 
     def on_step_end(self, run: Run) -> None:
+        self._export(run)
         release(run)
         self._due = self._due or passed(run.step, self._looked, self._every)
         if not self._due:
             self._looked = run.step
-        if run.stopped and not run.online:  # the end of an epoch that is not over changes no state
+        self._look(run)
+
+    def on_stop(self, run: Run) -> None:
+        if not run.online:  # the end of an epoch that is not over changes no state
             self._finish(run, whole=True, raises=True)
-        else:
-            self._look(run)
 
     def on_epoch_end(self, run: Run) -> None:
         if run.online or run.model.counters["epochs"] == run.epoch:
@@ -244,6 +251,8 @@ class Checkpoint:
 
     def on_fit_end(self, run: Run) -> None:
         saver = self._saver
+        # after an error of one rank the others may not come here
+        waits = self._ready and self._publishes and run.error is None
         self._saver = None
         self._ready = False
         try:
@@ -251,9 +260,21 @@ class Checkpoint:
                 saver.wait()
         except (PersistError, RankLost) as error:
             log.error("%s", error)
-        if self._publishing is not None:
-            self._publishing.close()
+        with run.learner.shard.together() if waits else nullcontext():
+            if self._publishing is not None:
+                self._publishing.close()
+        self._publishing = None
         self._opened.close()
+
+    def _export(self, run: Run) -> None:
+        """Give the publisher the graph as soon as there is one; ranks wait for the first."""
+        shard = run.learner.shard
+        if not self._waits_for_graph or not shard.from_first(lambda: has_graph(run)):
+            return
+        with shard.together():
+            if self._publishing is not None:
+                self._publishing.export(run)
+        self._waits_for_graph = False
 
     def _tracks_changes(self, run: Run) -> bool:
         """Make the tables track their changes, if deltas are saved and rules allow it."""
@@ -361,7 +382,7 @@ class Checkpoint:
         if step != self._published_step:
             self._published_step = step
             if self._publishing is not None:
-                self._publishing.publish(run, saved)
+                self._publishing.publish(saved)
 
     def _open(self, run: Run) -> None:
         """Open the journal and the dead letters next to the states, before data are read.

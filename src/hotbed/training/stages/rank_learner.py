@@ -100,6 +100,7 @@ class RankLearner(GrainLearner):
 
     def end(self) -> list[RankWork]:
         super().end()
+        self.shard.enter("end")
         tables = self._tables
         here = RankWork(
             self._ranks.rank,
@@ -119,7 +120,8 @@ class RankLearner(GrainLearner):
 
     def forward(self, example: Example) -> Tensor:
         self._ranks.traffic = self._traffic
-        return super().forward(example)
+        with self._ranks.undivided():
+            return super().forward(example)
 
     def step(self) -> None:
         self.shard.enter("update")

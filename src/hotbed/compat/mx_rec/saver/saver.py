@@ -17,6 +17,7 @@ from hotbed.compat.mx_rec.saver.program import Program
 from hotbed.connectors import Journal
 from hotbed.errors import ConfigError, FormatError, PersistError
 from hotbed.files import Where
+from hotbed.parallel import at
 from hotbed.persist.checkpoint import capture, track_changes
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.persist.saver import Saver as Writer
@@ -89,6 +90,7 @@ class Saver:
             )
         return True
 
+    @at("Saver.save")
     def save(
         self,
         save_path: Where,
@@ -160,6 +162,7 @@ class Saver:
         due = self._owner.options.save_checkpoint_due_time
         return due is not None and self._owner.clock() - self._base_at >= due
 
+    @at("Saver.restore")
     def restore(self, save_path: Where) -> int:
         """Load a state, before the first batch, and return its global step.
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RankCall: what a rank asks the others to do together, and from where: how each call begins."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hotbed.errors import ConfigError
+
+NAME_WORDS = 6
+CALL_WORDS = NAME_WORDS + 1
+"""int64 numbers that say which call it is: its name, and its step."""
+SEPARATOR = ": "
+
+
+@dataclass
+class Place:
+    """Where a rank is in a program.
+
+    Attributes:
+        step: the number of the step under way; 0 = none is.
+        phase: of the step, or the call of the program.
+    """
+
+    step: int = 0
+    phase: str = "start"
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}" if self.step else self.phase
+
+
+PLACE = Place()
+"""Where the main thread of this process is."""
+
+
+@contextmanager
+def at(phase: str) -> Iterator[None]:
+    """Let the main thread be in a call of the program in this block, or in the decorated method."""
+    before = (PLACE.step, PLACE.phase)
+    PLACE.phase = phase
+    try:
+        yield
+    finally:
+        PLACE.step, PLACE.phase = before
+
+
+@dataclass(frozen=True)
+class RankCall:
+    """A call to the other ranks, which all of them must make.
+
+    Attributes:
+        kind: what is done together.
+        step: from where.
+        phase: from where.
+    """
+
+    kind: str
+    step: int
+    phase: str
+
+    @classmethod
+    def of(cls, kind: str, place: Place) -> RankCall:
+        """Return a call that is made at this place."""
+        return cls(kind, place.step, place.phase)
+
+    @classmethod
+    def of_words(cls, words: Sequence[int]) -> RankCall:
+        """Return the call that another rank told."""
+        *name, step = words
+        text = struct.pack(f"={NAME_WORDS}q", *name).rstrip(b"\0").decode("ascii", "replace")
+        kind, _, phase = text.partition(SEPARATOR)
+        return cls(kind, step, phase)
+
+    @property
+    def words(self) -> list[int]:
+        """The call as int64 numbers, of which the first is not 0."""
+        return [*_name_words(f"{self.kind}{SEPARATOR}{self.phase}"), self.step]
+
+    @property
+    def place(self) -> Place:
+        """From where the call is made."""
+        return Place(self.step, self.phase)
+
+
+@lru_cache(maxsize=256)
+def _name_words(name: str) -> tuple[int, ...]:
+    size = 8 * NAME_WORDS
+    text = name.encode("ascii", "replace")[:size].ljust(size, b"\0")
+    return struct.unpack(f"={NAME_WORDS}q", text)
+
+
+def check_one_call(words: Sequence[Sequence[int]]) -> None:
+    """Raise ConfigError unless all ranks make the same call; `words`: of each rank."""
+    if all(of_rank == words[0] for of_rank in words):
+        return
+    calls = [RankCall.of_words(of_rank) for of_rank in words]
+    places = [str(call.place) for call in calls]
+    if len(set(places)) == 1:
+        places = [f"{call.place} ({call.kind})" for call in calls]
+    ranks_at: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks_at.setdefault(place, []).append(rank)
+    lines = [f"{named(ranks)} in {place}" for place, ranks in ranks_at.items()]
+    raise ConfigError(
+        "ranks: all ranks must make the same calls in the same order, got "
+        f"{' and '.join(lines)}. Call fit, save, evaluate, predict, export and the like on every "
+        "rank, not below `if rank == 0:`, and give each rank the same intervals and limits."
+    )
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 1, 2"."""
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"

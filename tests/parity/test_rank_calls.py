@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that make different calls are refused at once, on each of them, by the names of the calls;
+a rank that makes none is lost by name after the timeout.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("torch", reason="torch absent")
+
+import numpy as np
+import torch
+from forked import ranks_of
+
+import hotbed as hb
+from hotbed.errors import HotbedError
+from hotbed.persist import content_digest
+
+TIMEOUT = 20
+"""Seconds that a call waits: no call of these tests does, but those that say so."""
+
+
+SCHEMA = hb.Schema([hb.Label("y"), hb.Id("user")])
+
+
+def batch() -> hb.Batch:
+    ids = {"user": hb.Ids(np.arange(16))}
+    return hb.Batch(ids, {}, {"y": np.arange(16, dtype=np.float32) % 2})
+
+
+def dataset() -> hb.Dataset:
+    rows = {"user": [*range(128)], "y": [0, 1] * 64}
+    return hb.Dataset(hb.sources.Memory(rows), SCHEMA, batch_size=16)
+
+
+def model_of() -> hb.RecModel:
+    torch.manual_seed(0)
+    tables = hb.make_tables(SCHEMA, 2, evict=hb.Lru(1024))
+    network = hb.models.DCNv2(SCHEMA, tables, hidden=(4,))
+    return hb.RecModel(network, "bce", "adam", {"auc"}, grains=4)
+
+
+def backward() -> None:
+    network = hb.models.DCNv2(SCHEMA, hb.make_tables(SCHEMA, 2), hidden=(4,))
+    dense = torch.optim.Adam(hb.dense_parameters(network))
+    hb.shard(network, dense, hb.SparseOptimizer(network), grains=4)
+
+
+def calls_of(model: hb.RecModel, folder: str) -> dict[str, Callable[[], Any]]:
+    """Every public call that ranks make together, by the name that an error gives it."""
+    states = f"{folder}/saved"
+    return {
+        "fit": lambda: model.fit([batch()], progress=False),
+        "online_train": lambda: model.online_train([batch()], progress=False),
+        "step": lambda: model.step(batch()),
+        "evaluate": lambda: model.evaluate([batch()]),
+        "predict": lambda: model.predict(batch()),
+        "save": lambda: model.save(f"{folder}/{os.environ['RANK']}"),
+        "restore": lambda: model.restore(states),
+        "warm_start": lambda: model.warm_start(states),
+        "export": lambda: model.export(f"{folder}/exported"),
+        "load": lambda: hb.load(states),
+        "RecModel": model_of,
+        "shard": backward,
+    }
+
+
+PLACES = {"step": r"(step \d+, map|step)"}
+"""Where an error says that a call is, unless it is the name of the call."""
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except HotbedError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def pairs(folder: str) -> dict[tuple[str, str], str]:
+    """What each pair of calls of two ranks ends with; then a step, which works."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    rank = int(os.environ["RANK"])
+    model = model_of()
+    model.fit([batch()], progress=False)
+    model.save(f"{folder}/saved")
+    calls = calls_of(model, folder)
+    found = {}
+    for pair in itertools.permutations(calls, 2):
+        found[pair] = error_of(calls[pair[rank]])
+    torch.manual_seed(0)  # a step had drawn a number before it was refused
+    model.step(batch())
+    return found
+
+
+def test_two_ranks_that_make_different_calls_are_told_both_at_once(tmp_path: Path) -> None:
+    first, second = ranks_of(pairs, 2, str(tmp_path))
+    assert first == second
+    assert len(first) == 12 * 11
+    start = "ConfigError: ranks: all ranks must make the same calls in the same order, got "
+    for pair, error in first.items():
+        one, other = [PLACES.get(name, rf"(step \d+, )?{name}") for name in pair]
+        assert error.startswith(start), error
+        assert re.search(rf"got rank 0 in {one} and rank 1 in {other}\. ", error), (pair, error)
+
+
+# --- inside a training ----------------------------------------------------------------------------
+
+
+class Once:
+    """Does something at a step, on the first rank alone."""
+
+    def __init__(self, action: Callable[[Any], Any], step: int = 3) -> None:
+        self.action = action
+        self.step = step
+
+    def on_step_end(self, run: Any) -> None:
+        if run.step == self.step and os.environ["RANK"] == "0":
+            self.action(run)
+
+
+def within(folder: str) -> dict[str, str]:
+    """What a fit of 8 steps ends with, where the first rank alone does something in it."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    rank = int(os.environ["RANK"])
+    keep = hb.callbacks.Checkpoint
+    arguments: Mapping[str, Any] = {
+        "save": {"callbacks": Once(lambda run: run.model.save(f"{folder}/saved"))},
+        "evaluate": {"callbacks": Once(lambda run: run.model.evaluate([batch()]))},
+        "predict": {"callbacks": Once(lambda run: run.model.predict(batch()))},
+        "export": {"callbacks": Once(lambda run: run.model.export(f"{folder}/exported"))},
+        "max_steps": {"max_steps": 3 + rank},
+        "evict": {"callbacks": hb.callbacks.Evict(step_interval=3 + rank)},
+        "checkpoint": {"callbacks": keep(f"{folder}/states", every_steps=3 + rank)},
+        "callback": {"callbacks": [Once(lambda run: run.model.save(f"{folder}/s"))][rank:]},
+    }
+    found = {}
+    for name, settings in arguments.items():
+        call = functools.partial(model_of().fit, dataset(), progress=False, **settings)
+        found[name] = error_of(call)
+    return found
+
+
+WITHIN = {
+    "save": "step 3, save",
+    "evaluate": "step 3, evaluate",
+    "predict": "step 3, predict",
+    "export": "step 3, export",
+    "max_steps": r"step 4, History\.on_epoch_end",
+    "evict": r"step 3, Evict\.on_step_end",
+    "checkpoint": r"step 3, Checkpoint\.on_step_end",
+    "callback": "step 3, save",
+}
+
+
+def test_a_call_of_one_rank_in_a_fit_is_told_with_the_step_of_the_other(tmp_path: Path) -> None:
+    first, second = ranks_of(within, 2, str(tmp_path))
+    for name, place in WITHIN.items():
+        told = rf"got rank 0 in {place} and rank 1 in step \d, [A-Za-z._]+\. Call fit, save"
+        for error in (first[name], second[name]):
+            assert re.search(told, error), f"{name}: {error}"
+
+
+def stopped(folder: str) -> list[tuple[int, int, str]]:
+    """Fit two epochs of 8 steps; stop in each after other steps, on the first rank or on all.
+
+    Return the steps, the epochs, and the digest of the newest state.
+    """
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    ends = []
+    for step in (3, 8, 11):
+        stop = Once(lambda run: run.stop("enough"), step)
+        states = f"{folder}/{step}"
+        keep = hb.callbacks.Checkpoint(states)
+        callbacks = [stop, keep] if os.environ["RANK"] == "0" else [keep]
+        model = model_of()
+        model.fit(dataset(), epochs=2, callbacks=callbacks, progress=False)
+        reader = hb.checkpoints.open_checkpoint(states)
+        assert reader.manifest.counters == model.counters
+        counters = model.counters
+        ends.append((counters["steps"], counters["epochs"], content_digest(reader)))
+    return ends
+
+
+def test_a_stop_on_one_rank_ends_a_fit_on_all_after_the_same_step(tmp_path: Path) -> None:
+    (one,) = ranks_of(stopped, 1, str(tmp_path / "one"))
+    assert [end[:2] for end in one] == [(3, 0), (8, 1), (11, 1)]
+    assert ranks_of(stopped, 2, str(tmp_path / "two")) == [one, one]
+
+
+# --- a rank that makes no call --------------------------------------------------------------------
+
+
+def absent(rank: int, how: str) -> str:
+    """Learn two steps; `rank` then stands still, or is gone. Return the error of the others."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = "3"
+    model = model_of()
+    model.step(batch())
+    if os.environ["RANK"] == str(rank):
+        if how == "still":
+            time.sleep(8)
+        return ""
+    return error_of(lambda: model.step(batch()))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "how"),
+    [
+        (2, 1, "still"),
+        *[
+            pytest.param(3, rank, how, marks=pytest.mark.soak)
+            for rank in range(3)
+            for how in ("still", "gone")
+        ],
+    ],
+)
+def test_a_rank_that_is_lost_is_named_with_the_last_call_of_all(
+    ranks: int, rank: int, how: str
+) -> None:
+    found = ranks_of(absent, ranks, rank, how)
+    for number, error in enumerate(found):
+        if number != rank:
+            lost = rf"step 2, map: the connection to rank {rank} was lost, got .*"
+            assert re.match(rf"RankLost: ranks: rank {number} in {lost}", error), error
+            assert "All ranks were last seen in step 1, map. " in error
+
+
+def left(folder: str) -> list[str]:
+    """Leave a step by an error of the network: on all ranks, and then on the first alone."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = "3"
+    model = model_of()
+    model.step(batch())
+    found = []
+    for is_here in (True, os.environ["RANK"] == "0"):
+        with (
+            patch.object(model.network, "forward", fail) if is_here else nullcontext(),
+            suppress(OSError),
+        ):
+            found.append(error_of(lambda: model.step(batch())))
+        found.append(error_of(lambda: model.save(f"{folder}/saved")))
+    return found
+
+
+def fail(batch: Any) -> Any:
+    raise OSError("of the network")
+
+
+def test_an_error_of_the_network_leaves_a_call_that_others_do_not_take_for_theirs(
+    tmp_path: Path,
+) -> None:
+    """Its messages have sizes of their own: one that is too long would end a process."""
+    first, second = ranks_of(left, 2, str(tmp_path))
+    assert first[0] == second[0] == "no error"
+    assert first[1].startswith("RankLost: ")
+    assert second[1].startswith("RankLost: ranks: rank 1 in step 2, exchange: ")
