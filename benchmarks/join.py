@@ -104,7 +104,7 @@ def _places(numbers: np.ndarray) -> pa.StructArray:
 
 def joined(window: int, **keywords: Any) -> hb.sources.Join:
     shown, clicks = Generated(window), Generated(window, clicks=True)
-    return hb.sources.Join(shown, clicks, on="id", within=window / 1e6, **keywords)
+    return hb.sources.Join(shown, clicks, on="id", within=window / 1e6, unit="us", **keywords)
 
 
 class _Pace:

@@ -123,7 +123,9 @@ def joined(folder: Path) -> Source:
 
 def replayed(folder: Path) -> Source:
     return Replay(
-        [write_csv(folder).slice(0, 400), write_parquet(folder).slice(300, ROWS)], time="number"
+        [write_csv(folder).slice(0, 400), write_parquet(folder).slice(300, ROWS)],
+        "number",
+        unit="us",
     )
 
 
@@ -290,7 +292,7 @@ def test_a_position_of_another_source_reads_the_same_rows_or_is_refused(tmp_path
         folder = tmp_path / str(number)
         folder.mkdir()
         finite.append(maker(folder))
-    paced = Replay([finite[0]], time="number", speed=1e12)
+    paced = Replay([finite[0]], "number", unit="us", speed=1e12)
     stream = FakeStream({"number": list(range(9))}, takes=[5, 4], ends=True)
     follow = Follow(tmp_path / "1", "part-*.csv")
     kafka = Kafka("localhost:1", "clicks")

@@ -27,6 +27,7 @@ from hotbed.connectors import (
     Outcome,
     Position,
     ReadPlan,
+    Skips,
     Source,
     Wait,
 )
@@ -34,58 +35,88 @@ from hotbed.connectors.plan import JoinWishes
 from hotbed.connectors.position import COUNTED, decisions_of
 from hotbed.testing import FakeStream
 
-pytestmark = pytest.mark.core
+pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:join.on:UserWarning")]
+PLAN = ReadPlan(skips=Skips())
 
 
-def log(draw: random.Random, kinds: list[str]) -> dict[str, list[Any]]:
-    """Events of a few keys, up to ten seconds out of order, some of which come twice."""
+FUTURE = 3_000_000_000
+"""A time far ahead of every clock here, in seconds."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Events of one input, each with what it says and what a join has to make of it.
+
+    `own`: kinds whose times stand in a column of their own, in milliseconds.
+    """
+
+    own: frozenset[str]
+    rows: list[tuple[int, int, str]]  # key, time, kind
+
+    def table(self) -> pa.Table:
+        columns: dict[str, list[Any]] = {"key": [], "time": [], "kind": [], "n": []}
+        columns |= {f"{kind}_ms": [] for kind in sorted(self.own)}
+        for place, (key, time, kind) in enumerate(self.rows):
+            later = time + 7200 if kind in self.own else time
+            row = {"key": key, "time": later, "kind": kind, "n": place}
+            for other in self.own:
+                row[f"{other}_ms"] = time * 1000 if other == kind else (time + 50) * 1000
+            for name, values in columns.items():
+                values.append(row[name])
+        kinds = {"kind": pa.string()}
+        return pa.table({n: pa.array(v, kinds.get(n, pa.int64())) for n, v in columns.items()})
+
+    def moves(self, place: int, kinds: Any) -> float:
+        """How far a row moves the clock: an event to its time, another row to its earliest one."""
+        _, time, kind = self.rows[place]
+        if kind not in kinds and kinds and self.own >= set(kinds):
+            time += 50
+        return time if time < FUTURE else float("-inf")
+
+
+def log(draw: random.Random, kinds: list[str]) -> Log:
+    """Events of a few keys, up to ten seconds out of order, some of which come twice.
+
+    Some are of the future, some of kinds that nobody asked for.
+    """
     rows: list[tuple[int, int, str]] = []
+    own = frozenset(kind for kind in kinds if kind != "view" and draw.random() < 0.3)
     for place in range(draw.randint(0, 50)):
         if rows and draw.random() < 0.15:
             rows.append(draw.choice(rows))
         else:
             time = max(0, place + draw.choice([-10, -3, -1, 0, 0, 0, 1]))
-            rows.append((draw.randrange(4), time, draw.choice(kinds)))
-    return {
-        "key": [key for key, _, _ in rows],
-        "time": [time for _, time, _ in rows],
-        "kind": [kind for _, _, kind in rows],
-        "n": list(range(len(rows))),
-    }
+            if draw.random() < 0.04:
+                time += FUTURE
+            rows.append((draw.randrange(4), time, draw.choice([*kinds, *kinds, "other"])))
+    return Log(own, rows)
 
 
-def table(rows: dict[str, list[Any]]) -> pa.Table:
-    kinds = {"key": pa.int64(), "time": pa.int64(), "n": pa.int64(), "kind": pa.string()}
-    return pa.table({name: pa.array(rows[name], kind) for name, kind in kinds.items()})
-
-
-def by_oracle(
-    oracle: Oracle, inputs: list[dict[str, list[Any]]], turns: list[Any], *, ends: bool
-) -> list[Any]:
+def by_oracle(oracle: Oracle, inputs: list[Log], turns: list[Any], *, ends: bool) -> list[Any]:
     """What the oracle yields of turns: (input, rows), or decisions of a journal."""
     used, highs = [0] * len(inputs), [float("-inf")] * len(inputs)
+    kinds = [{"view"}, set(oracle.windows)]
     samples = []
     for turn in turns:
         idle: list[int] = []
         number, count = turn if isinstance(turn, tuple) else (turn["input"], turn["rows"])
         if not isinstance(turn, tuple):
             idle = [lane for lane, _ in turn["idle"]]
-        impressions: list[Any] = []
-        outcomes: list[Any] = []
+        events: list[list[Any]] = [[], []]
         if number is not None:
-            rows = inputs[number]
-            for row in range(used[number], used[number] + count):
-                highs[number] = max(highs[number], rows["time"][row])
-                if number == 0:
-                    impressions.append((rows["key"][row], rows["time"][row], rows["n"][row]))
-                else:
-                    outcomes.append((rows["key"][row], rows["time"][row], rows["kind"][row]))
+            for place in range(used[number], used[number] + count):
+                key, time, kind = inputs[number].rows[place]
+                highs[number] = max(highs[number], inputs[number].moves(place, kinds[number]))
+                if kind in kinds[number] and time >= FUTURE:
+                    oracle.count("future")
+                elif kind in kinds[number]:
+                    events[number].append((key, time, place if number == 0 else kind))
             used[number] += count
         active = [i for i in range(len(inputs)) if i not in idle]
         if ends:
-            active = [i for i in active if used[i] < len(inputs[i]["key"])]
+            active = [i for i in active if used[i] < len(inputs[i].rows)]
         mark = min([highs[i] for i in active], default=max(highs))
-        samples += oracle.take(impressions, outcomes, mark)
+        samples += oracle.take(*events, mark)
     return samples
 
 
@@ -99,11 +130,12 @@ class Case:
     windows: Mapping[str, float]
     lateness: int
     as_they_come: bool
-    inputs: list[dict[str, list[Any]]]
+    inputs: list[Log]
 
     @classmethod
     def of(cls, draw: random.Random) -> Case:
         windows = draw.choice(WINDOWS)
+        windows = dict(draw.sample(list(windows.items()), k=len(windows)))
         inputs = [log(draw, ["view"]), log(draw, [*windows])]
         return cls(windows, draw.choice([0, 0, 3]), draw.random() < 0.6, inputs)
 
@@ -114,11 +146,32 @@ class Case:
     def join(self, sources: list[Source]) -> Join:
         outcomes = {}
         for label, window in self.windows.items():
-            outcomes[label] = Outcome(sources[1], window, where={"kind": label})
-        rule = AsTheyCome() if self.as_they_come else Wait()
+            clock = {}
+            if label in self.inputs[1].own:
+                clock = {"time": f"{label}_ms", "unit": "ms"}
+            outcomes[label] = Outcome(sources[1], window, where={"kind": label}, **clock)
         return Join(
-            sources[0], outcomes, on="key", unit="s", rule=rule, lateness_seconds=self.lateness
+            sources[0],
+            outcomes,
+            on="key",
+            rule=AsTheyCome() if self.as_they_come else Wait(),
+            where={"kind": "view"},
+            lateness_seconds=self.lateness,
         )
+
+    def unmatched(self, letters: Path) -> list[Any]:
+        """The outcomes among dead letters that met no impression: (key, time, label)."""
+        lines = letters.read_text().splitlines() if letters.exists() else []
+        found = []
+        for letter in map(json.loads, lines):
+            assert letter["reason"] in ("unmatched", "late", "future")
+            row = json.loads(letter["payload"])
+            if letter["reason"] == "unmatched":
+                label = row["outcome"]
+                is_own = label in self.inputs[1].own
+                time = row[f"{label}_ms"] // 1000 if is_own else row["time"]
+                found.append((row["key"], time, label))
+        return sorted(found)
 
     def values(self, rows: list[dict[str, Any]]) -> list[Any]:
         """What the rows of a join say: (n, labels, whether tables count the sample)."""
@@ -150,25 +203,18 @@ def counted(position: Position) -> dict[str, int]:
     return {name: count for name, count in position["counts"].items() if count}
 
 
-def unmatched(letters: Path) -> list[Any]:
-    """The outcomes among dead letters: the numbers of their rows."""
-    lines = letters.read_text().splitlines() if letters.exists() else []
-    found = [json.loads(line) for line in lines]
-    assert all(letter["reason"] in ("unmatched", "late") for letter in found)
-    payloads = [json.loads(letter["payload"]) for letter in found if letter["reason"] != "late"]
-    return sorted((row["key"], row["time"], row["outcome"]) for row in payloads)
-
-
 def turns_of(case: Case, run: int) -> list[tuple[int, int]]:
     """The turns of logs that end: of the one that is furthest behind, so many rows."""
     used, highs = [0, 0], [float("-inf")] * 2
+    kinds = [{"view"}, set(case.windows)]
     turns = []
-    while waiting := [i for i in (0, 1) if used[i] < len(case.inputs[i]["key"])]:
+    while waiting := [i for i in (0, 1) if used[i] < len(case.inputs[i].rows)]:
         number = min(waiting, key=lambda i: (highs[i], i))
-        times = case.inputs[number]["time"][used[number] : used[number] + run]
-        highs[number] = max(highs[number], *times)
-        used[number] += len(times)
-        turns.append((number, len(times)))
+        places = range(used[number], min(used[number] + run, len(case.inputs[number].rows)))
+        moves = [case.inputs[number].moves(place, kinds[number]) for place in places]
+        highs[number] = max(highs[number], *moves)
+        used[number] += len(moves)
+        turns.append((number, len(moves)))
     return turns
 
 
@@ -180,8 +226,8 @@ def test_a_join_of_logs_that_end_labels_each_impression_as_the_oracle_does(
         case = Case.of(draw)
         run = draw.randint(1, 20)
         monkeypatch.setattr("hotbed.connectors.join.turns.READ_ROWS", run)
-        join = case.join([Memory(table(rows)) for rows in case.inputs])
-        items = list(join.read(None, 2))
+        join = case.join([Memory(rows.table()) for rows in case.inputs])
+        items = list(join.read(None, 2, PLAN))
         oracle = case.oracle
         turns = turns_of(case, run)
         expected = counted_once(by_oracle(oracle, case.inputs, turns, ends=True))
@@ -192,7 +238,7 @@ def test_a_join_of_logs_that_end_labels_each_impression_as_the_oracle_does(
             text = json.dumps(items[place][1].to_json())
             rest = [
                 row
-                for batch, _ in join.read(Position.from_json(text), 3)
+                for batch, _ in join.read(Position.from_json(text), 3, PLAN)
                 for row in batch.to_pylist()
             ]
             done = sum(batch.num_rows for batch, _ in items[: place + 1])
@@ -249,8 +295,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
             live = Live(journal, letters, clock=clock, tick_seconds=0.001)
             sources: list[Source] = []
             for rows in case.inputs:
-                takes = script(draw, len(rows["key"]))
-                sources.append(FakeStream(table(rows), takes, then=0))
+                takes = script(draw, len(rows.rows))
+                sources.append(FakeStream(rows.table(), takes, then=0))
             join = case.join(sources)
             join = replace(join, idle_seconds=15, keeps_unmatched=True)
             plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True, saved=saved))
@@ -278,4 +324,4 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
         expected = counted_once(decided)
         assert [seen[place] for place in sorted(seen)] == expected, seed
         assert counted(passed[-1]) == oracle.counts, seed
-        assert unmatched(tmp_path / f"{seed}.letters") == sorted(oracle.unmatched), seed
+        assert case.unmatched(tmp_path / f"{seed}.letters") == sorted(oracle.unmatched), seed

@@ -6,6 +6,7 @@ dead_letters.py   dead letters: rows that could not be read, each with its place
 endings.py        which source reads a file, by the ending of its name
 file_identity.py  the identity of a file
 files.py          files: paths and globs, sections, and positions in a list of files
+first_times.py    the first times of events that are read together: they tell a wrong unit
 follow.py         Follow: a directory that files arrive in, as an endless source
 generated.py      random rows, to try a model or to measure it without data
 journal.py        the journal of an endless source's decisions
@@ -23,7 +24,7 @@ read_ahead.py     make items ahead of their consumer on a thread
 replay.py         Replay: recorded events of several sources in the order of their times
 samples.py        columns of binary samples as Arrow arrays, and back: for `Norm` and `Raw`
 source.py         the base of every source of events, and the sources that its methods return
-times.py          times as int64 microseconds UTC
+times.py          times as int64 microseconds UTC, and what tells that their unit is wrong
 types.py          how two Arrow types of one column meet: the rules that every source uses
 hugectr/          the file formats of HugeCTR
 join/             impressions that wait for their outcomes

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.merge import Events, PlaceAfter
 from hotbed.connectors.times import LATEST
-from hotbed.connectors.types import is_text
+from hotbed.connectors.types import is_text, present_keys
 from hotbed.errors import ConfigError, SchemaError
 
 
@@ -73,6 +73,19 @@ class LateLabels:
                     f"late labels: the key {name!r} must hold single values, got {kind}. Name "
                     "another column."
                 )
+
+    def without_key(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.Array, str]]:
+        """Yield for each key column which events lack their key, and a message about them."""
+        if self.column not in rows.schema.names:
+            return
+        kinds = present_keys(rows.column(self.column))
+        is_event = pc.or_(pc.equal(kinds, self.event), pc.equal(kinds, self.positive))
+        is_event = pc.fill_null(is_event, False)
+        for name in self.on:
+            is_missing: pa.Array = pa.scalar(True)
+            if name in rows.schema.names:
+                is_missing = present_keys(rows.column(name)).is_null()
+            yield pc.and_(is_event, is_missing), f"column {name!r} of an event holds no key"
 
 
 class LabelJoin:

@@ -49,6 +49,21 @@ class HeldRows(Protocol):
         ...
 
 
+def steady(clock: Callable[[], float]) -> Callable[[], float]:
+    """Return a clock of the seconds since now that stands still when `clock` is set back."""
+    last = clock()
+    seconds = 0.0
+
+    def read() -> float:
+        nonlocal last, seconds
+        now = clock()
+        seconds += max(0.0, now - last)
+        last = now
+        return seconds
+
+    return read
+
+
 @dataclass
 class Live:
     """The state that an endless source shares with its reader.

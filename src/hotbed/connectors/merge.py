@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from hotbed.connectors.first_times import FirstTimes
 from hotbed.connectors.plan import READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Position
 from hotbed.connectors.source import Source
-from hotbed.connectors.times import EARLIEST, LATEST, to_microseconds
+from hotbed.connectors.times import EARLIEST, LATEST, YEAR, check_same_unit, to_microseconds
 from hotbed.connectors.types import (
     completed,
     conform,
@@ -25,6 +27,8 @@ from hotbed.connectors.types import (
 )
 from hotbed.errors import DecodeError
 
+Faults = Callable[[pa.RecordBatch], Iterator[tuple[pa.Array, str]]]
+"""Takes rows of a source; yields which of them are bad, and a message about them."""
 PlaceAfter = Callable[[int], dict[str, Any]]
 """Takes a number of events; returns the position after them."""
 
@@ -84,7 +88,12 @@ class Merge:
         return whole
 
     def read(
-        self, states: Sequence[Mapping[str, Any]], plan: ReadPlan, target: pa.Schema
+        self,
+        states: Sequence[Mapping[str, Any]],
+        plan: ReadPlan,
+        target: pa.Schema,
+        latest: int,
+        faults: Faults | None,
     ) -> Iterator[Events]:
         """Yield runs of events.
 
@@ -92,19 +101,48 @@ class Merge:
             states: where each source begins: `before` or `after` of a run.
             plan: how the sources are read.
             target: the columns of the events.
+            latest: events with a later time are bad rows: one of them would let all that follow it
+                in its source come last.
+            faults: finds bad rows; None = only their times are looked at.
+
+        Raises:
+            SchemaError: a unit is wrong.
+            DataError: some times have a zone and some have none.
         """
         readings: list[_MergeReading] = []
+        check = _RowCheck(self.where, latest, faults)
         for number, (source, state) in enumerate(zip(self.sources, states, strict=True)):
             present = source.schema().names
             own_columns = tuple(name for name in target.names if name in present)
-            reading = _MergeReading(self, number, state, replace(plan, columns=own_columns))
-            readings.append(reading)
+            own_plan = replace(plan, columns=own_columns)
+            readings.append(_MergeReading(self, number, state, own_plan, check))
         while True:
             for reading in readings:
                 reading.fill()
+            check.first.check_apart(latest, last=all(reading.ended for reading in readings))
             if not any(len(reading.keys) for reading in readings):
                 return
             yield _next_run(self.where, readings, target)
+
+
+class _RowCheck:
+    """What the rows of all sources of a merge are checked against.
+
+    Attributes:
+        where: the source that merges them.
+        latest: the latest time that an event may have.
+        first: the first times of each source. Recorded ones may lie decades apart; a source that
+            lies in 1970 beside another one after 1980 was read by a wrong unit.
+        zones: of all times.
+        faults: finds bad rows.
+    """
+
+    def __init__(self, where: str, latest: int, faults: Faults | None) -> None:
+        self.where = where
+        self.latest = latest
+        self.faults = faults
+        self.first = FirstTimes(where, most_apart=9 * YEAR, before=YEAR)
+        self.zones: set[str] = set()
 
 
 class _MergeReading:
@@ -113,18 +151,21 @@ class _MergeReading:
     `keys` are the times of these rows, each raised to the latest time before it.
     """
 
-    def __init__(self, merge: Merge, number: int, state: Mapping[str, Any], plan: ReadPlan) -> None:
+    def __init__(
+        self, merge: Merge, number: int, state: Mapping[str, Any], plan: ReadPlan, check: _RowCheck
+    ) -> None:
         self.source = merge.sources[number]
         self.number = number
         self.time = merge.time
         self.unit = merge.unit
         self.plan = plan
-        self.zones = set[str]()
+        self._check = check
         self._position: Position | None = None
         if state.get("source") is not None:
             self._position = Position.from_json(state["source"])
         self._skip = state.get("skip", 0)
         self._row = state.get("row", 0)
+        self._has_begun_here = not state
         self._high = state.get("time", EARLIEST)
         self._used = self._skip
         self._size = 0
@@ -162,9 +203,7 @@ class _MergeReading:
             self._size = batch.num_rows
             self._used = min(self._skip, batch.num_rows)
             self._skip -= self._used
-            times = to_microseconds(batch.column(self.time), self.unit, self.zones)
-            if times.null_count:
-                self._report_bad(times.is_null().to_numpy(zero_copy_only=False))
+            times = self._times(batch)
             is_valid = times.is_valid().to_numpy(zero_copy_only=False)
             self.indices = np.flatnonzero(is_valid[self._used :]) + self._used
             self.rows = usual_rows(batch).take(pa.array(self.indices))
@@ -187,12 +226,34 @@ class _MergeReading:
         self.indices = self.indices[count:]
         return rows, keys, times, numbers
 
-    def _report_bad(self, bad: np.ndarray) -> None:
-        """Count rows whose time cannot be read, or raise DecodeError if the plan has no `skips`."""
+    def _times(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the times of rows in microseconds; bad rows have null."""
+        values = batch.column(self.time)
+        check = self._check
+        check_same_unit(check.where, self.time, values.type, self.unit, self.plan.time)
+        times = to_microseconds(values, self.unit, check.zones)
+        if self._has_begun_here:
+            kind = f"{check.where}.sources[{self.number}]"
+            check.first.add(kind, values, self.unit, times, last=self.ended)
+        fault = f"column {self.time!r} does not hold a time of unit {self.unit!r}"
+        faults = [(times.is_null(), fault)]
+        is_future = pc.fill_null(pc.greater(times, check.latest), False)
+        faults.append((is_future, f"column {self.time!r} holds a time ahead of the clock"))
+        if check.faults is not None:
+            faults += check.faults(batch)
+        for is_bad, fault in faults:
+            self._report_bad(is_bad, fault)
+            times = pc.if_else(is_bad, pa.scalar(None, pa.int64()), times)
+        return times
+
+    def _report_bad(self, mask: pa.Array, fault: str) -> None:
+        """Count bad rows, or raise DecodeError if the plan has no `skips`."""
+        bad = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+        if not len(bad):
+            return
         assert self._after is not None
-        first = int(np.flatnonzero(bad)[0])
-        place = self.source.locate(self._after, self._size - first)
-        message = f"{place}: column {self.time!r} does not hold a time of unit {self.unit!r}"
+        place = self.source.locate(self._after, self._size - int(bad[0]))
+        message = f"{place}: {fault}"
         if self.plan.skips is None:
             raise DecodeError(
                 f"{message}. Correct it or use on_error='skip'.",
@@ -200,7 +261,7 @@ class _MergeReading:
                 place.number,
                 self.time,
             )
-        self.plan.skips.add("value", message, int(bad.sum()))
+        self.plan.skips.add("value", message, len(bad))
 
 
 def _next_run(where: str, readings: Sequence[_MergeReading], target: pa.Schema) -> Events:

@@ -11,11 +11,16 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from hotbed.connectors.live import Live, SavedRows
+from hotbed.connectors.times import LATEST
 from hotbed.errors import SchemaError, printable
 
 logger = logging.getLogger("hotbed.connectors")
 
 
+LIVE_AHEAD_SECONDS = 3600.0
+"""How far an event of a live join may lie ahead of the clock."""
+RECORDED_AHEAD_SECONDS = 86_400.0
+"""The same for recorded events, whose times may be local ones without a zone."""
 READ_ROWS = 65_536
 """Default of the rows that `read` yields at once."""
 
@@ -95,6 +100,9 @@ class ReadPlan:
             yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
             after them the last one is behind the block, the others are before it.
         wishes: of a join of streams.
+        max_ahead_seconds: events whose time lies further ahead of the clock are left out where a
+            newest time decides; None = by the default of the source.
+        time: the column and the unit of the schema's `Time`.
     """
 
     columns: tuple[str, ...] | None = None
@@ -107,6 +115,19 @@ class ReadPlan:
     opening: Callable[[str], None] | None = None
     grains: int = 1
     wishes: JoinWishes = NO_WISHES
+    max_ahead_seconds: float | None = None
+    time: tuple[str, str] | None = None
+
+    def latest(self, now: int, seconds: float) -> int:
+        """Return the latest time that an event may have at a time of the clock.
+
+        Args:
+            now: the time of the clock in microseconds.
+            seconds: how far events may lie ahead of it by the default of the source.
+        """
+        if self.max_ahead_seconds is not None:
+            seconds = self.max_ahead_seconds
+        return min(LATEST, now + int(seconds * 1e6))
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from hotbed import checks
 from hotbed.connectors.late_labels import LabelJoin, LateLabels
-from hotbed.connectors.live import Live
+from hotbed.connectors.live import Live, steady
 from hotbed.connectors.merge import Events, Merge
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, RECORDED_AHEAD_SECONDS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source
+from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_number, opened
 from hotbed.errors import ConfigError, DataError, SchemaError
 
@@ -46,7 +47,7 @@ class Replay(Source):
 
     sources: Sequence[Source]
     time: str
-    unit: str = "us"
+    unit: str = "s"
     speed: float | None = None
     late: LateLabels | None = None
 
@@ -102,17 +103,23 @@ class Replay(Source):
         schema = self.schema()
         columns = plan.wanted(schema.names)
         begin: list[Any] = [{} for _ in self.sources]
+        live = plan.live or Live()
         state: Mapping[str, Any] = {"at": begin, "emitted": 0}
+        latest = plan.latest(live.now(), RECORDED_AHEAD_SECONDS)
         if position:
             position.require("Replay", self)
             state = position.state
+            latest = state.get("latest", LATEST)
             if len(state["at"]) != len(self.sources):
                 raise DataError(
                     f"position: it lies in a replay of {len(state['at'])} sources, got "
                     f"{len(self.sources)}. Give the sources that it was written for."
                 )
+        faults = None
+        if self.late is not None and latest < LATEST:  # older positions count bad rows as samples
+            faults = self.late.without_key
         target, types = _target(self, plan, columns)
-        runs = self._merge.read(state["at"], replace(plan, types=types), target)
+        runs = self._merge.read(state["at"], replace(plan, types=types), target, latest, faults)
         if self.late is None:
             labelled = _plain(runs)
         else:
@@ -120,7 +127,7 @@ class Replay(Source):
         if self.speed is None:
             pace = None
         else:
-            pace = _Pace(self.speed, plan.live or Live())
+            pace = _Pace(self.speed, live)
         skip = int(state["emitted"])
         for run in labelled:
             row = min(skip, len(run.keys))
@@ -130,16 +137,16 @@ class Replay(Source):
                 if pace is not None:
                     count = pace.due(run.keys[row : row + count])
                     if not count:
-                        yield TICK, pace.position(run, row)
+                        yield TICK, pace.position(run, row, latest)
                         continue
                 part = run.table.slice(row, count).combine_chunks()
                 row += count
                 if pace is None:
                     (batch,) = part.select(columns).to_batches()
-                    yield batch, Position(run.place(row))
+                    yield batch, Position({**run.place(row), "latest": latest})
                 else:
                     (batch,) = part.select([*columns, PLACE]).to_batches()
-                    yield batch, pace.position(run, row)
+                    yield batch, pace.position(run, row, latest)
 
 
 def _target(
@@ -182,15 +189,16 @@ class _Pace:
     def __init__(self, speed: float, live: Live) -> None:
         self.speed = speed
         self.live = live
+        self._seconds = steady(live.clock)
         self._origin: tuple[int, float] | None = None
         self.now = 0
 
     def due(self, times: np.ndarray) -> int:
         """Return how many of the next events are due now; if none, wait for at most a tick."""
         if self._origin is None:
-            self._origin = (int(times[0]), self.live.clock())
+            self._origin = (int(times[0]), self._seconds())
         begin, since = self._origin
-        seconds = (self.live.clock() - since) * self.speed
+        seconds = (self._seconds() - since) * self.speed
         now = begin + seconds * 1e6
         count = int(np.searchsorted(times, now, "right"))
         if count:
@@ -200,5 +208,5 @@ class _Pace:
             clocks.sleep(min(self.live.tick_seconds, max(0.0, remaining)))
         return count
 
-    def position(self, run: Events, row: int) -> Position:
-        return Position({**run.place(row), "block": 0, "now": self.now})
+    def position(self, run: Events, row: int, latest: int) -> Position:
+        return Position({**run.place(row), "latest": latest, "block": 0, "now": self.now})

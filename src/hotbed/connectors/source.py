@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import ROWS, Batches, Position, RowPlace, with_marks
-from hotbed.connectors.types import joined, opened, plain, recast, usual_rows, usual_types
+from hotbed.connectors.types import (
+    joined,
+    opened,
+    plain,
+    present_keys,
+    recast,
+    usual_rows,
+    usual_types,
+)
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 
@@ -493,7 +501,8 @@ class TableJoin(Source):
             place = table.schema.get_field_index(key)
             values = _one_chunk(table[key])
             kind = _key_type(key, values.type, values.type)
-            table = table.set_column(place, key, recast(values, kind))
+            values = present_keys(recast(values, kind))
+            table = table.set_column(place, key, values).filter(values.is_valid())
         num_unique = table.group_by(self._table_keys()).aggregate([]).num_rows
         if num_unique != table.num_rows:
             raise DataError(
@@ -512,7 +521,7 @@ def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
         values = batch.column(key)
         side_values = _one_chunk(side_keys[key])
         kind = _key_type(key, values.type, side_values.type)
-        left_keys.append(recast(values, kind))
+        left_keys.append(present_keys(recast(values, kind)))
         right_keys.append(recast(side_values, kind))
     left = pa.table(left_keys, names=names)
     left = left.append_column("left", pa.array(np.arange(batch.num_rows)))

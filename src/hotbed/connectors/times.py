@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times as int64 microseconds UTC; and Replay, which reads recorded events in their order."""
+"""Times as int64 microseconds UTC, and what tells that their unit or zone is wrong."""
 
 from __future__ import annotations
 
 import re
 from decimal import Context
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +18,10 @@ EARLIEST = -(2**63)
 LATEST = 2**63 - 1
 _FLOAT_BELOW_MAX = 2.0**63 - 1024
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+YEAR = 31_556_952_000_000
+"""A mean year of the calendar, in microseconds."""
+YEAR_1980 = 10 * YEAR
+YEAR_2200 = 230 * YEAR
 _DECIMAL_PLACES = {"s": 6, "ms": 3, "us": 0, "ns": -3}
 _DIGITS = Context(prec=100)
 
@@ -59,7 +65,7 @@ def to_microseconds(values: pa.Array, unit: str, zones: set[str] | None = None) 
         zones: the zones of earlier batches of the column; those of this batch are added.
 
     Raises:
-        DataError: ISO text mixes zones, also with those of earlier batches.
+        DataError: some ISO text has a zone and some has none, also in earlier batches.
         SchemaError: the unit does not fit the type of the column.
     """
     if pa.types.is_dictionary(values.type):
@@ -100,6 +106,66 @@ def check_unit(where: str, unit: str) -> None:
         raise ConfigError(
             f"{where}: unknown unit, got {unit!r}. Use s, ms, us, ns, iso or a format such as "
             "'%y%m%d%H'."
+        )
+
+
+def check_median(where: str, times: np.ndarray, unit: str, first: Any) -> None:
+    """Raise SchemaError if the median of the first times lies after the year 2200.
+
+    Then the unit is wrong.
+
+    Args:
+        where: for messages.
+        times: microseconds, [n].
+        unit: by which they were read.
+        first: the first one as it was written.
+    """
+    median = int(np.median(times))
+    if median < YEAR_2200:
+        return
+    raise SchemaError(
+        f"{where}: the median of the first {len(times):,} rows is the year "
+        f"{1970 + median // YEAR:,}, got {first!r} with unit {unit!r}. {_better_unit(unit, median)}"
+    )
+
+
+def _better_unit(unit: str, micros: int) -> str:
+    """Return the advice for times that are too far in the future."""
+    factors: dict[str, float] = {**UNITS, "ns": 1e-3}
+    for finer, smaller in factors.items():
+        if unit in factors and smaller < factors[unit]:
+            year = micros / factors[unit] * smaller
+            if YEAR_1980 <= year < YEAR_2200:
+                return f"Give unit={finer!r}."
+    return "Correct the times, or give their unit: s, ms, us or ns."
+
+
+def with_readable_times(values: pa.Array) -> pa.Array:
+    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.string())
+    return values
+
+
+def check_same_unit(
+    where: str, column: str, kind: pa.DataType, unit: str, declared: tuple[str, str] | None
+) -> None:
+    """Raise ConfigError if a schema reads a column of times by another unit than a source does.
+
+    Args:
+        where: the source, for messages.
+        column: its column of times.
+        kind: the type of this column; Arrow's times need no unit.
+        unit: by which the source reads it.
+        declared: the column and the unit of the schema's `Time`; None = there is none.
+    """
+    if declared in (None, (column, unit)) or pa.types.is_temporal(kind):
+        return
+    name, other = declared
+    if name == column:
+        raise ConfigError(
+            f"{where}.unit: column {column!r} has the unit {other!r} in the schema's time, got "
+            f"{unit!r}. Give both the unit that the column has."
         )
 
 
@@ -206,19 +272,17 @@ def _from_iso(values: pa.Array, zones: set[str]) -> pa.Array:
         if micros.null_count() > text.null_count():
             parts = text.str.extract_groups(pattern).struct.unnest()
             micros = micros.fill_null(_from_parts(parts, form))
-            suffixes = parts.filter(parts["day"].is_not_null())["zone"].fill_null("").unique()
-            zones.update(_canonical_zone(suffix) for suffix in suffixes)
-    if len(zones) > 1:
+            zones.update(parts.filter(parts["day"].is_not_null())["zone"].fill_null("").unique())
+    if "" in zones and len(zones) > 1:
         raise DataError(
-            f"times: a column mixes zones, got {sorted(zones)} ('' = none). Write all its times "
-            "with one zone."
+            f"times: some have a zone and some have none, got {sorted(zones)} ('' = none). Write "
+            "all times with a zone, or all without one."
         )
-    shift = _offset_microseconds(next(iter(zones), ""))
-    return (micros - shift).to_arrow().cast(pa.int64())
+    return micros.to_arrow().cast(pa.int64())
 
 
 def _from_parts(parts: pl.DataFrame, form: str) -> pl.Series:
-    """Return the local time of texts, in microseconds; null where a part does not exist."""
+    """Return the time of texts, in microseconds; null where a part does not exist."""
     clock = parts["clock"].fill_null("00:00") + parts["second"].fill_null(":00")
     local = parts["year"] + "-" + parts["month"] + "-" + parts["day"].str.zfill(2) + "T" + clock
     whole = local.str.to_datetime(form, time_unit="us", strict=False).to_physical()
@@ -226,31 +290,16 @@ def _from_parts(parts: pl.DataFrame, form: str) -> pl.Series:
     if "fraction" in parts.columns:
         digits = parts["fraction"].fill_null("").str.pad_end(6, "0").str.slice(0, 6)
         fraction = digits.cast(pl.Int64)
-    return whole + fraction
-
-
-def _canonical_zone(zone: str) -> str:
-    """Return one spelling of a zone: "Z" for UTC, "+02:00" for an offset, "" for no zone."""
-    if not zone:
-        return ""
-    offset = re.sub(r"[A-Za-z:]", "", zone)
-    sign = offset[:1]
-    digits = offset[1:].ljust(6, "0")
-    if not int(digits):
-        return "Z"
-    hours = digits[:2]
-    minutes = digits[2:4]
-    if digits[4:] == "00":
-        return f"{sign}{hours}:{minutes}"
-    return f"{sign}{hours}:{minutes}:{digits[4:]}"
+    zones = parts["zone"].fill_null("")
+    offsets = {zone: _offset_microseconds(zone) for zone in zones.unique()}
+    return whole + fraction - zones.replace_strict(offsets, return_dtype=pl.Int64)
 
 
 def _offset_microseconds(zone: str) -> int:
-    """Return the offset of a zone as `_canonical_zone` spells it."""
-    if zone in ("", "Z"):
-        return 0
-    hours, minutes, seconds = f"{zone[1:]}:00".split(":")[:3]
-    offset = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
-    if zone[0] == "-":
-        offset = -offset
-    return offset * 1_000_000
+    """Return the offset of a zone from UTC: "Z", "+02:00", "GMT+2", "" for no zone."""
+    offset = re.sub(r"[A-Za-z:]", "", zone)
+    digits = offset[1:].ljust(6, "0")
+    seconds = int(digits[:2]) * 3600 + int(digits[2:4]) * 60 + int(digits[4:])
+    if offset.startswith("-"):
+        seconds = -seconds
+    return seconds * 1_000_000

@@ -386,6 +386,24 @@ def _as_lists(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     return lists.cast(wanted)
 
 
+def present_keys(values: pa.Array) -> pa.Array:
+    """Return the values of a key column without encodings, null for empty text and NaN.
+
+    These are missing, and a missing key is equal to no other.
+    """
+    kind = plain(values.type)
+    values = recast(values, kind)
+    if is_text(kind):
+        is_missing = pc.equal(pc.binary_length(values), 0)
+    elif pa.types.is_floating(kind):
+        is_missing = pc.is_nan(values.cast(pa.float64()))
+    else:
+        return values
+    if not pc.any(is_missing).as_py():
+        return values
+    return pc.if_else(is_missing, pa.scalar(None, kind), values)
+
+
 def usual(kind: pa.DataType) -> pa.DataType:
     """Return the type in an encoding that all functions of Arrow take, `kind` itself where it is.
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hotbed.connectors.times import with_readable_times
 from hotbed.data.arrow_types import is_number
 from hotbed.errors import SchemaError
 
@@ -92,13 +93,6 @@ def first_of(values: pa.Array, mask: np.ndarray) -> Any:
     """Return the first value where `mask`, bool [n], is true."""
     row = int(np.flatnonzero(mask)[0])
     return with_readable_times(values.slice(row, 1))[0].as_py()
-
-
-def with_readable_times(values: pa.Array) -> pa.Array:
-    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
-    if pa.types.is_timestamp(values.type):
-        return values.cast(pa.string())
-    return values
 
 
 def require_text_form(where: str, kind: pa.DataType) -> None:

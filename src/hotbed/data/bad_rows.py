@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hotbed.connectors.position import PLACE, Position
 from hotbed.connectors.source import Source
-from hotbed.data.arrays import with_readable_times
+from hotbed.connectors.times import with_readable_times
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import DecodeError
 

@@ -626,9 +626,19 @@ class Dataset:
         if self.endless:
             live = self.live
         columns = self.schema.raw_columns(self._labels)
-        if self.schema.time is not None and not self._labels:
-            columns.append(self.schema.time.source)  # read if it is there
-        return ReadPlan(tuple(columns), self.schema.number_types(), skips, live)
+        time = None
+        if self.schema.time is not None:
+            time = (self.schema.time.source, self.schema.time.unit)
+            if not self._labels:
+                columns.append(self.schema.time.source)  # read if it is there
+        return ReadPlan(
+            tuple(columns),
+            self.schema.number_types(),
+            skips,
+            live,
+            max_ahead_seconds=self.max_ahead_seconds,
+            time=time,
+        )
 
     def _require_columns(self, names: list[str]) -> None:
         """Raise SchemaError if the columns `names` do not include all that the schema needs.

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.plan import Skips
 from hotbed.connectors.position import COUNTED, IMPRESSION, PLACE
+from hotbed.connectors.times import check_median, with_readable_times
 from hotbed.connectors.types import usual_rows
 from hotbed.data import numbers
 from hotbed.data.arrays import list_lengths, offsets_of
@@ -146,7 +147,8 @@ class Encoder:
         time = self.schema.time
         if time is not None and encoded.time is not None and not self._times_checked:
             if latest is None:  # with `latest`, rows of the future are left out
-                numbers.check_times(time, context.column(time.source), encoded.time)
+                first = with_readable_times(context.column(time.source))[0].as_py()
+                check_median(f"time {time.name!r}", encoded.time, time.unit, first)
             self._times_checked = True
         for values in self.label_values:
             raw = context.column(values.label.source)

@@ -23,7 +23,6 @@ from hotbed.data.arrays import (
     nulls_of,
     require_text_form,
     rows_of_items,
-    with_readable_times,
 )
 from hotbed.data.arrow_types import is_bytes, is_list, is_number, is_whole
 from hotbed.data.batch import Batch, changed
@@ -32,10 +31,6 @@ from hotbed.data.schema import Dense, Label, Time, Weight
 from hotbed.errors import DataError, SchemaError
 
 _PLAIN = {pa.float32().id, pa.int8().id, pa.int16().id, pa.int32().id, pa.int64().id}
-_MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
-_YEAR = 31_556_952_000_000
-_YEAR_1980 = 10 * _YEAR
-_YEAR_2200 = 230 * _YEAR
 
 NAMED_VALUES = 10
 """Values of a label that a message names."""
@@ -209,31 +204,6 @@ def time(column: Time, values: pa.Array, zones: set[str] | None = None) -> np.nd
             f"got {first_of(values, mask)!r}. Correct the row or the unit.",
         )
     return np.array(as_numpy(micros), dtype=np.int64)
-
-
-def check_times(column: Time, values: pa.Array, micros: np.ndarray) -> None:
-    """Raise SchemaError if the median time of a first batch lies after the year 2200.
-
-    Then the unit is wrong.
-    """
-    median = int(np.median(micros))
-    if median < _YEAR_2200:
-        return
-    year = 1970 + median // _YEAR
-    first = with_readable_times(values)[0].as_py()
-    raise SchemaError(
-        f"time {column.name!r}: the median of the first {len(micros):,} rows is the year "
-        f"{year:,}, got {first!r} with unit {column.unit!r}. {_better_unit(column.unit, median)}"
-    )
-
-
-def _better_unit(unit: str, micros: int) -> str:
-    """Return the advice for times that are too far in the future."""
-    factor = _MICROSECONDS.get(unit, 0.0)
-    for finer, smaller in _MICROSECONDS.items():
-        if smaller < factor and _YEAR_1980 <= micros / factor * smaller < _YEAR_2200:
-            return f"Give unit={finer!r}."
-    return "Correct the times, or give their unit: s, ms, us or ns."
 
 
 def numeric(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hotbed import checks
-from hotbed.connectors.live import Live
+from hotbed.connectors.live import Live, steady
 from hotbed.connectors.position import Position
 from hotbed.connectors.source import Source
 from hotbed.data.batch import Batch, changed
@@ -53,6 +53,7 @@ class StreamCuts:
         idle_since = None
         place = place_at(None, 0)
         previews: list[Batch] = []  # of ticks, and of the next chunk
+        seconds = steady(self.live.clock)
         for chunk, before, after in chunks:
             if skip and _is_past(before, start):
                 skip = 0  # the rest of the block, with the rows to skip, was abandoned
@@ -80,12 +81,9 @@ class StreamCuts:
             if chunk.num_samples:
                 idle_since = None
                 continue
-            now = self.live.clock()
             if idle_since is None:
-                idle_since = now
-            else:
-                idle_since = min(idle_since, now)
-            if pending and self._flushes(rows + pending, after, idle_since):
+                idle_since = seconds()
+            if pending and self._flushes(rows + pending, after, seconds() - idle_since):
                 rows = rows + pending
                 yield Cut([parts], {**place, "rows": rows})
                 parts = []
@@ -119,17 +117,15 @@ class StreamCuts:
             return min(cut, end)
         return end
 
-    def _flushes(self, end: int, after: Position, idle_since: float) -> bool:
+    def _flushes(self, end: int, after: Position, idle_seconds: float) -> bool:
         """Return whether the pending rows become a batch now, the one that ends at row `end`.
 
         They do not while blocks in the journal are still to be read: the run that recorded these
         blocks received them in time.
         """
-        if self.flush_seconds is None:
+        if self.flush_seconds is None or idle_seconds < self.flush_seconds:
             return False
         if self.live.journal.last("block") >= after["block"]:
-            return False
-        if self.live.clock() - idle_since < self.flush_seconds:
             return False
         return self.live.journal.decide("cut", end, dict, dense=True) is not None
 

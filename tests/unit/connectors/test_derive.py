@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from hotbed import config
@@ -89,6 +90,25 @@ def test_a_join_may_have_keys_of_other_names_in_its_table() -> None:
 def test_a_join_may_have_several_keys() -> None:
     side = Memory({"item": [1, 1], "time": [10, 30], "seen": ["a", "b"]})
     assert column(EVENTS.join(side, on=["item", "time"]), "seen") == [None, "a", None, None, "b"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([1, None, None]),
+        pa.array(["a", "", None]),
+        pa.array(["a", "", ""]).dictionary_encode(),
+        pa.array([b"a", b"", b""], pa.binary_view()),
+        pa.array([1.0, float("nan"), float("nan")]),
+    ],
+    ids=["null", "text", "dictionary", "bytes", "nan"],
+)
+def test_a_key_that_is_missing_is_equal_to_no_other(keys: pa.Array) -> None:
+    rows = Memory(pa.table({"key": keys, "other": [1, 1, 1]}))
+    side = Memory(pa.table({"key": keys, "other": [1, 1, 1], "x": [1, 2, 3]}))
+    assert column(rows.join(side, on=["other", "key"]), "x") == [1, None, None]
+    side = Memory(pa.table({"key": keys, "x": [1, 2, 3]}))
+    assert column(rows.join(side, on="key"), "x") == [1, None, None]
 
 
 def test_a_join_refuses_what_is_ambiguous() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hotbed.connectors import (
     Join,
     Journal,
     Kafka,
+    LateLabels,
     Live,
     Memory,
     Outcome,
@@ -39,6 +41,7 @@ from hotbed.connectors import (
 from hotbed.connectors.join.keys import keys_of
 from hotbed.connectors.join.lanes import IdleClock, Lanes
 from hotbed.connectors.plan import JoinWishes
+from hotbed.data import Dataset, Id, Label, Schema, Time
 from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 from hotbed.testing import FakeStream
 
@@ -63,13 +66,13 @@ def day(number: int) -> datetime.datetime:
     ("shown", "clicked"),
     [
         (pa.array([1, 2], pa.int32()), pa.array([2], pa.int64())),
-        (pa.array([-1, 2**63 - 1], pa.int64()), pa.array([2**63 - 1], pa.uint64())),
+        (pa.array([-1, 2**31 - 1], pa.int64()), pa.array([2**31 - 1], pa.uint32())),
         (pa.array(["a", "b"]), pa.array(["b"]).dictionary_encode()),
         (pa.array(["a", "b"], pa.large_string()), pa.array(["b"])),
         (pa.array([day(1), day(2)], pa.timestamp("s")), pa.array([day(2)], pa.timestamp("ns"))),
-        (pa.array([False, True]), pa.array([1])),
+        (pa.array([1_000, 1_001], pa.timestamp("ns")), pa.array([1_001], pa.timestamp("ns"))),
     ],
-    ids=["widths", "signs", "dictionary", "large", "times", "booleans"],
+    ids=["widths", "signs", "dictionary", "large", "times", "nanoseconds"],
 )
 @pytest.mark.parametrize("more", [{}, {"shop": [7, 7]}], ids=["one key", "two keys"])
 def test_keys_are_equal_in_every_type_of_their_kind(
@@ -89,27 +92,49 @@ def test_keys_of_two_columns_are_not_those_of_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("shown", "clicked"),
     [
-        ({"id": [1.5, 2.5]}, "must hold whole numbers, text or times, got double"),
-        ({"id": ["x", "y"]}, "holds numbers on one side, got text"),
-        ({"other": [1, 2]}, r"join.outcomes.label: columns \['id'\] are absent"),
+        (pa.array([-1, 5]), pa.array([2**64 - 1, 3], pa.uint64())),
+        (pa.array([1, 5], pa.int8()), pa.array([True, False])),
+        (pa.array([1, 5]), pa.array(["1", "5"])),
+        (pa.array(["1", "5"]), pa.array([b"1", b"5"])),
+        (
+            pa.array([day(1)] * 2, pa.timestamp("us")),
+            pa.array([day(1)] * 2, pa.timestamp("s", "Z")),
+        ),
+        (pa.array([day(1)] * 2, pa.timestamp("us")), pa.array([day(1)] * 2, pa.date32())),
+        (pa.array([1, 5]), pa.array([day(1)] * 2, pa.timestamp("us"))),
     ],
+    ids=["signs", "booleans", "text", "bytes", "zones", "dates", "times"],
 )
-def test_keys_that_cannot_meet_are_refused(change: dict[str, Any], message: str) -> None:
-    clicks = {"time": [6, 100], **change}
-    with pytest.raises(SchemaError, match=message):
-        rows(Join(Memory(SHOWN), Memory(clicks), on="id", within=10, unit="s"))
+def test_keys_of_types_that_do_not_meet_are_refused(shown: pa.Array, clicked: pa.Array) -> None:
+    """As docs/types.md says, whichever side comes first, alone and beside another key."""
+    for first, second in ((shown, clicked), (clicked, shown)):
+        for on in (["id"], ["shop", "id"]):
+            sides = [
+                Memory(pa.table({"shop": [1, 1], "id": ids, "time": [0, 9]}))
+                for ids in (first, second)
+            ]
+            message = (
+                f"the key 'id' holds {first.type} on one side, got {second.type} in column 'id'"
+            )
+            with pytest.raises(SchemaError, match=re.escape(message)):
+                rows(Join(*sides, on=on, within=10))
+    with pytest.raises(SchemaError, match="must hold whole numbers, text or times, got double"):
+        rows(Join(Memory(SHOWN), Memory({"id": [1.5, 2.5], "time": [6, 100]}), on="id", within=10))
 
 
 @pytest.mark.parametrize(
     ("impressions", "outcomes", "event"),
-    [({"id": [1]}, CLICKS, "join.impressions"), (SHOWN, {"id": [1]}, "join.outcomes.label")],
+    [
+        ({"id": [1]}, CLICKS, r"join.impressions: columns \['time'\] are absent"),
+        (SHOWN, {"id": [1]}, r"join.outcomes.label: columns \['time'\] are absent"),
+        (SHOWN, {"other": [1], "time": [1]}, r"join.outcomes.label: columns \['id'\] are absent"),
+    ],
 )
-def test_a_missing_time_is_refused_by_name(impressions: Any, outcomes: Any, event: str) -> None:
-    join = Join(Memory(impressions), Memory(outcomes), on="id", within=10, unit="s")
-    with pytest.raises(SchemaError, match=rf"{event}: columns \['time'\] are absent"):
-        rows(join)
+def test_a_missing_column_is_refused_by_name(impressions: Any, outcomes: Any, event: str) -> None:
+    with pytest.raises(SchemaError, match=event):
+        rows(Join(Memory(impressions), Memory(outcomes), on="id", within=10))
 
 
 def joined(**arguments: Any) -> Join:
@@ -199,17 +224,215 @@ def test_outcomes_may_have_other_names_and_units() -> None:
     assert labels(join) == {1: 0.0, 2: 1.0, 3: 0.0}
 
 
-def test_rows_without_key_or_time_are_bad_rows() -> None:
-    shown = {"id": [1, None, 3, 9], "time": [0, 5, None, 100]}
-    join = Join(Memory(shown), Memory(CLICKS), on="id", within=10, unit="s")
-    with pytest.raises(
-        DecodeError,
-        match=r"join.impressions: column 'time' of a row holds no key or time, got None",
-    ):
-        rows(join)
+@pytest.mark.parametrize(
+    ("ids", "missing"),
+    [
+        (pa.array([1, None, 3, 9]), None),
+        (pa.array(["a", None, "c", "z"]), None),
+        (pa.array(["a", "", "c", "z"]), ""),
+        (pa.array([b"a", b"", b"c", b"z"], pa.large_binary()), b""),
+        (pa.array(["a", "", "c", "z"]).dictionary_encode(), ""),
+    ],
+    ids=["numbers", "text", "empty", "bytes", "dictionary"],
+)
+def test_rows_without_key_or_time_are_bad_rows(ids: pa.Array, missing: Any) -> None:
+    """A key that is missing on both sides is not an equal key."""
+    shown = pa.table({"id": ids, "time": [0, 5, None, 100]})
+    clicks = pa.table({"id": ids, "time": [1, 6, 7, 100]})
+    for on in (["id"], ["id", "time"]):
+        with pytest.raises(DecodeError, match="column 'time' of a row holds no key"):
+            rows(Join(Memory(shown), Memory(clicks), on=on, within=10))
+    for sides in ((shown.slice(0, 2), clicks.slice(0, 1)), (shown.slice(0, 1), clicks.slice(0, 2))):
+        message = f"column 'id' of a row holds no key or time, got {missing!r}"
+        with pytest.raises(DecodeError, match=message):
+            rows(Join(*map(Memory, sides), on="id", within=10))
     skips = Skips()
-    assert [row["id"] for row in rows(join, skips=skips)] == [1]
-    assert skips.counts == {"value": 2}
+    join = Join(Memory(shown), Memory(clicks), on="id", within=10)
+    assert [row["label"] for row in rows(join, skips=skips)] == [1.0]
+    assert skips.counts == {"value": 3}
+
+
+BEGIN = 1_790_000_000
+FAR = 4_102_444_800
+
+
+def by_minutes(count: int, *, at: int | None, ahead: int) -> tuple[Any, Any]:
+    """Impressions a minute apart, every second one clicked; `at`: the place of a fast clock."""
+    shown = [(n, BEGIN + 60 * n) for n in range(count)]
+    clicks = [(n, time + 5) for n, time in shown[::2]]
+    for log in (shown, clicks):
+        if at is not None:
+            log.insert(at, (-len(log), BEGIN + ahead))
+        log.append((-1, BEGIN + 60 * count + 500))
+    return tuple(
+        {"id": [id for id, _ in log], "time": [t for _, t in log]} for log in (shown, clicks)
+    )
+
+
+@pytest.mark.parametrize("rule", [Wait(), AsTheyCome()], ids=["wait", "as they come"])
+@pytest.mark.parametrize("ahead", [86_400, FAR - BEGIN], ids=["a day", "year 2100"])
+@pytest.mark.parametrize("where", [(0,), (1,), (0, 1)], ids=["impression", "outcome", "both"])
+def test_a_fast_clock_closes_no_window(
+    rule: Any, ahead: int, where: tuple[int, ...], tmp_path: Path
+) -> None:
+    """An hour ahead of the clock is the limit of a live join, also if nobody gave one."""
+    good = by_minutes(40, at=None, ahead=0)
+    bad = by_minutes(40, at=3, ahead=ahead)
+    sides = [bad[side] if side in where else good[side] for side in (0, 1)]
+    letters = DeadLetters(tmp_path / "letters")
+    clock = [BEGIN + 3000.0]
+
+    def read(journal: Journal, **plan: Any) -> list[Any]:
+        live = Live(journal, letters, clock=lambda: clock[0], tick_seconds=0.001)
+        sources = (FakeStream(sides[0], then=4, ends=True), FakeStream(sides[1], then=2, ends=True))
+        items = list(
+            Join(*sources, on="id", within=60, rule=rule).read(plan=ReadPlan(live=live, **plan))
+        )
+        assert items[-1][1]["counts"]["future"] == len(where)
+        samples = [(row["id"], row["label"]) for batch, _ in items for row in batch.to_pylist()]
+        return [sample for sample in samples if sample[0] >= 0]
+
+    journal = Journal()
+    samples = read(journal)
+    assert sorted(samples) == [(n, float(n % 2 == 0)) for n in range(40)]
+    assert letters.counts == {"future": len(where)}
+    clock[0] = FAR + 1  # what was decided stays decided, whatever the clock and the limit are then
+    assert read(journal) == samples
+    assert read(journal, max_ahead_seconds=1e12) == samples
+    assert letters.counts == {"future": len(where)}
+
+
+def test_the_limit_of_a_dataset_acts_before_the_join() -> None:
+    shown, clicks = by_minutes(40, at=3, ahead=3000 + 900)
+    schema = Schema([Time("time"), Label("label"), Id("id")])
+    for limit, right in ((600.0, True), (1000.0, False), (None, False)):
+        sources = (FakeStream(shown, then=4, ends=True), FakeStream(clicks, then=2, ends=True))
+        dataset = Dataset(Join(*sources, on="id", within=60), schema, max_ahead_seconds=limit)
+        dataset.live.clock = lambda: BEGIN + 3000.0
+        labels = {
+            i: label
+            for batch in dataset
+            for i, label in zip(batch.ids["id"].values.tolist(), batch.labels["label"], strict=True)
+        }
+        assert all(labels.get(n) == float(n % 2 == 0) for n in range(40)) == right
+        assert dataset.live.dead_letters.counts.get("future", 0) == (2 if right else 0)
+
+
+def test_recorded_events_of_the_future_are_bad_rows_for_a_whole_reading() -> None:
+    shown, clicks = by_minutes(40, at=3, ahead=FAR - BEGIN)
+    join = Join(Memory(shown), Memory(clicks), on="id", within=60)
+    live = Live(clock=lambda: BEGIN + 9000.0)
+    with pytest.raises(DecodeError, match="column 'time' of a row holds a time ahead of the clock"):
+        rows(join, live=live)
+    plan = ReadPlan(skips=Skips(), live=live)
+    items = list(join.read(None, 7, plan))
+    later = replace(plan, live=Live(clock=lambda: FAR + 9.0))
+    rest = [batch for batch, _ in join.read(items[1][1], 7, later)]
+    samples = [row for batch, _ in items for row in batch.to_pylist()]
+    assert [row for batch in rest for row in batch.to_pylist()] == samples[14:]
+    assert {row["id"]: row["label"] for row in samples} == {n: float(n % 2 == 0) for n in range(40)}
+
+
+@pytest.mark.parametrize("names", [["clicked", "bought"], ["bought", "clicked"]])
+@pytest.mark.parametrize("only", ["", "buy"])
+def test_rows_of_a_kind_move_the_clock_by_their_own_column(names: list[str], only: str) -> None:
+    """`at` of a purchase is its settlement, two hours later."""
+    count = 40
+    shown = {"id": [*range(count), -1], "at": [10 * n for n in range(count)] + [900]}
+    log = [(n, "click", 10 * n + 5, None) for n in range(count)]
+    log += [(n, "buy", 10 * n + 9 + 7200, 10 * n + 9) for n in range(0, count, 4)]
+    log = sorted((row for row in log if only in row[1]), key=lambda row: row[3] or row[2])
+    log += [(-1, "buy", 900 + 7200, 900), (-1, "other", 10**7, 901), (-1, "other", 10**7, None)]
+    columns = {
+        name: [row[place] for row in log] for place, name in enumerate(("id", "kind", "at", "paid"))
+    }
+    actions = FakeStream(columns, then=5, ends=True)
+    kinds = {
+        "clicked": Outcome(actions, 20, where={"kind": "click"}),
+        "bought": Outcome(actions, 20, where={"kind": "buy"}, time="paid"),
+    }
+    outcomes = {name: kinds[name] for name in names}
+    join = Join(FakeStream(shown, then=5, ends=True), outcomes, on="id", time="at")
+    found = {row["id"]: (row["clicked"], row["bought"]) for row in rows(join)}
+    found.pop(-1, None)
+    assert found == {n: (float(not only), float(n % 4 == 0)) for n in range(count)}
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "factors", "message"),
+    [
+        ("ms", (1000, 1), "years apart, got a median of 1970-01-21T.* rows of join.outcomes.label"),
+        ("ms", (1, 1000), "years apart, got a median of 1970-01-21T.* rows of join.impressions"),
+        ("s", (1, 1000), r"times of join.outcomes.label: .* year 5\d,\d\d\d, .*Give unit='ms'"),
+        ("s", (10**6, 1), r"times of join.impressions: .* with unit 's'. Give unit='us'"),
+        ("s", (10**9, 10**9), r"times of join.impressions: .* with unit 's'. Give unit='ns'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_unit_of_an_input_is_refused(
+    live: bool, unit: str, factors: tuple[int, int], message: str
+) -> None:
+    sides = by_minutes(30, at=None, ahead=0)
+    sides = [
+        {"id": side["id"], "time": [time * factor for time in side["time"]]}
+        for side, factor in zip(sides, factors, strict=True)
+    ]
+    sources: list[Source] = [Memory(side) for side in sides]
+    if live:
+        sources = [FakeStream(side, then=3, ends=True) for side in sides]
+    with pytest.raises(SchemaError, match=message):
+        rows(Join(*sources, on="id", within=60, unit=unit), skips=Skips())
+
+
+def test_first_events_with_a_wrong_clock_do_not_stop_a_join() -> None:
+    shown, clicks = by_minutes(30, at=0, ahead=FAR - BEGIN)
+    clicks["time"][0] = 10**11  # the year 5138
+    sources = (FakeStream(shown, then=1, ends=True), FakeStream(clicks, then=1, ends=True))
+    found = {row["id"]: row["label"] for row in rows(Join(*sources, on="id", within=60))}
+    assert found == {n: float(n % 2 == 0) for n in range(30)}
+
+
+def test_a_schema_and_a_source_read_a_time_by_one_unit() -> None:
+    shown, clicks = by_minutes(5, at=None, ahead=0)
+    late = LateLabels(["id"], "kind", "view", "buy", within_seconds=9)
+    events = Memory({**shown, "kind": ["view"] * 6})
+    for unit in ("s", "ms"):
+        schema = Schema([Time("time", unit=unit), Label("label"), Id("id")])
+        for source in (
+            Join(Memory(shown), Memory(clicks), "id", 60),
+            Replay([events], "time", late=late),
+        ):
+            with (
+                nullcontext()
+                if unit == "s"
+                else pytest.raises(
+                    ConfigError, match="has the unit 'ms' in the schema's time, got 's'"
+                )
+            ):
+                assert len(list(Dataset(source, schema))) == 1
+    moments = [
+        {**side, "time": pa.array(side["time"], pa.timestamp("s"))} for side in (shown, clicks)
+    ]
+    assert len(list(Dataset(Join(*map(Memory, moments), "id", 60), schema))) == 1  # need no unit
+
+
+def test_offsets_are_instants_and_a_missing_zone_is_not_one() -> None:
+    """A topic in UTC, another in local time that changes to summer time."""
+
+    def text(minute: int, zone: str) -> str:
+        hours = int(zone[1:3] or 0) if zone not in ("", "Z") else 0
+        moment = datetime.datetime(2024, 3, 31) + datetime.timedelta(minutes=minute, hours=hours)
+        return moment.isoformat() + zone
+
+    minutes = range(0, 120, 2)
+    shown = {"id": [*minutes], "time": [text(n, "Z") for n in minutes]}
+    times = [text(n + 1, "+01:00" if n < 60 else "+02:00") for n in minutes]
+    join = Join(Memory(shown), Memory({"id": [*minutes], "time": times}), "id", 90, unit="iso")
+    assert all(label == 1.0 for label in labels(join).values())
+    assert len(labels(join)) > 50
+    clicks = Memory({"id": [*minutes], "time": [text(n, "") for n in minutes]})
+    with pytest.raises(DataError, match="some have a zone and some have none"):
+        rows(replace(join, outcomes=clicks))
 
 
 def test_late_impressions_become_dead_letters_and_no_negatives(tmp_path: Path) -> None:
@@ -377,6 +600,39 @@ def test_a_file_that_stopped_a_join_may_be_corrected_and_no_other(
     assert all(row["label"] == (row["id"] % 20 % 3 == 0) for row in samples)
 
 
+@pytest.mark.parametrize("side", ["shown", "clicks"])
+@pytest.mark.parametrize(
+    "left", [19, 1, 0, None], ids=["a row less", "one row", "no row", "removed"]
+)
+def test_a_corrected_file_may_have_fewer_rows(side: str, left: int | None, tmp_path: Path) -> None:
+    """No other file follows: the turn takes the rows that there are."""
+    for folder in ("shown", "clicks"):
+        events = [{"id": n, "at": n} for n in range(20)]
+        if folder == side:
+            events[19]["id"] = None
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (tmp_path / "shown" / "1.jsonl").write_text('{"id": 99, "at": 99}\n')
+    journal = Journal(tmp_path / "journal")
+
+    def read(turns: int) -> list[Any]:
+        folders = (Follow(tmp_path / "shown"), Follow(tmp_path / "clicks"))
+        join = Join(*folders, on="id", within=5, time="at", idle_seconds=0.001)
+        items = join.read(plan=ReadPlan(live=Live(journal, tick_seconds=0.001)))
+        return [row["id"] for batch, _ in islice(items, turns) for row in batch.to_pylist()]
+
+    with pytest.raises(DecodeError, match="column 'id' of a row holds no key"):
+        read(60)
+    path = tmp_path / side / "0.jsonl"
+    if left is None:
+        path.unlink()
+    else:
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    count = 20 if side == "clicks" else left or 0
+    assert read(60) == [*range(count)]
+    assert read(60) == [*range(count)]  # as the journal has it
+
+
 class _Unforeseen(FakeStream):
     """A stream that does not know what will arrive."""
 
@@ -405,6 +661,30 @@ def test_an_input_is_not_idle_because_nobody_asked_it() -> None:
     for batch, _ in islice(items, 20):
         samples += batch.to_pylist()
     assert [(row["id"], row["label"]) for row in samples] == [(1, 1.0), (2, 1.0)]
+
+
+def test_a_clock_that_is_set_back_keeps_no_partition_busy() -> None:
+    seconds = [10_000.0]
+
+    def clock() -> float:
+        seconds[0] += 1 if seconds[0] != 10_050 else -3600
+        return seconds[0]
+
+    shown = {"id": [*range(400)], "time": [*range(400)]}
+    sources = (_Unforeseen(shown, then=4), _Unforeseen({"id": [7], "time": [1]}, [1], then=0))
+    join = Join(*sources, on="id", within=5, idle_seconds=60)
+    items = join.read(plan=ReadPlan(live=Live(clock=clock, tick_seconds=0.001)))
+    assert sum(batch.num_rows for batch, _ in islice(items, 600)) > 300
+
+
+def test_several_items_of_one_key_and_time_are_a_warning() -> None:
+    shown = {"user": [1, 1, 1, 2], "item": [5, 6, 7, 5], "time": [3, 3, 3, 90]}
+    clicks = Memory({"user": [1], "item": [6], "time": [4]})
+    with pytest.warns(UserWarning, match=r"several with \{'user': 1\} that differ in \['item'\]"):
+        assert len(rows(Join(Memory(shown), clicks, on="user", within=9))) == 1
+    assert len(rows(Join(Memory(shown), clicks, on=["user", "item"], within=9))) == 3
+    twice = {name: values[:1] * 2 + values[-1:] for name, values in shown.items()}
+    assert len(rows(Join(Memory(twice), clicks, on="user", within=9))) == 1
 
 
 def test_what_is_open_beyond_its_memory_lies_on_disk_with_the_same_samples(

@@ -9,6 +9,7 @@ import csv
 import datetime as dt
 import json
 from collections import defaultdict, deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,86 @@ def test_late_labels_compare_any_encoding_and_refuse_other_types() -> None:
         labels(**{**events, "kind": [1, 2, 1]})
     with pytest.raises(SchemaError, match=r"the key 'user' must hold single values, got list<"):
         labels(**{**events, "user": [[1], [1], [2]]})
+
+
+@pytest.mark.parametrize(
+    ("users", "missing"),
+    [
+        (pa.array([1, None, None, 1, None]), None),
+        (pa.array(["a", "", "", "a", None]), ""),
+        (pa.array(["a", "", "", "a", None]).dictionary_encode(), ""),
+        (pa.array([b"a", b"", b"", b"a", None], pa.large_binary()), b""),
+        (pa.array([1.0, float("nan"), float("nan"), 1.0, None]), float("nan")),
+    ],
+    ids=["null", "text", "dictionary", "bytes", "nan"],
+)
+def test_events_without_a_key_are_bad_rows_and_other_rows_need_none(
+    users: pa.Array, missing: Any
+) -> None:
+    kinds = ["view", "view", "buy", "buy", "search"]
+    log = pa.table({"at": [1, 2, 3, 4, 5], "user": users, "kind": kinds})
+    late = LateLabels(("user",), "kind", "view", "buy", within_seconds=10)
+    source = Replay([Memory(log)], "at", late=late)
+    with pytest.raises(DecodeError, match="memory, row 2: column 'user' of an event holds no key"):
+        read(source)
+    skips = Skips()
+    samples = [
+        row for batch, _ in source.read(plan=ReadPlan(skips=skips)) for row in batch.to_pylist()
+    ]
+    assert [(row["at"], row["label"]) for row in samples] == [(1, 1.0)]
+    assert skips.counts == {"value": 2}
+    older = Position({"at": [{}], "emitted": 0})  # it may count such samples
+    assert len([row for batch, _ in source.read(older) for row in batch.to_pylist()]) >= 1
+
+
+def test_a_recorded_event_of_the_future_is_a_bad_row_for_a_whole_reading() -> None:
+    """It would let the rest of its source come last, so that their views are negatives."""
+    begin, far = 1_700_000_000, 4_102_444_800
+    views = [(begin + 60 * n, "view", n, 0) for n in range(40)]
+    buys = [(time + 5, "buy", n, 0) for time, _, n, _ in views[::2]]
+    end = (begin + 9_000, "other", 0, 0)
+    buys.insert(3, (far, "buy", 1, 0))
+    source = Replay([events(*views, end), events(*buys)], "at", late=LATE)
+    clock = [begin + 9_000.0]
+    live = Live(clock=lambda: clock[0])
+    with pytest.raises(DecodeError, match="row 4: column 'at' holds a time ahead of the clock"):
+        list(source.read(plan=ReadPlan(live=live)))
+    plan = ReadPlan(skips=Skips(), live=live)
+    items = list(source.read(None, 7, plan))
+    clock[0] = far + 1.0
+    rest = [row for batch, _ in source.read(items[2][1], 7, plan) for row in batch.to_pylist()]
+    samples = [row for batch, _ in items for row in batch.to_pylist()]
+    assert rest == samples[21:]
+    assert {row["user"]: row["label"] for row in samples} == {
+        n: float(n % 2 == 0) for n in range(40)
+    }
+    no_limit = replace(plan, max_ahead_seconds=1e10)
+    assert (
+        len([row for batch, _ in source.read(None, 7, no_limit) for row in batch.to_pylist()]) > 0
+    )
+
+
+@pytest.mark.parametrize("factors", [(1, 1000), (1000, 1), (1000, 1000)])
+def test_a_wrong_unit_of_a_source_is_refused(factors: tuple[int, int]) -> None:
+    times = [range(1_700_000_000, 1_700_000_100), range(1_700_000_005, 1_700_000_105)]
+    for unit, factor in (("s", 1), ("ms", 1000)):
+        sides = [
+            Memory({"at": [time * own for time in side]})
+            for own, side in zip(factors, times, strict=True)
+        ]
+        source = Replay(sides, "at", unit)
+        if factors == (factor, factor):
+            assert len(read(source)) == 200
+        else:
+            with pytest.raises(SchemaError, match=r"years apart|is the year"):
+                list(source.read(plan=ReadPlan(skips=Skips())))
+
+
+def test_a_clock_that_is_set_back_stops_no_replay() -> None:
+    seconds = iter([10.0, 10.5, -3600.0, *(-3600 + n / 2 for n in range(1, 40))])
+    live = Live(tick_seconds=0.0, clock=lambda: next(seconds))
+    source = Replay([Memory({"at": [0, 1, 5, 9]})], "at", speed=1)
+    assert sum(batch.num_rows for batch, _ in source.read(plan=ReadPlan(live=live))) == 4
 
 
 def test_a_replay_is_written_in_a_job(tmp_path: Path) -> None:

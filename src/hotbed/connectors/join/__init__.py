@@ -7,6 +7,7 @@ inputs.py     one input of a join: pieces of rows, with the place after each
 intake.py     rows of a turn as events: their keys and times
 join.py       Join, the source
 keys.py       keys of events as pairs of 64-bit numbers
+kinds.py      which rows are events of which kind, and what of them moves the clock
 lanes.py      the watermark of several inputs, and which of their partitions are idle
 matches.py    the outcomes that met an impression
 open_rows.py  the impressions that are open, the outcomes that are held, and labels

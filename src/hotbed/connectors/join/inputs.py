@@ -85,6 +85,7 @@ class Input:
         live: what the source shares with this reader.
         ended: whether there are no more rows than those at hand.
         row: rows in turns so far.
+        has_begun_here: whether this reading began before its first row.
     """
 
     def __init__(self, source: Source, state: Mapping[str, Any], plan: ReadPlan) -> None:
@@ -92,6 +93,7 @@ class Input:
         self.live = plan.live or Live()
         self.ended = False
         self.row: int = state.get("row", 0)
+        self.has_begun_here = not self.row
         self._skip: int = state.get("skip", 0)  # rows to pass over
         self._before: Position | None = None  # reading from here yields the next rows first
         if state.get("source") is not None:
@@ -154,6 +156,21 @@ class Input:
         count: int = self._parts[0].rows.num_rows - self._parts[0].used
         return min(count, READ_ROWS)
 
+    @property
+    def block(self) -> int:
+        """The block of the next rows, which are at hand; 0 for a source without blocks."""
+        return _block_of(self._parts[0].before)
+
+    def rest_of(self, block: int) -> int | None:
+        """Return the rows of a block that are at hand; None: more of it may follow."""
+        if _block_of(self._before) <= block:
+            return None
+        count: int = 0
+        for part in self._parts:
+            if _block_of(part.before) == block:
+                count += part.rows.num_rows - part.used
+        return count
+
     def note_failure(self) -> None:
         """Record in the journal that the block of the rows that were taken last has bad rows.
 
@@ -201,3 +218,8 @@ class Input:
                 self._taken = (part.after, 0)
                 self._parts.popleft()
         return pa.Table.from_batches(batches)
+
+
+def _block_of(position: Position | None) -> int:
+    """Return the block that a position lies in; 0 at the start and without blocks."""
+    return 0 if position is None else int(position.state.get("block", 0))

@@ -4,27 +4,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from hotbed.connectors.first_times import FirstTimes
 from hotbed.connectors.join.columns import together
 from hotbed.connectors.join.events import TurnEvents
 from hotbed.connectors.join.inputs import Input
-from hotbed.connectors.join.keys import EventKeys, Family, family_of, keys_of
+from hotbed.connectors.join.keys import EventKeys, keys_of, require_key
+from hotbed.connectors.join.kinds import EventKind, TimedRows, kinds_by_input, whole
 from hotbed.connectors.join.segment import Segment
-from hotbed.connectors.join.settings import JoinSettings, Outcome, names_of
+from hotbed.connectors.join.settings import JoinSettings, names_of
 from hotbed.connectors.join.states import KIND, NUMBER, TIME
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.plan import READ_ALL, ReadPlan
 from hotbed.connectors.position import PLACE
-from hotbed.connectors.times import to_microseconds
+from hotbed.connectors.times import EARLIEST, LATEST, check_same_unit, with_readable_times
+from hotbed.connectors.types import joined, plain, present_keys
 from hotbed.errors import DecodeError, SchemaError
 
 PAYLOAD = "\0payload"
 _LETTER = (PLACE, PAYLOAD)
+FUTURE = "future"
+_FAULTS = {"value": "no key or time", FUTURE: "a time ahead of the clock"}
+COMPARED_ROWS = 100
+"""Repeated impressions of a turn that are compared with their first ones."""
 
 
 class Intake:
@@ -40,8 +48,12 @@ class Intake:
         self.columns: list[str] | None = None
         if plan.columns is not None:
             self.columns = [name for name in plan.columns if name not in join.kinds]
-        self._families: dict[str, Family] = {}
-        self._zones: dict[tuple[int, str], set[str]] = {}
+        self._kinds = kinds_by_input(join)
+        self._key_types: dict[str, pa.DataType] = {}
+        self._zones: set[str] = set()
+        self._first = FirstTimes("join")
+        self._latest = LATEST  # of the events that these were among
+        self._has_warned = False
 
     def plan_for(self, number: int) -> ReadPlan | None:
         """Return what to read of an input; None: all columns."""
@@ -49,49 +61,74 @@ class Intake:
         if number == 0:
             if self.columns is None:
                 return None
-            needed += [*self.columns, *self.join.own_columns]
-        for outcome in self.join.kinds.values():
-            if outcome.source == self.join.inputs[number]:
-                needed += [*self._on(outcome), outcome.time or self.join.time, *outcome.where]
+            needed += self.columns
+        for kind in self._kinds[number]:
+            needed += kind.columns
         types: dict[str, pa.DataType] = {}
         if number == 0:
             types = {**self.plan.types}
             for name in needed:
                 if name not in (self.columns or ()) or name in self.join.own_columns:
                     types.pop(name, None)
-        return ReadPlan(tuple(dict.fromkeys(needed)), types, self.plan.skips)
-
-    def _on(self, outcome: Outcome) -> list[str]:
-        return names_of(self.join.on if outcome.on is None else outcome.on)
-
-    def require_columns(self, rows: pa.Table, number: int) -> None:
-        """Raise SchemaError if rows of an input lack a column that the join needs."""
-        join = self.join
-        needed: dict[str, list[str]] = {}
-        if number == 0:
-            needed["join.impressions"] = join.own_columns
-        for name, outcome in join.kinds.items():
-            if outcome.source == join.inputs[number]:
-                join_columns = [*self._on(outcome), outcome.time or join.time, *outcome.where]
-                needed[f"join.outcomes.{name}"] = join_columns
-        present = [name for name in rows.schema.names if name != PLACE]
-        for event, names in needed.items():
-            missing = [name for name in names if name not in present]
-            if missing:
-                raise SchemaError(
-                    f"{event}: columns {missing} are absent; of those that the join needs, its "
-                    f"rows have {present}. Correct `on`, `time` and `where`."
-                )
+        return replace(
+            READ_ALL,
+            columns=tuple(dict.fromkeys(needed)),
+            types=types,
+            skips=self.plan.skips,
+            max_ahead_seconds=self.plan.max_ahead_seconds,
+        )
 
     # --- events
 
-    def impressions(self, rows: pa.Table, source: Input) -> TurnEvents:
+    def timed(self, rows: pa.Table, number: int, source: Input, latest: int) -> TimedRows:
+        """Return rows of an input with their times.
+
+        Args:
+            rows: the rows.
+            number: of the input.
+            source: the input.
+            latest: later times are of events of the future.
+
+        Raises:
+            SchemaError: a column that the join needs is absent, or a unit is wrong.
+            ConfigError: the schema reads the time of impressions by another unit.
+        """
+        for kind in self._kinds[number]:
+            self._require_columns(rows, kind)
+        join = self.join
+        if number == 0:
+            time_type = rows.schema.field(join.time).type
+            check_same_unit("join", join.time, time_type, join.unit, self.plan.time)
+        timed = TimedRows(rows, self._kinds[number], self._zones, latest)
+        if source.has_begun_here:
+            timed.show(self._first, last=source.ended and not source.num_rows)
+            self._first.check_apart(latest)
+            self._latest = latest
+        return timed
+
+    def end(self) -> None:
+        """Note that no more rows follow.
+
+        Raises:
+            SchemaError: the times of the inputs lie years apart.
+        """
+        self._first.check_apart(self._latest, last=True)
+
+    def _require_columns(self, rows: pa.Table, kind: EventKind) -> None:
+        present = [name for name in rows.schema.names if name != PLACE]
+        missing = [name for name in kind.columns if name not in present]
+        if missing:
+            raise SchemaError(
+                f"{kind.name}: columns {missing} are absent; of those that the join needs, its "
+                f"rows have {present}. Correct `on`, `time` and `where`."
+            )
+
+    def impressions(self, timed: TimedRows, source: Input) -> TurnEvents:
         """Return the impressions among some rows, with the columns that they keep."""
         join = self.join
-        rows = _where(rows, join.where)
         names = names_of(join.on)
-        time = (join.time, join.unit)
-        rows, times = self._sound(rows, names, time, source, "join.impressions")
+        (kind,) = (kind for kind in timed.kinds if kind.label is None)
+        rows, times = self._sound(timed, kind, source)
         keys = self.keys(rows, names, names)
         columns = [name for name in rows.schema.names if name not in join.kinds]
         if self.columns is not None:
@@ -99,23 +136,20 @@ class Intake:
             columns = [name for name in columns if name in needed]
         return TurnEvents(rows.select(columns), keys, times)
 
-    def outcomes(self, rows: pa.Table, number: int, source: Input) -> TurnEvents | None:
-        """Return the outcomes among some rows of an input, of all kinds; None if it has none."""
+    def outcomes(self, timed: TimedRows, source: Input) -> TurnEvents | None:
+        """Return the outcomes among some rows, of all kinds; None if an input has none."""
         join = self.join
+        names = names_of(join.on)
         parts: list[TurnEvents] = []
-        for label, (name, outcome) in enumerate(join.kinds.items()):
-            if outcome.source != join.inputs[number]:
+        for kind in timed.kinds:
+            if kind.label is None:
                 continue
-            on = self._on(outcome)
-            time = (outcome.time or join.time, outcome.unit or join.unit)
-            chosen = _where(rows, outcome.where)
-            chosen, times = self._sound(chosen, on, time, source, f"join.outcomes.{name}")
-            names = names_of(join.on)
-            keys = self.keys(chosen, on, names)
-            table = chosen.select(on).rename_columns(names)
+            rows, times = self._sound(timed, kind, source)
+            keys = self.keys(rows, kind.on, names)
+            table = rows.select(kind.on).rename_columns(names)
             if join.keeps_unmatched:
-                table = self._with_letters(table, chosen, name)
-            parts.append(TurnEvents(table, keys, times, np.full(len(times), label, np.uint8)))
+                table = self._with_letters(table, rows, list(join.kinds)[kind.label])
+            parts.append(TurnEvents(table, keys, times, np.full(len(times), kind.label, np.uint8)))
         if len(parts) < 2:
             return parts[0] if parts else None
         tables = [part.table for part in parts]
@@ -127,6 +161,34 @@ class Intake:
             np.concatenate([part.times for part in parts]),
             np.concatenate([part.kinds for part in parts if part.kinds is not None]),
         )
+
+    def warn_of_pages(self, impressions: TurnEvents, repeated: np.ndarray) -> None:
+        """Warn once if impressions with one key and time differ: they become one sample.
+
+        Args:
+            impressions: of a turn.
+            repeated: the rows of those that count as repeated.
+        """
+        if self._has_warned:
+            return
+        for row in repeated[:COMPARED_ROWS].tolist():
+            is_alike = impressions.times == impressions.times[row]
+            for part in impressions.keys:
+                is_alike &= part == part[row]
+            places = [int(np.flatnonzero(is_alike)[0]), row]
+            first, second = _values(impressions.table.take(places))
+            names = [name for name in first if repr(first[name]) != repr(second[name])]
+            if set(names) - {PLACE}:
+                self._has_warned = True
+                keys = {name: first[name] for name in names_of(self.join.on)}
+                warnings.warn(
+                    "join.on: impressions of one key and time count as one that came twice, got "
+                    f"several with {keys} that differ in {sorted(set(names) - {PLACE})}. Only the "
+                    "first one becomes a sample: name more key columns, such as the item.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+                return
 
     def saved_impressions(self, rows: pa.Table) -> Segment:
         """Return impressions of a saved state."""
@@ -143,37 +205,6 @@ class Intake:
         columns = [name for name in (*names, *_LETTER) if name in rows.schema.names]
         return Segment(rows.select(columns), keys, times, numbers, kinds)
 
-    def highs(self, rows: pa.Table, number: int) -> dict[str, int]:
-        """Return the newest time of each partition that rows of an input come from.
-
-        The partition is "" where a source has none.
-        """
-        column = self.join.time
-        unit = self.join.unit
-        if number:
-            outcomes = self.join.kinds.values()
-            source = self.join.inputs[number]
-            outcome = next(outcome for outcome in outcomes if outcome.source == source)
-            column = outcome.time or column
-            unit = outcome.unit or unit
-        micros = self._micros(rows, column, unit)
-        is_known = micros.is_valid().to_numpy(zero_copy_only=False)
-        times = micros.to_numpy(zero_copy_only=False)[is_known].astype(np.int64)
-        if not len(times):
-            return {}
-        kind = pa.struct([])
-        if PLACE in rows.schema.names:
-            kind = rows.schema.field(PLACE).type
-        if kind.get_field_index("partition") < 0:
-            return {"": int(times.max())}
-        filled = pc.fill_null(_whole(rows[PLACE]).field("partition"), -1)
-        partitions = filled.to_numpy()[is_known]
-        highs: dict[str, int] = {}
-        for partition in np.unique(partitions).tolist():
-            lane = "" if partition < 0 else str(partition)
-            highs[lane] = int(times[partitions == partition].max())
-        return highs
-
     def keys(self, rows: pa.Table, on: Sequence[str], names: Sequence[str]) -> EventKeys:
         """Return the keys of rows.
 
@@ -183,61 +214,73 @@ class Intake:
             names: the names of these columns in impressions.
 
         Raises:
-            SchemaError: a key is of another kind than in the events before.
+            SchemaError: the type of a key does not meet that of the events before.
         """
         columns: list[pa.Array] = []
         for column, name in zip(on, names, strict=True):
-            values = _whole(rows[column])
-            family = family_of(column, values.type)
-            if family is not None:
-                before = self._families.setdefault(name, family)
-                if before != family:
-                    raise SchemaError(
-                        f"join: the key {name!r} holds {before} on one side, got {family} in "
-                        f"column {column!r} of another. Declare one type for both."
-                    )
+            values = whole(rows[column])
+            kind = plain(values.type)
+            require_key(column, kind)
+            before = self._key_types.get(name, kind)
+            both = joined(before, kind)
+            if both is None:
+                raise SchemaError(
+                    f"join: the key {name!r} holds {before} on one side, got {kind} in column "
+                    f"{column!r} of another. Declare one type for both."
+                )
+            self._key_types[name] = both
             columns.append(values)
         return keys_of(columns)
 
-    def _micros(self, rows: pa.Table, column: str, unit: str) -> pa.Array:
-        zones = self._zones.setdefault((0, column), set())
-        return to_microseconds(_whole(rows[column]), unit, zones)
-
     def _sound(
-        self, rows: pa.Table, on: Sequence[str], time: tuple[str, str], source: Input, event: str
+        self, timed: TimedRows, kind: EventKind, source: Input
     ) -> tuple[pa.Table, np.ndarray]:
-        """Return the rows that have keys and a time, and their times; the others are bad rows."""
-        column, unit = time
-        micros = self._micros(rows, column, unit)
+        """Return the events of a kind that have keys and a time in the past, and their times.
+
+        The others are bad rows, or events of the future.
+        """
+        rows, micros = timed.of(kind)
         is_sound = np.ones(rows.num_rows, bool)
-        for name in (column, *on):
-            values = micros
-            if name != column:
-                values = _whole(rows[name])
+        for name in (kind.time, *kind.on):
+            values = micros if name == kind.time else present_keys(whole(rows[name]))
             if values.null_count:
                 is_valid = values.is_valid().to_numpy(zero_copy_only=False)
-                self._report(rows.filter(pa.array(~is_valid & is_sound)), name, source, event)
+                bad = rows.filter(pa.array(~is_valid & is_sound))
+                self._report(bad, kind, name, "value", source)
                 is_sound &= is_valid
+        times = micros.fill_null(EARLIEST).to_numpy(zero_copy_only=False)
+        is_future = is_sound & (times > timed.latest)
+        if is_future.any():
+            timed.num_future += int(is_future.sum())
+            self._report(rows.filter(pa.array(is_future)), kind, kind.time, FUTURE, source)
+            is_sound &= ~is_future
         if is_sound.all():
             return rows, micros.to_numpy(zero_copy_only=False)
         mask = pa.array(is_sound)
         return rows.filter(mask), micros.filter(mask).to_numpy(zero_copy_only=False)
 
-    def _report(self, bad: pa.Table, name: str, source: Input, event: str) -> None:
-        """Count bad rows, or raise DecodeError if the plan has no `skips`."""
+    def _report(
+        self, bad: pa.Table, kind: EventKind, column: str, reason: str, source: Input
+    ) -> None:
+        """Leave out rows, or raise DecodeError if the plan has no `skips`.
+
+        Events of the future are left out of a live join in any case.
+        """
         if not bad.num_rows:
             return
         where = ""
         if PLACE in bad.schema.names:
             where = f", {source.source.words_for(bad[PLACE][0].as_py())}"
-        message = f"{event}{where}: column {name!r} of a row holds no key or time"
-        if self.plan.skips is None:
+        message = f"{kind.name}{where}: column {column!r} of a row holds {_FAULTS[reason]}"
+        is_left_out = reason == FUTURE and self.join.endless
+        if self.plan.skips is not None:
+            self.plan.skips.add(reason, message, bad.num_rows)
+        elif not is_left_out:
+            value = with_readable_times(whole(bad[column]).slice(0, 1))[0].as_py()
             raise DecodeError(
-                f"{message}, got {bad[name][0].as_py()!r}. Correct it or use on_error='skip'.",
-                column=name,
+                f"{message}, got {value!r}. Correct it or use on_error='skip'.", column=column
             )
-        self.plan.skips.add("value", message, bad.num_rows)
-        self.put_aside(bad, "value")
+        self.put_aside(bad, reason)
 
     def _with_letters(self, keys: pa.Table, rows: pa.Table, label: str) -> pa.Table:
         """Return the keys of outcomes with what their dead letters would say."""
@@ -245,7 +288,7 @@ class Intake:
             return keys
         payloads = [
             json.dumps({**row, "outcome": label}, default=str, ensure_ascii=False)
-            for row in rows.drop_columns([PLACE]).to_pylist()
+            for row in _values(rows.drop_columns([PLACE]))
         ]
         keys = keys.append_column(PLACE, rows[PLACE])
         return keys.append_column(PAYLOAD, pa.array(payloads, pa.string()))
@@ -263,32 +306,14 @@ class Intake:
         if self.plan.live is None or PLACE not in rows.schema.names:
             return
         letters = []
-        for row in rows.to_pylist():
+        for row in _values(rows):
             place = row.pop(PLACE)
             letters.append((place, reason, json.dumps(row, default=str, ensure_ascii=False)))
         self.plan.live.dead_letters.add_all(letters)
 
 
-def _where(rows: pa.Table, where: Mapping[str, Any]) -> pa.Table:
-    """Return the rows that have these texts in these columns."""
-    for name, text in where.items():
-        column = rows[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        try:
-            texts = column.cast(pa.string())
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaError(
-                f"join: `where` compares texts, got column {name!r} of {column.type}. Name a "
-                "column of texts or numbers."
-            ) from error
-        rows = rows.filter(pc.fill_null(pc.equal(texts, text), False))
-    return rows
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array."""
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        return whole.chunk(0) if whole.num_chunks else pa.array([], column.type)
-    return whole
+def _values(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as values of Python, timestamps as text."""
+    columns = [with_readable_times(whole(column)) for column in rows.columns]
+    values: list[dict[str, Any]] = pa.table(columns, names=rows.schema.names).to_pylist()
+    return values

@@ -42,7 +42,8 @@ class Join(Source):
         on: the key columns, which are equal in an impression and its outcomes.
         within: the window in seconds, if `outcomes` is a source.
         time: the column of event times of impressions, and of outcomes that name no other.
-        unit: its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format).
+        unit: its unit, as in a schema ("s", "ms", "us", "ns", "iso" or a format); of a column that
+            is the schema's `Time`, both have one unit.
         rule: when an impression becomes a sample.
         label: the name of the label, if `outcomes` is a source.
         where: only rows with these texts in these columns are impressions.
@@ -53,8 +54,8 @@ class Join(Source):
             its window is over. It is held with its columns until then.
 
     Raises:
-        ConfigError: an argument is wrong.
-        SchemaError: a key is absent, or holds numbers on one side and text on the other.
+        ConfigError: an argument is wrong, or the schema's `Time` has another unit.
+        SchemaError: a key is absent, or the types of its sides do not meet; a unit is wrong.
         DataError: reading an endless join resumes without the checkpoint of its open impressions.
 
     Example:
@@ -68,7 +69,7 @@ class Join(Source):
     on: str | Sequence[str]
     within: float | None = None
     time: str = "time"
-    unit: str = "us"
+    unit: str = "s"
     rule: JoinRule = field(default_factory=Wait)
     label: str = "label"
     where: Mapping[str, str] = field(default_factory=dict)

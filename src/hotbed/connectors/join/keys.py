@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,7 +13,6 @@ import pyarrow as pa
 from hotbed.connectors.types import is_text, plain, recast
 from hotbed.errors import SchemaError
 
-Family = Literal["numbers", "text", "times"]
 _SEEDS = (0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D)
 _FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 _SHIFT = np.uint64(33)
@@ -36,7 +35,7 @@ class EventKeys(NamedTuple):
 
 def keys_of(columns: Sequence[pa.Array]) -> EventKeys:
     """Return the keys of events; what they are where a column is null does not matter."""
-    if len(columns) == 1 and family_of("", columns[0].type) == "numbers":
+    if len(columns) == 1 and _is_number(plain(columns[0].type)):
         first = _plain(columns[0]).to_numpy()
         return EventKeys(first, np.zeros(len(first), np.uint64))
     first, second = (_hashed(columns, seed) for seed in _SEEDS)
@@ -58,25 +57,21 @@ def _hashed(columns: Sequence[pa.Array], seed: int) -> np.ndarray:
     return hashes
 
 
-def family_of(name: str, kind: pa.DataType) -> Family | None:
-    """Return what the values of a key are; None for a column without values.
+def require_key(name: str, kind: pa.DataType) -> None:
+    """Raise SchemaError if values of a type, without encodings, cannot be keys of a join."""
+    if not (pa.types.is_null(kind) or _is_number(kind) or is_text(kind) or _is_time(kind)):
+        raise SchemaError(
+            f"join: the key {name!r} must hold whole numbers, text or times, got {kind}. Name "
+            "another column."
+        )
 
-    Raises:
-        SchemaError: they cannot be keys.
-    """
-    kind = plain(kind)
-    if pa.types.is_null(kind):
-        return None
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "numbers"
-    if is_text(kind):
-        return "text"
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return "times"
-    raise SchemaError(
-        f"join: the key {name!r} must hold whole numbers, text or times, got {kind}. Name another "
-        "column."
-    )
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
@@ -93,8 +88,18 @@ def _plain(column: pa.Array) -> pl.Series:
         return pl.Series(column.cast(pa.large_binary()))
     if pa.types.is_null(column.type):
         return pl.Series(np.zeros(len(column), np.uint64))
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-        column = column.cast(pa.timestamp("us"))
+    if pa.types.is_timestamp(column.type):
+        return pl.Series(_moments(column))
     if not pa.types.is_integer(column.type):
+        if pa.types.is_date(column.type):
+            column = column.cast(pa.date64())
         column = column.cast(pa.int64())
     return pl.Series(_numbers(column))
+
+
+def _moments(column: pa.Array) -> np.ndarray:
+    """Return a number of each time, which is the same in every unit."""
+    if column.type.unit != "ns":
+        return _numbers(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()))
+    micros, rest = np.divmod(column.cast(pa.int64()).fill_null(0).to_numpy(), 1000)
+    return np.asarray(micros.view(np.uint64) + rest.view(np.uint64) * np.uint64(_SEEDS[0]))

@@ -20,9 +20,9 @@ from hotbed.connectors.times import EARLIEST
 from hotbed.memory import return_free_memory
 
 MATCHED = np.uint8(1)
-COUNTS = ("impressions", "repeated", "late", "outcomes", "outcomes_repeated", "unmatched")
+COUNTS = ("impressions", "repeated", "late", "outcomes", "outcomes_repeated", "unmatched", "future")
 """What a join counts: impressions that were accepted, that came again, that came too late; outcomes
-that were accepted, that came again, that met no impression."""
+that were accepted, that came again, that met no impression; events ahead of the clock."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class OpenRows:
 
     # --- a turn
 
-    def add_impressions(self, events: TurnEvents) -> np.ndarray:
-        """Add impressions; return the rows of those that came too late."""
+    def add_impressions(self, events: TurnEvents) -> tuple[np.ndarray, np.ndarray]:
+        """Add impressions; return the rows of those that came too late, and that came again."""
         is_late = events.times < self.oldest
-        rows = np.flatnonzero(~is_late)
-        rows = rows[self._new(self.impressions, events.take(rows))]
+        in_time = np.flatnonzero(~is_late)
+        rows = in_time[self._new(self.impressions, events.take(in_time))]
         self.counts["late"] += int(is_late.sum())
         self.counts["repeated"] += len(is_late) - int(is_late.sum()) - len(rows)
         self.counts["impressions"] += len(rows)
@@ -125,7 +125,7 @@ class OpenRows:
             *_, segment = self.impressions
             for outcomes in self.outcomes:
                 self._match(segment, outcomes)
-        return np.flatnonzero(is_late)
+        return np.flatnonzero(is_late), np.setdiff1d(in_time, rows, assume_unique=True)
 
     def add_outcomes(self, events: TurnEvents) -> np.ndarray:
         """Add outcomes; return the rows of those that came too late to meet an impression."""
@@ -373,7 +373,7 @@ class OpenRows:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over a position, after the events that were open there were put back."""
         self.watermark = state["watermark"]
-        self.counts = dict(state["counts"])
+        self.counts = {**self.counts, **state["counts"]}
         for impressions in self.impressions:
             for outcomes in self.outcomes:
                 self._match(impressions, outcomes)

@@ -19,7 +19,7 @@ from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.plan import RECORDED_AHEAD_SECONDS, ReadPlan
 from hotbed.connectors.position import (
     COUNTED,
     IMPRESSION,
@@ -30,6 +30,7 @@ from hotbed.connectors.position import (
     Batches,
     Position,
 )
+from hotbed.connectors.times import LATEST
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 
@@ -65,7 +66,11 @@ class JoinReading:
         self.open.keeps = join.endless and plan.wishes.keeps_open
         self.open.returns_unmatched = join.keeps_unmatched
         self.open.returns_accepted = join.endless and plan.wishes.previews
-        self._turns = JoinTurns(join, self.live, self._inputs, self._lanes, self.open, state)
+        self._turns = JoinTurns(join, plan, self._inputs, self._lanes, self.open, state)
+        self._latest = LATEST  # of events, in turns that were decided without a bound
+        if not join.endless:
+            now = plan.latest(self.live.now(), RECORDED_AHEAD_SECONDS)
+            self._latest = self._goal.get("latest", LATEST if self._goal else now)
         if state:
             self._load(state)
         self.live.open_rows = self.open
@@ -116,14 +121,19 @@ class JoinReading:
             if self.join.endless and self._skip >= samples.num_rows:
                 yield TICK, self.position()
             self._skip = 0
+        self._intake.end()
 
     def position(self, number: int | None = None) -> Position:
         """Return the position before the next turn; `number`: the input of this turn, if known."""
         inputs: list[dict[str, Any]] = []
         for place, source in enumerate(self._inputs):
             inputs.append(source.state(decided=place == number))
+        state = {}
+        if not self.join.endless:
+            state["latest"] = self._latest
         return Position(
             {
+                **state,
                 "block": self.number,
                 "inputs": inputs,
                 "row": 0,
@@ -141,7 +151,7 @@ class JoinReading:
         number = turn["input"]
         if number is not None:
             try:
-                self._take_rows(number, turn["rows"])
+                self._take_rows(number, turn["rows"], turn.get("latest", self._latest))
             except (DecodeError, SchemaError):
                 self._inputs[number].note_failure()
                 raise
@@ -155,26 +165,28 @@ class JoinReading:
         self.number += 1
         return result
 
-    def _take_rows(self, number: int, count: int) -> None:
+    def _take_rows(self, number: int, count: int, latest: int) -> None:
         source = self._inputs[number]
         first = source.row
         rows = source.take(count)
-        self._intake.require_columns(rows, number)
         rows = held(rows, first, placed=self.join.endless)
-        highs = self._intake.highs(rows, number)
+        timed = self._intake.timed(rows, number, source, latest)
+        highs = timed.highs()
         self._lanes.rise(number, highs)
         self._lanes.set_names(number, source.lanes)
         self._turns.touch(number, highs)
         if number == 0:
-            impressions = self._intake.impressions(rows, source)
-            late = self.open.add_impressions(impressions)
+            impressions = self._intake.impressions(timed, source)
+            late, repeated = self.open.add_impressions(impressions)
+            self._intake.warn_of_pages(impressions, repeated)
             if len(late):
                 self._intake.put_aside(impressions.table.take(pa.array(late)), "late")
-        outcomes = self._intake.outcomes(rows, number, source)
+        outcomes = self._intake.outcomes(timed, source)
         if outcomes is not None:
             late = self.open.add_outcomes(outcomes)
             if self.join.keeps_unmatched and len(late):
                 self._intake.put_aside_outcomes(outcomes.table.take(pa.array(late)))
+        self.open.counts["future"] += timed.num_future
 
     def _samples(self, result: TurnResult) -> pa.Table:
         """Return samples with the columns that are wanted."""

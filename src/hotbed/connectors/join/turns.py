@@ -11,14 +11,16 @@ from hotbed.connectors.join.inputs import Input
 from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
 from hotbed.connectors.join.open_rows import OpenRows
 from hotbed.connectors.join.settings import JoinSettings
-from hotbed.connectors.live import Live
-from hotbed.connectors.plan import READ_ROWS
+from hotbed.connectors.live import Live, steady
+from hotbed.connectors.plan import LIVE_AHEAD_SECONDS, READ_ROWS, ReadPlan
 from hotbed.errors import DataError
 
 logger = logging.getLogger("hotbed.connectors")
 
 Turn = Mapping[str, Any]
-"""A decision: `input`, None for a turn without rows; `rows` of it; `idle` partitions; `now`."""
+"""A decision: `input`, None for a turn without rows; `rows` of it, and their `block`; `idle`
+partitions; `now`; the `latest` time that an event may have.
+"""
 
 
 class JoinTurns:
@@ -26,7 +28,7 @@ class JoinTurns:
 
     Args:
         join: the arguments of the join.
-        live: what the join shares with its reader.
+        plan: of the reader.
         inputs: of the join.
         lanes: of these.
         open_rows: what is open.
@@ -39,20 +41,22 @@ class JoinTurns:
     def __init__(
         self,
         join: JoinSettings,
-        live: Live,
+        plan: ReadPlan,
         inputs: Sequence[Input],
         lanes: Lanes,
         open_rows: OpenRows,
         state: Mapping[str, Any],
     ) -> None:
         self._join = join
-        self._live = live
+        self._plan = plan
+        self._live = plan.live or Live()
         self._inputs = inputs
         self._lanes = lanes
         self._open = open_rows
         self._turn: Turn | None = state.get("turn")
         self.idle: list[Lane] = [(number, name) for number, name in state.get("idle", ())]
-        self._clock = IdleClock(join.idle_seconds, live.clock)
+        self._seconds = steady(self._live.clock)
+        self._clock = IdleClock(join.idle_seconds, self._seconds)
         self._is_paused = False
         self._polled: dict[int, float] = {}  # when each input was read last
 
@@ -99,7 +103,11 @@ class JoinTurns:
                 f"join: the journal has a turn of {turn['rows']} rows of input {turn['input']}, "
                 f"got {source.num_rows} before its end. Give the sources that it was written for."
             )
-        return None
+        rest = source.rest_of(turn["block"]) if "block" in turn else None
+        if rest is None:
+            return None
+        # Its file was corrected or left out: the rest of its rows never comes.
+        return {**turn, "rows": rest, "input": turn["input"] if rest else None}
 
     def _next_turn(self) -> Turn:
         """Return the next turn of a join that ends: of the input that is furthest behind."""
@@ -136,7 +144,7 @@ class JoinTurns:
 
     def _poll(self, number: int) -> None:
         """Read an input once; what happened while it was not asked for long is not known."""
-        now = self._live.clock()
+        now = self._seconds()
         if now - self._polled.get(number, now) > self._join.idle_seconds / 2:
             self._clock.touch((number, name) for name in self._lanes.names(number))
         self._inputs[number].poll()
@@ -144,7 +152,12 @@ class JoinTurns:
 
     def _decision(self, number: int | None, rows: int, idle: list[Lane]) -> dict[str, Any]:
         lanes = [list(lane) for lane in idle]
-        return {"input": number, "rows": rows, "idle": lanes, "now": self._live.now()}
+        now = self._live.now()
+        latest = self._plan.latest(now, LIVE_AHEAD_SECONDS)
+        turn = {"input": number, "rows": rows, "idle": lanes, "now": now, "latest": latest}
+        if number is not None:
+            turn["block"] = self._inputs[number].block
+        return turn
 
     def _must_pause(self) -> bool:
         """Whether memory and disk are full, so that reading waits."""
