@@ -80,7 +80,8 @@ class FirstTimes:
         rising = sorted(medians, key=lambda kind: medians[kind])
         if not rising:
             return
-        early, late = rising[0], rising[-1]
+        early = rising[0]
+        late = rising[-1]
         if medians[early] >= self.before or not (last or early in self._known):
             return
         if medians[late] - medians[early] > self.most_apart:
