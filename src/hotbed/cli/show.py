@@ -209,7 +209,10 @@ def _print_history(part: str, history: History) -> None:
     values = history.metrics
     if part == "stream":
         values = {f"progressive {name}": value for name, value in values.items()}
-    print_values(part, values, f"  {speed:,.0f} samples/s")
+    note = ""
+    if history.kept is not None and history.kept.epoch:
+        note = f"  (epoch {history.kept.epoch} of {len(history.epochs)} is kept)"
+    print_values(part, values, f"  {speed:,.0f} samples/s{note}")
 
 
 def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History]) -> None:
@@ -218,13 +221,12 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
     grid = Grid("table", *parts, "capacity", "admitted", "refused", "evicted", "MiB")
     at_end: Tables = {}
     for history in histories.values():
-        if history.points:
-            at_end = history.points[-1].tables
+        at_end = history.tables or at_end
     for name, table in sorted(tables.items()):
         stats = at_end.get(name) or table.stats  # a history counts the rows of all ranks
         num_rows = []
         for history in histories.values():
-            num_rows.append(history.points[-1].tables[name]["rows"] if history.points else 0)
+            num_rows.append(history.tables[name]["rows"] if history.tables else 0)
         counts = [stats["admitted"], stats["refused"], stats["evicted"]]
         num_bytes = sum(value for key, value in stats.items() if "bytes" in key)
         grid.add_row(

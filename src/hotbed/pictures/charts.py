@@ -141,9 +141,12 @@ def _marks(chart: Chart, axes: _Axes) -> list[str]:
     shapes = []
     for name, mark in chart.marks.items():
         x = axes.x(mark)
+        beside = f"x='{x + 5:.1f}'"
+        if x > (LEFT + RIGHT) / 2:
+            beside = f"x='{x - 5:.1f}' text-anchor='end'"
         shapes.append(
             f"<line class='mark' x1='{x:.1f}' x2='{x:.1f}' y1='{TOP}' y2='{BOTTOM}'/>"
-            f"<text x='{x + 5:.1f}' y='{TOP + 9}'>{html.escape(name)}</text>"
+            f"<text {beside} y='{TOP + 9}'>{html.escape(name)}</text>"
         )
     return shapes + [_level_line("mark", axes.y(y)) for y in chart.levels.values()]
 

@@ -166,6 +166,25 @@ class Ending:
     is_known: bool = False
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A moment of a training whose state the model has at the end.
+
+    Attributes:
+        step: of the run.
+        epoch: number of the epoch plus one, as in `History.epochs`.
+        samples: of the run.
+        metrics: as of the run.
+        reliability: as of the run.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    metrics: dict[str, float]
+    reliability: dict[str, Reliability]
+
+
 @dataclass
 class Run:
     """The state of training, which callbacks read and may change.
@@ -183,6 +202,7 @@ class Run:
         window: metrics of a stream's last window.
         validated: True for the callbacks after `Validate` where its results are new.
         reliability: how the probabilities of the last validation compare with the labels, by label.
+        kept: the moment whose state the model has when training has ended; None: the last one.
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
         agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
@@ -202,6 +222,7 @@ class Run:
     window: dict[str, float] = field(default_factory=dict)
     validated: bool = False
     reliability: dict[str, Reliability] = field(default_factory=dict)
+    kept: Kept | None = None
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
     agrees: bool = False

@@ -30,8 +30,9 @@ from hotbed.training.callbacks import (
     Validate,
 )
 from hotbed.training.run import EVENTS, Callbacks
-from hotbed.training.watching.history import History
+from hotbed.training.watching.history import History, ReliabilityWatch
 from hotbed.training.watching.progress import ProgressBar
+from hotbed.training.watching.report import write_report
 
 
 class Script:
@@ -154,8 +155,8 @@ def test_a_plateau_lowers_the_rates_of_dense_parameters_and_tables(
     )
 
 
-def test_the_best_weights_come_back_with_tables_and_optimizer(
-    dataset: Any, network: Any, world: Any
+def test_the_best_weights_come_back_with_tables_optimizer_and_their_metrics(
+    dataset: Any, network: Any, world: Any, tmp_path: Path
 ) -> None:
     states: list[Any] = []
 
@@ -164,7 +165,7 @@ def test_the_best_weights_come_back_with_tables_and_optimizer(
             states.append(world.snapshot(run.model))
 
     model = hb.RecModel(network(), "bce", "adam", {"auc"})
-    model.fit(
+    history = model.fit(
         _Each([dataset(128, seed) for seed in range(3)]),
         dataset(64),
         3,
@@ -173,6 +174,27 @@ def test_the_best_weights_come_back_with_tables_and_optimizer(
     )
     assert not world.same(states[1], states[2])
     assert world.same(states[1], world.snapshot(model))
+    _check_that_the_history_is_of_the_kept_epoch(history, model, dataset(64), tmp_path)
+
+
+def _check_that_the_history_is_of_the_kept_epoch(
+    history: Any, model: hb.RecModel, valid: Any, tmp_path: Path
+) -> None:
+    curves = ReliabilityWatch()
+    loss = model.evaluate(valid, curves)["loss"]
+    assert history.kept is not None
+    assert (history.kept.epoch, history.metrics["valid.auc"]) == (2, 0.9)
+    assert history.metrics["valid.loss"] == history.epochs[1]["valid.loss"] == pytest.approx(loss)
+    assert history.reliability["valid"].curve() == curves.curves[""].curve()
+    for name, table in model.tables.items():
+        assert history.tables[name]["rows"] == len(table)
+    later = model.fit(valid, progress=False)
+    assert later.follows(history)
+    page = write_report(tmp_path / "report.html", {"train": history}).read_text()
+    assert "<b>2 of 3</b><span>kept epoch, train</span>" in page
+    assert "<b>0.9</b><span>validation auc</span>" in page
+    assert "2 (kept)" in page
+    assert page.count(">kept</text>") >= 3  # of the loss, of metrics and of the rows
 
 
 class _Each:

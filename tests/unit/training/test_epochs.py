@@ -143,6 +143,9 @@ def test_fit_left_at_any_step_resumes_to_the_bits_of_one_that_was_not(
     ]
     assert rows[0] == rows[1]
     assert history.metrics == expected.metrics
+    assert history.kept is not None
+    assert expected.kept is not None
+    assert (history.kept.step, history.kept.epoch) == (expected.kept.step, expected.kept.epoch)
     assert parts.counters == whole.counters
 
 

@@ -9,15 +9,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hotbed.config import described
+from hotbed.metrics.reliability import Reliability
 from hotbed.persist import checkpoint
 from hotbed.training.callbacks.validation import Judge, Mode
 from hotbed.training.decisions.checkpoint import Checkpoint
-from hotbed.training.run import Run
+from hotbed.training.run import Kept, Run
+from hotbed.training.watching.columns import columns, rows_of
 
 
 @described
 class BestWeights(Judge):
     """Save the best state (network, tables, optimizer) and restore it when training ends.
+
+    Metrics and the reliability curve of the history are those of the best state, too.
 
     The state is saved to `path`. Without a path it is saved to the folder `best` in the folder of
     the run's `Checkpoint`; without one, to a temporary folder that is removed afterwards.
@@ -35,28 +39,53 @@ class BestWeights(Judge):
         self._path = path
         self._temporary: TemporaryDirectory[str] | None = None  # of several ranks, the first's
         self._temporary_name = ""
-        self._step = -1  # of the best state; -1 = none yet
+        self._kept: Kept | None = None  # the moment of the best state
 
     def on_fit_begin(self, run: Run) -> None:
         super().on_fit_begin(run)
-        self._step = -1
+        self._kept = None
 
     def judge(self, run: Run, better: bool) -> None:
         if better:
             checkpoint.save(self._folder(run), run.model.state())  # no version of the model's own
-            self._step = run.step
+            metrics = dict(run.metrics)
+            self._kept = Kept(run.step, run.epoch + 1, run.samples, metrics, run.reliability)
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"step": self._step}
+        state = super().state()
+        moment = self._kept
+        if moment is None:
+            return state | {"step": -1}
+        curves = {name: curve.state() for name, curve in moment.reliability.items()}
+        return state | {
+            "step": moment.step,
+            "epoch": moment.epoch,
+            "samples": moment.samples,
+            "metrics": columns([moment.metrics]),
+            "reliability": curves,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self._step = state.get("step", -1)  # absent from states of earlier builds
+        self._kept = None
+        step = state.get("step", -1)  # absent from states of earlier builds, as are the metrics
+        if step == -1:
+            return
+        curves = {}
+        for name, curve in state.get("reliability", {}).items():
+            curves[name] = Reliability()
+            curves[name].load_state(curve)
+        metrics = rows_of(state["metrics"])[0] if "metrics" in state else {}
+        self._kept = Kept(step, state.get("epoch", 0), state.get("samples", 0), metrics, curves)
 
     def on_fit_end(self, run: Run) -> None:
+        moment = self._kept
         try:
-            if self._step not in (-1, run.step):
+            if moment is not None and moment.step != run.step:
                 run.model.restore(self._folder(run))  # ends when all have read the folder
+                run.metrics = dict(moment.metrics)
+                run.reliability = moment.reliability
+            run.kept = moment
         finally:
             self._temporary_name = ""
             if self._temporary is not None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hotbed.metrics.reliability import Reliability
 from hotbed.parallel import RankWork
-from hotbed.training.run import Run
+from hotbed.training.run import Kept, Run
 from hotbed.training.stages.learner import SelfUpdating, StepLearner
 from hotbed.training.stages.scorer import Progressive, scorer_of
 from hotbed.training.watching.columns import Tables, columns, counters, rows_of, tables_of
@@ -108,7 +108,9 @@ class History:
     Attributes:
         epochs: one dict for each epoch.
         points: at most 512 moments, thinned evenly as they grow.
-        metrics: the newest value of each metric.
+        metrics: the value of each metric at the moment that was kept.
+        kept: the moment whose state the model has at the end, where `BestWeights` chose it; else
+            None, and that is the last moment.
         windows: the windows of the callback `Windows`.
         compared: windows of its baseline by name; windows that you add are drawn with them.
         reliability: a `hotbed.metrics.reliability.Reliability` of the predictions before learning
@@ -125,12 +127,14 @@ class History:
         self.epochs: list[dict[str, float]] = []
         self.points: list[Point] = []
         self.metrics: dict[str, float] = {}
+        self.kept: Kept | None = None
         self.windows: list[Window] = []
         self.compared: dict[str, list[Window]] = {}
         self.reliability: dict[str, Reliability] = {}
         self.evictions: Tables = {}
         self.learned: tuple[int, int] | None = None
         self.ranks: list[RankWork] = []
+        self._tables_at_end: Tables = {}
         self._watch = ReliabilityWatch()
         self._label_sum: Any = 0.0
         self._labels = 0
@@ -232,6 +236,11 @@ class History:
 
     def on_fit_end(self, run: Run) -> None:
         self.metrics = dict(run.metrics)
+        self.kept = run.kept
+        if self.kept is not None and run.error is None:
+            self._tables_at_end = run.learner.summed([statistics(run)])[0]
+        if self.learned is not None:  # a state that came back has learned fewer samples
+            self.learned = (self.learned[0], run.model.counters["samples"])
         self._learner = None
         valid = {f"valid.{name}".rstrip("."): curve for name, curve in run.reliability.items()}
         self.reliability = self._watch.curves | valid
@@ -241,6 +250,13 @@ class History:
         if self.learned is None or before.learned is None:
             return True
         return self.learned[0] == before.learned[1]
+
+    @property
+    def tables(self) -> Tables:
+        """Statistics of each table at the end of training; empty before there are any."""
+        if self._tables_at_end:
+            return self._tables_at_end
+        return self.points[-1].tables if self.points else {}
 
     @property
     def mean_label(self) -> float:

@@ -165,7 +165,7 @@ def add_serving(
 
 
 def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
-    """Return the numbers on the cards: newest metrics of each history, speed, rows."""
+    """Return the numbers on the cards: metrics of what each history kept, speed, rows."""
     numbers: dict[str, Any] = {}
     runs = report_runs.runs_of(histories)
     for name, history in histories.items():
@@ -181,6 +181,8 @@ def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
             else:
                 text = f"{name} validation {text}"
             numbers[text] = value
+        if history.kept is not None and history.kept.epoch:
+            numbers[f"kept epoch, {name}"] = f"{history.kept.epoch} of {len(history.epochs)}"
         if history.epochs:
             numbers[f"samples/s, {name}"] = history.epochs[-1]["samples_per_second"]
     for name, parts in runs.items():
@@ -191,11 +193,19 @@ def number_texts(histories: Mapping[str, History]) -> dict[str, Any]:
     return numbers
 
 
+def kept_text(history: History) -> str:
+    """Return which state the model has at the end; "" where it is the last one."""
+    moment = history.kept
+    if moment is None or not history.points:
+        return ""
+    return f"epoch {moment.epoch}, step {moment.step:,} of {history.points[-1].step:,}"
+
+
 def _last_tables(histories: Mapping[str, History]) -> Mapping[str, Mapping[str, Any]]:
     """Return the statistics of the tables at the last point; empty where there are none."""
     for history in reversed(list(histories.values())):
-        if history.points:
-            return history.points[-1].tables
+        if history.tables:
+            return history.tables
     return {}
 
 
@@ -204,6 +214,9 @@ def _epochs(histories: Mapping[str, History]) -> str:
     for name, history in histories.items():
         keys = list(dict.fromkeys(key for epoch in history.epochs for key in epoch))
         rows = [[number_text(epoch.get(key, "")) for key in keys] for epoch in history.epochs]
+        for epoch, row in zip(history.epochs, rows, strict=True):
+            if history.kept is not None and history.kept.epoch == epoch["epoch"]:
+                row[keys.index("epoch")] += " (kept)"
         if rows:
             head = [key.replace("_", " ") for key in keys]
             blocks.append(section(f"Epochs, {name}", grid(head, rows)))
@@ -274,6 +287,8 @@ def _about(histories: Mapping[str, History], about: Mapping[str, Any]) -> str:
             if not math.isnan(history.mean_label):
                 text += f", mean label {number_text(history.mean_label)}"
             rows.append([f"samples learned, {name}", text])
+        if history.kept is not None:
+            rows.append([f"kept state, {name}", kept_text(history)])
     if not rows:
         return ""
     return section("The run", grid(["", ""], rows, text=True))

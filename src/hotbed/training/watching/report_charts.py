@@ -41,7 +41,9 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
     for name, history in histories.items():
         points = [point for point in history.points if math.isfinite(point.loss)]
         if points:
-            charts.append(Chart(f"Loss, {name}", "samples", _losses(history, points)))
+            lines = _losses(history, points)
+            marks = kept_mark(history, "samples")
+            charts.append(Chart(f"Loss, {name}", "samples", lines, marks=marks))
         if len(history.epochs) > 1:
             charts += _validation_metrics(history)
     return charts
@@ -56,8 +58,15 @@ def _validation_metrics(history: History) -> list[Chart]:
         y = [epoch[key] for epoch in epochs]
         title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
         line = Series(key, x, y, color=2, dots=True)
-        charts.append(Chart(title, "epoch", [line]))
+        charts.append(Chart(title, "epoch", [line], marks=kept_mark(history, "epoch")))
     return charts
+
+
+def kept_mark(history: History, axis: str, name: str = "kept") -> dict[str, float]:
+    """Return the place of the state that was kept, on an axis of samples or epochs, by `name`."""
+    if history.kept is None or not history.kept.epoch:
+        return {}
+    return {name: float(history.kept.samples if axis == "samples" else history.kept.epoch)}
 
 
 def _losses(history: History, points: Sequence[Point]) -> list[Series]:

@@ -14,6 +14,7 @@ from hotbed.training.watching.report_charts import (
     MOST_DOTS,
     VALID,
     are_timed,
+    kept_mark,
     metric_text,
     places_of,
     reliability_chart,
@@ -53,6 +54,11 @@ def learning(histories: Mapping[str, History]) -> list[Chart]:
     for key in worth_drawing(_names(histories)):
         title = "Validation " + metric_text(key.removeprefix(VALID), sentence=False)
         charts += _charts(title, "epoch", histories, partial(_epochs, key))
+    for chart in charts:
+        marks: dict[str, float] = {}
+        for name, history in histories.items():
+            marks |= kept_mark(history, chart.x_label, f"kept, {name}")
+        chart.marks = marks
     return charts
 
 

@@ -103,7 +103,7 @@ def _on_one_axis(
 ) -> tuple[list[tuple[float, Point]], dict[str, float]]:
     """Return all points with their places on one axis of samples.
 
-    The second value holds where each history but the first begins.
+    The second value holds where each history but the first begins, and what was kept of it.
     """
     points: list[tuple[float, Point]] = []
     marks: dict[str, float] = {}
@@ -111,6 +111,8 @@ def _on_one_axis(
     for name, history in histories.items():
         if points:
             marks[name] = begin
+        if history.kept is not None:
+            marks["kept"] = begin + history.kept.samples
         points += [(begin + point.samples, point) for point in history.points]
         if points:
             begin = points[-1][0]
