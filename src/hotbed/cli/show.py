@@ -228,7 +228,9 @@ def _print_tables(tables: Mapping[str, Table], histories: Mapping[str, History])
         for history in histories.values():
             num_rows.append(history.tables[name]["rows"] if history.tables else 0)
         counts = [stats["admitted"], stats["refused"], stats["evicted"]]
-        num_bytes = sum(value for key, value in stats.items() if "bytes" in key)
+        # a state holds no bytes, and nothing may have been learned since
+        sized = stats if "row_bytes" in stats else table.stats
+        num_bytes = sum(value for key, value in sized.items() if "bytes" in key)
         grid.add_row(
             name,
             *(f"{count:,.0f}" for count in num_rows),

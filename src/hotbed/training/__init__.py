@@ -15,6 +15,7 @@ sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that rank
 trained.py        the model that a run trains, as the loop and callbacks know it
 run.py            Run: where a training stands, and the callbacks that read and change it
 run_state.py      what a checkpoint holds of a run, and how a run resumes from it
+writes.py         Writes: how often a run saved or published, and how often that failed
 ahead/            the ids of coming batches are mapped to rows while earlier batches train
 auto/             ordinary torch models whose embeddings become tables: `hb.auto`
 callbacks/        the callbacks of `hb.callbacks`

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,7 @@ from hotbed.persist.format import Saved
 from hotbed.persist.publish import Publisher
 from hotbed.training.run import Run
 from hotbed.training.stages.network import adapter_of
+from hotbed.training.writes import Writes
 
 log = logging.getLogger("hotbed")
 
@@ -22,8 +24,9 @@ class Publishing:
     Versions that cannot be published are logged; readers recover with the next full.
     """
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, writes: Writes) -> None:
         self._publisher = publisher
+        self._writes = writes
         self._thread = ThreadPoolExecutor(1, "hotbed-publish")
         self._versions: list[Future[Any]] = []
         self._is_exported = False
@@ -37,7 +40,14 @@ class Publishing:
         """Publish a saved state, unless it lies before the graph."""
         self._log_errors()
         if self._is_exported:
-            self._versions.append(self._thread.submit(self._publisher.publish, saved))
+            self._versions.append(self._thread.submit(self._publish, saved))
+
+    def _publish(self, saved: Saved) -> None:
+        begin = time.perf_counter()
+        with self._writes.watching():
+            version = self._publisher.publish(saved)
+        if version is not None:
+            self._writes.add(version, time.perf_counter() - begin)
 
     def close(self) -> None:
         """Wait until all versions are published."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -543,6 +544,58 @@ def test_versions_are_published_in_order_and_a_failure_does_not_end_training(
     learn(save={"every_steps": 4, "publish": publisher, "wait": True})
     assert publisher.seen == [0, 4, 8, 10]
     assert "not published: the broker is gone" in caplog.text
+
+
+def test_saves_and_publications_are_counted_and_no_value_is_shown_before_a_state_is_loaded(
+    learn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = saver.write
+
+    def refuse(where: Any, captured: Any, *rest: Any) -> Any:
+        if captured.manifest.version == 4:
+            captured.close(saved=False)
+            raise PersistError("no space left")
+        return write(where, captured, *rest)
+
+    class Publisher(hb.PublishDirectory):
+        def publish(self, saved: Any) -> Any:
+            if saved.version == 2:
+                raise PersistError("the store is gone")
+            return super().publish(saved)
+
+    class Look:
+        """Sees what is served before and after each step."""
+
+        def __init__(self, served: hb.callbacks.Prometheus) -> None:
+            self.served = served
+            self.pages: list[dict[str, float]] = []
+
+        def look(self, run: Any) -> None:
+            endpoint = self.served._endpoint
+            assert endpoint is not None
+            self.pages.append({value.name: value.value for value in endpoint._readings})
+
+        on_fit_begin = on_stream_begin = on_epoch_begin = on_step_end = look
+
+    monkeypatch.setattr(saver, "write", refuse)
+    save = {"every_steps": 2, "publish": Publisher(tmp_path / "out"), "wait": True}
+    served = hb.callbacks.Prometheus(port=0, every_seconds=0)
+    look = Look(served)
+    learn(served, look, save=save, max_steps=10)
+    last = look.pages[-1]
+    assert last["saves"] in (3, 4)  # of 0, 2 and 6; that of 8 may be under way
+    assert last["publications"] in (1, 2, 3)
+    assert last["save_failures"] == last["publication_failures"] == 1
+    assert last["last_save_bytes"] > 0 < last["last_publication_bytes"]
+    assert last["last_save_duration_seconds"] > 0
+    assert abs(last["last_save_timestamp_seconds"] - time.time()) < 60
+    served = hb.callbacks.Prometheus(port=0, every_seconds=60)
+    look = Look(served)
+    learn(served, look, save=save)
+    begun, opened, first, *_ = look.pages
+    assert begun == opened == {}
+    assert (first["steps"], first["samples"]) == (10, 640)
+    assert first["table_rows"] > 0 < first["bytes"]
 
 
 def test_a_network_that_cannot_become_a_graph_is_published_without_one(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hotbed.training.learned_types import learn_types
 from hotbed.training.publishing import Publishing, has_graph
 from hotbed.training.run import Run, WallClock, passed
 from hotbed.training.run_state import open_rows, release, resumable, resume, state_of
+from hotbed.training.writes import Writes
 
 log = logging.getLogger("hotbed")
 PATIENCE = 1000
@@ -132,6 +134,9 @@ class Checkpoint:
         self._saved_at: tuple[int, int] | None = None
         self._published_step = -1
         self._caught: list[tuple[int, Position]] = []  # step and position of the write under way
+        self._save_began = 0.0
+        self.saves = Writes()
+        self.publications: Writes | None = None if publish is None else Writes()
         self._opened_rows: Mapping[str, int] | None = None  # of a join, in the state before
         self._saver: Saver | None = None
         self._shard = WHOLE  # for the thread that saves
@@ -166,7 +171,8 @@ class Checkpoint:
         self._saver = Saver(self.path, self._keep)
         self._shard = shard.another()
         if self._publisher is not None and shard.is_first:
-            self._publishing = Publishing(self._publisher)
+            assert self.publications is not None
+            self._publishing = Publishing(self._publisher, self.publications)
         self._waits_for_graph = shard.from_first(lambda: self._publishing is not None)
         self._publishes = self._waits_for_graph
         self._export(run)
@@ -295,7 +301,8 @@ class Checkpoint:
             return
         self._settle(run, raises=False)
         try:
-            self._save(run)
+            with self.saves.watching():
+                self._save(run)
         except PersistError as error:
             log.error("not saved at step %d: %s", run.step, error)
         self._due = False
@@ -333,6 +340,7 @@ class Checkpoint:
                 "Checkpoint: the newest batch has no position to resume from, got data that are no "
                 "hb.Batch. Yield batches with their position, or leave Checkpoint out."
             )
+        self._save_began = time.perf_counter()
         full_due = self._saver.needs_full or self._since_full >= self._full_every - 1
         # another reader of the changes took some that a delta would need
         is_record_whole = self._taken == _num_taken(run)
@@ -364,7 +372,8 @@ class Checkpoint:
             return
         step, position = self._caught.pop()
         try:
-            saved = self._saver.wait()
+            with self.saves.watching():
+                saved = self._saver.wait()
         except PersistError as error:
             self._saved_at = None
             if raises:
@@ -372,6 +381,7 @@ class Checkpoint:
             log.error("not saved at step %d, the state before is kept: %s", step, error)
             return
         assert saved is not None
+        self.saves.add(saved, time.perf_counter() - self._save_began)
         run.model.parent = saved.digest
         commit = getattr(run.dataset, "commit", None)
         if commit is not None and run.learner.shard.is_first:

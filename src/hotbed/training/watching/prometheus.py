@@ -67,7 +67,9 @@ class Prometheus:
             number = int(os.environ.get("LOCAL_RANK", run.learner.shard.rank))
             self._endpoint = Endpoint(port and port + number * (run.learner.shard.size > 1), host)
         log.info("Prometheus: %s", self.address)
-        self._show(run)
+
+    def on_epoch_begin(self, run: Run) -> None:
+        self._show(run)  # not before: a state may have been loaded since the fit began
 
     def barrier(self, step: int, now: int | None) -> bool:
         return self._is_due()

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotbed.embedding.tier import Ssd
+from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
 from hotbed.training.run import Run
 from hotbed.training.watching.columns import Tables, is_reason
+from hotbed.training.writes import Writes
 
 TOTALS = ("skipped_rows", "skipped_batches", "dead_letters")
 DISK_TOTALS = ("num_reads", "put_bytes", "written_bytes")
@@ -112,6 +114,23 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
         values.append(Reading("watermark_seconds", run.now / 1e6))
     for name, value in observations(run).items():
         values.append(Reading(name, value, total=name in TOTALS))
+    for checkpoint in run.callbacks.of(Checkpoint):
+        values += _write_readings("save", checkpoint.saves)
+        if checkpoint.publications is not None:
+            values += _write_readings("publication", checkpoint.publications)
+    return values
+
+
+def _write_readings(name: str, writes: Writes) -> list[Reading]:
+    """Return what is known of saves or of published versions."""
+    values = [
+        Reading(f"{name}s", writes.count, total=True),
+        Reading(f"{name}_failures", writes.failures, total=True),
+    ]
+    if writes.last_seconds is not None:
+        values.append(Reading(f"last_{name}_timestamp_seconds", writes.last_seconds))
+        values.append(Reading(f"last_{name}_bytes", writes.last_bytes))
+        values.append(Reading(f"last_{name}_duration_seconds", writes.last_duration))
     return values
 
 
