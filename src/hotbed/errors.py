@@ -5,7 +5,8 @@ HotbedError
 ├── ConfigError (ValueError)        a value, key or combination in the configuration is wrong
 ├── DataError (ValueError)          the input data is wrong
 │   ├── SchemaError                 a column is missing, or its type does not fit its role
-│   └── DecodeError                 a file holds bytes that cannot be read (file, row, column)
+│   ├── DecodeError                 a file holds bytes that cannot be read (file, row, column)
+│   └── RequestTooLarge             a request to a server has more entries than it scores
 ├── TableError                      an embedding table rejects an operation
 │   ├── TableFull                   a batch holds more unique ids than the table may keep
 │   ├── RowShapeError (ValueError)  ids, slots, rows or gradients have the wrong shape or dtype
@@ -53,6 +54,7 @@ __all__ = [
     "PersistError",
     "RankLost",
     "RecordLost",
+    "RequestTooLarge",
     "RowShapeError",
     "SchemaError",
     "ServingError",
@@ -127,6 +129,10 @@ class DecodeError(DataError):
         self.file = file
         self.row = row
         self.column = column
+
+
+class RequestTooLarge(DataError):
+    """A request is larger than a server takes: send fewer candidates, or shorter lists."""
 
 
 class TableError(HotbedError):

@@ -99,6 +99,17 @@ class Ids:
         entries = np.arange(len(self)).reshape(num_samples, num_features)
         return [self.take(entries[:, feature]) for feature in range(num_features)]
 
+    def newest(self, max_length: int) -> Ids:
+        """Return the last `max_length` ids of each sample (NumPy only)."""
+        lengths = self.lengths()
+        if len(lengths) == 0 or lengths.max() <= max_length:
+            return self
+        ends = np.repeat(self.offsets[1:], lengths)
+        from_end = ends - np.arange(len(self.values))
+        keep = from_end <= max_length
+        weights = None if self.weights is None else self.weights[keep]
+        return Ids(self.values[keep], offsets_of(np.minimum(lengths, max_length)), weights)
+
     def map_arrays(self, fn: Callable[[Any], Any]) -> Ids:
         """Return Ids with `fn` applied to each array."""
         values = fn(self.values)

@@ -280,7 +280,7 @@ class Encoder:
         bags = Ids(ids, offsets_of(lengths), weights)
         if column.max_length is None:
             return bags
-        return _newest(bags, column.max_length)
+        return bags.newest(column.max_length)
 
     def _note_kind(self, column: Id, kind: pa.DataType) -> None:
         if (column.name, kind.id) in self._noted:
@@ -395,21 +395,6 @@ def _ids_to_keep(values: pa.Array, ids: np.ndarray, padding: int | None) -> np.n
     if keep.all():
         return None
     return keep
-
-
-def _newest(ids: Ids, max_length: int) -> Ids:
-    lengths = ids.lengths()
-    if len(lengths) == 0 or lengths.max() <= max_length:
-        return ids
-    ends = np.repeat(ids.offsets[1:], lengths)
-    from_end = ends - np.arange(len(ids.values))
-    keep = from_end <= max_length
-    offsets = offsets_of(np.minimum(lengths, max_length))
-    if ids.weights is None:
-        weights = None
-    else:
-        weights = ids.weights[keep]
-    return Ids(ids.values[keep], offsets, weights)
 
 
 def _alike(weights: pa.Array, ids: pa.Array) -> tuple[pa.Array, pa.Array]:

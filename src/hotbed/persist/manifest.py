@@ -242,12 +242,14 @@ class GraphEntry(Entry):
     dense: list[str]
     outputs: list[str]
     ids: dict[str, Any] | None = None
+    lengths: dict[str, Count] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values, with `ids` only where there is an id graph."""
+        """Return the entry as JSON values, with `ids` and `lengths` only where there are some."""
         plain = super().to_json()
-        if self.ids is None:
-            del plain["ids"]
+        for name in ("ids", "lengths"):
+            if plain[name] is None:
+                del plain[name]
         return plain
 
     @property

@@ -24,6 +24,7 @@ from hotbed.errors import (
     HotbedError,
     NotServed,
     Overloaded,
+    RequestTooLarge,
     ServingError,
     Unauthorized,
 )
@@ -198,6 +199,7 @@ def _reason(status: int, data: bytes) -> Exception:
         400: DataError,
         401: Unauthorized,
         404: NotServed,
+        413: RequestTooLarge,
         429: Overloaded,
     }
     return kinds.get(status, ServingError)(text)

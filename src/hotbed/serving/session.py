@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,14 @@ from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
-from hotbed.errors import ConfigError, DataError, DecodeError, FormatError, MissingExtra
+from hotbed.errors import (
+    ConfigError,
+    DataError,
+    DecodeError,
+    FormatError,
+    MissingExtra,
+    RequestTooLarge,
+)
 from hotbed.frozen import RowArray
 from hotbed.persist.format import open_checkpoint
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
@@ -25,7 +34,7 @@ from hotbed.serving.arguments import PlainInputs
 from hotbed.serving.encoded import EncodedRequests
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.request import Columns, RequestEncoder, ScoreRequest
-from hotbed.serving.rows import FeatureSpec, FrozenLookup, LookupCall
+from hotbed.serving.rows import FeatureIds, FeatureSpec, FrozenLookup, LookupCall
 from hotbed.serving.stores.base import ModelVersion, Weight
 from hotbed.serving.stores.mapped import MappedVersion
 
@@ -47,6 +56,12 @@ class Scores:
     outputs: Mapping[str, RowArray]
     late: int = 0
 
+    @cached_property
+    def nonfinite(self) -> int:
+        """How many scores are NaN or infinite."""
+        num_finite = sum(np.count_nonzero(np.isfinite(each)) for each in self.outputs.values())
+        return int(sum(each.size for each in self.outputs.values()) - num_finite)
+
 
 class InferenceSession:
     """Score requests with one version of a model. Safe to call from several threads.
@@ -61,6 +76,8 @@ class InferenceSession:
             exported model. With a path and a cache, the session has the version that the cache's
             parameter server serves now.
         num_threads: threads of ONNX Runtime for one request.
+        most_entries: rows of histories, over all candidates, that one request may read; None = any
+            number. A history of the context counts once for each candidate.
 
     Raises:
         ConfigError: the cache serves another model, or the version has no rows.
@@ -77,6 +94,7 @@ class InferenceSession:
         config_file: ModelVersion | str | Path,
         embedding_cache: EmbeddingCache | None = None,
         num_threads: int = 1,
+        most_entries: int | None = None,
     ) -> None:
         if isinstance(config_file, ModelVersion):
             model = config_file
@@ -84,6 +102,8 @@ class InferenceSession:
             model = _open_version(config_file, embedding_cache)
         graph = model.graph
         self.model = model
+        self._most_entries = most_entries
+        self._lengths: Mapping[str, int] = graph.get("lengths", {})
         self._encode = RequestEncoder(model.schema)
         self._encoded = EncodedRequests(model.schema)
         widths = {column.name: column.width for column in model.schema.dense}
@@ -134,6 +154,7 @@ class InferenceSession:
 
         Raises:
             DataError: the columns do not fit.
+            RequestTooLarge: histories have more than `most_entries` rows.
 
         Without candidates the outputs have shape [0].
         """
@@ -189,6 +210,8 @@ class InferenceSession:
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
             feeds["dense"] = _concatenate(request, self._dense)
+        request = replace(request, ids=self._newest(request.ids))
+        self._check_entries(request, itertools.chain(*self._sequences.values()))
         for name, lookup in self._lookups.items():
             flat, sequences, late = lookup(request.ids, request.num_samples, asked)
             num_late += late
@@ -201,11 +224,40 @@ class InferenceSession:
                 del feeds[name]
         return feeds, num_late
 
+    def _newest(self, ids: FeatureIds) -> FeatureIds:
+        """Return ids without those of histories that the network does not read."""
+        if not self._lengths:
+            return ids
+        newest = dict(ids)
+        for name, length in self._lengths.items():
+            history = ids[name]
+            if isinstance(history, Ids) and history.offsets is not None:
+                newest[name] = history.newest(length)
+        return newest
+
+    def _check_entries(self, request: ScoreRequest, features: Iterable[str]) -> None:
+        """Raise RequestTooLarge if lists, one for each candidate, have more than `most_entries`."""
+        if self._most_entries is None:
+            return
+        num_entries = 0
+        for name in features:
+            ids = request.ids[name]
+            if isinstance(ids, Ids):
+                times = request.num_samples if len(ids) == 1 else 1
+                num_entries += times * len(ids.values)
+        if num_entries > max(self._most_entries, request.num_samples):
+            raise RequestTooLarge(
+                f"histories: expected at most {self._most_entries} entries over all candidates, "
+                f"got {num_entries} for {request.num_samples}. Send fewer candidates or shorter "
+                "histories, or raise request_entries of the server."
+            )
+
     def _plain_feeds(
         self, inputs: PlainInputs, request: ScoreRequest, asked: float
     ) -> tuple[dict[str, Any], int]:
         """Return the inputs of the graph of a model that takes tensors, and the late rows."""
         num_late = 0
+        self._check_entries(request, request.ids)
         feeds: dict[str, Any] = inputs.tensors(request)
         looked_up = inputs.lookups(feeds)
         for name, lookup in self._lookups.items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,21 @@ import tritonclient.grpc
 import tritonclient.http
 from schedule import in_soak
 from torch import Tensor, nn
+from tritonclient.utils import InferenceServerException
 
 import hotbed as hb
+from hotbed.errors import RequestTooLarge
 from hotbed.models.layers import PadSequence
+from hotbed.persist.publish.export import _DenseHalf
+from hotbed.persist.publish.read_lengths import read_lengths
+from hotbed.serving.protocol.inputs import Candidates
+from hotbed.serving.server.options import ServerLimits
+from hotbed.serving.server.scoring.batching import DecodedRequest, QueuedRequest
 
 from .conftest import Running
 
 LENGTH = 4
+MOST_ROWS = 60
 SCHEMA = hb.Schema(
     [
         hb.Label("label"),
@@ -123,7 +132,7 @@ def session(exported: Path) -> hb.InferenceSession:
 
 @pytest.fixture(scope="module")
 def running(exported: Path) -> Iterator[Running]:
-    server = Running(exported)
+    server = Running(exported, ServerLimits(request_entries=2 * LENGTH * MOST_ROWS))
     yield server
     server.close()
 
@@ -202,3 +211,71 @@ def test_only_the_newest_entries_of_a_history_count(session: hb.InferenceSession
     scores = session.predict(table(long))
     assert scores.std() > 0.01
     assert largest(session.predict(table(newest)), scores) < 1e-6
+
+
+def test_context_histories_are_cut_before_they_are_repeated_and_bounded(
+    exported: Path, session: hb.InferenceSession, running: Running
+) -> None:
+    """A history of 1,000 entries costs what the network reads of it."""
+    assert session.model.graph["lengths"] == {"clicks": LENGTH, "words": LENGTH}
+    asked = draw(9, 10)
+    candidates = {name: asked[name] for name in ("item", "word", "price")}
+    context = {"user": 1, "clicks": list(range(1000)), "words": [1, 2] * 500}
+    newest = {
+        "user": 1,
+        "clicks": list(range(1000 - LENGTH, 1000)),
+        "words": [1, 2] * (LENGTH // 2),
+    }
+    scores = session.predict(candidates, context)
+    assert scores.tolist() == session.predict(candidates, newest).tolist()
+    num_entries = 2 * LENGTH * 9
+    bounded = hb.InferenceSession(exported, most_entries=num_entries)
+    assert bounded.predict(candidates, context).tolist() == scores.tolist()
+    bounded = hb.InferenceSession(exported, most_entries=num_entries - 1)
+    for columns, shared in ((candidates, context), (table(draw(9, 10, LENGTH)), None)):
+        with pytest.raises(RequestTooLarge, match=r"at most 71 entries .* got 72 for 9"):
+            bounded.predict(columns, shared)
+
+
+def test_server_bounds_the_entries_of_a_request(running: Running) -> None:
+    asked = draw(MOST_ROWS + 1, 11)
+    candidates = {name: asked[name] for name in ("item", "word", "price")}
+    context = {"user": 1, "clicks": list(range(LENGTH)), "words": [1, 2, 3, 4]}
+    with hb.Client(f"http://{running.http}") as client:
+        few = {name: values[:-1] for name, values in candidates.items()}
+        assert client.predict("m", few, context).shape == (MOST_ROWS,)
+        with pytest.raises(RequestTooLarge, match="raise request_entries of the server"):
+            client.predict("m", candidates, context)
+    whole = {**asked, "clicks": [context["clicks"]] * len(asked["item"])}
+    whole["words"] = [context["words"]] * len(asked["item"])
+    with pytest.raises(InferenceServerException, match="raise request_entries of the server"):
+        by_triton(running, "grpc", whole)
+
+
+class Counting(Own):
+    """Reads how long a history is, so that no part of it may be cut."""
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        bounds = batch.ids["clicks"].offsets
+        lengths: Tensor = bounds[1:] - bounds[:-1]
+        return super().forward(batch) + lengths / 100
+
+
+def test_history_that_is_read_in_another_way_is_not_cut() -> None:
+    network = Counting(SCHEMA, hb.make_tables(SCHEMA, dim=4)).eval()
+    half = _DenseHalf(network, SCHEMA, lambda outputs: outputs)
+    assert read_lengths(half, half.record()) == {"words": LENGTH}
+
+
+def test_request_with_a_long_context_is_not_scored_on_the_loop() -> None:
+    """The loop reads nothing while it scores."""
+    bag = pa.array([list(range(1000))], pa.large_list(pa.int64()))
+    text = pa.array(["|".join(["word"] * 900)])
+
+    async def is_small(num_rows: int, context: dict[str, Any]) -> bool:
+        candidates = Candidates(num_rows, {"item": np.arange(num_rows)}, context)
+        return QueuedRequest(DecodedRequest(candidates, lambda scores: scores)).is_small
+
+    for context in ({"clicks": bag}, {"words": text}):
+        assert asyncio.run(is_small(1, context))
+        assert not asyncio.run(is_small(256, context))

@@ -6,6 +6,7 @@ export.py        exports for servers
 follow.py        following published versions: complete, in order, each once
 independence.py  check that the score of a candidate depends on that candidate alone
 onnx_session.py  open ONNX graphs in ONNX Runtime, for the check of an export and for serving
+read_lengths.py  how many of the newest entries of histories a network reads
 rejection.py     why a network cannot be exported, in plain words
 topic.py         publishing versions as messages of a Kafka topic, and receiving them
 version.py       a published version: what servers need of a state, and who publishes it

@@ -41,6 +41,7 @@ from hotbed.persist.publish.independence import (
     made_up_lengths,
 )
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
+from hotbed.persist.publish.read_lengths import read_lengths
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import OnnxGraph, write_published
 from hotbed.persist.store import open_store
@@ -110,7 +111,8 @@ def _traced_graph(half: _DenseHalf, schema: Schema) -> OnnxGraph:
     check_independence(half)
     onnx, weights = _export(half, inputs)
     dense = [column.name for column in schema.dense]
-    graph = OnnxGraph(onnx, weights, half.lookups, dense, half.outputs)
+    lengths = read_lengths(half, inputs)
+    graph = OnnxGraph(onnx, weights, half.lookups, dense, half.outputs, lengths=lengths)
     _check_version(half, graph, inputs, _ROWS, 1.0)
     _check_version(half, graph, inputs, 3, 1.25)  # a smaller request, other weights
     return graph

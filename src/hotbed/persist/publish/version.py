@@ -8,7 +8,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -90,6 +90,7 @@ class OnnxGraph:
             int64 [n + 1]; else m is n.
         dense: columns that the input `dense` takes side by side, float32 [n, sum of widths].
         outputs: names of the predictions, one for each label.
+        lengths: of sequences, how many of their newest rows the network reads, where that is known.
         schema: of the requests, as `Schema.to_json` returns it; None: that of the state.
         ids: what computes the ids of the lookups, if the network takes tensors instead of features.
     """
@@ -102,6 +103,7 @@ class OnnxGraph:
     outputs: Sequence[str]
     schema: dict[str, Any] | None = None
     ids: IdsOnnx | None = None
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def entry(self) -> GraphEntry:
         """Return everything but the graph itself, for the manifest."""
@@ -115,6 +117,7 @@ class OnnxGraph:
             dense=list(self.dense),
             outputs=list(self.outputs),
             ids=None if self.ids is None else self.ids.entry(),
+            lengths=dict(self.lengths) or None,
         )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from hotbed.config import did_you_mean
 from hotbed.data.arrow_types import time_of
 from hotbed.errors import DataError
+
+if TYPE_CHECKING:
+    from hotbed.serving.session import Scores
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "model_configuration", "statistics"]
 # parameters of tensors that would change an answer
@@ -62,6 +65,12 @@ def check_load(parameters: Iterable[str]) -> None:
                 f"load: a model is loaded as it was exported, got the parameter {name[:100]!r}. "
                 "Export the model that you want, and load it without parameters."
             )
+
+
+def answer_parameters(scores: Scores) -> dict[str, int]:
+    """Return the parameters of an answer: what a client has to know of its scores."""
+    parameters = {"late_rows": scores.late, "nonfinite_scores": scores.nonfinite}
+    return {name: count for name, count in parameters.items() if count}
 
 
 def choose_outputs(

@@ -13,7 +13,12 @@ from pydantic_core import to_json
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
 from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
-from hotbed.serving.protocol.offered import check_tensor_parameters, choose_outputs, times_parameter
+from hotbed.serving.protocol.offered import (
+    answer_parameters,
+    check_tensor_parameters,
+    choose_outputs,
+    times_parameter,
+)
 from hotbed.serving.protocol.tensors import Tensor
 
 if TYPE_CHECKING:
@@ -229,8 +234,9 @@ def write_answer(request: InferRequest, model: str, scores: Scores) -> tuple[byt
         "model_version": str(scores.version),
         "outputs": described,
     }
-    if scores.late:
-        spec["parameters"] = {"late_rows": scores.late}
+    parameters = answer_parameters(scores)
+    if parameters:
+        spec["parameters"] = parameters
     if request.id:
         spec["id"] = request.id
     head = to_json(spec, inf_nan_mode="null")  # JSON has no infinity and no NaN

@@ -25,7 +25,8 @@ class RequestCounts:
 
     `answered` and `refused`: requests by outcome, with the sum of their seconds. `scored`: requests
     that were in a batch; `queue_seconds`: the time that they waited; `compute_seconds`: the time of
-    their batches. `last_scored`: Unix time, 0 = never.
+    their batches. `last_scored`: Unix time, 0 = never. `nonfinite`: scores that are NaN or
+    infinite.
     """
 
     answered: int = 0
@@ -36,6 +37,7 @@ class RequestCounts:
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     last_scored: float = 0.0
+    nonfinite: int = 0
 
     def ended(self, seconds: float, well: bool) -> None:
         """Count a request that ended with an answer (`well`) or an error."""
@@ -337,6 +339,7 @@ _SUMS = (
     "scored",
     "queue_seconds",
     "compute_seconds",
+    "nonfinite",
 )
 
 
@@ -411,6 +414,12 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
     ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
     ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),
+    (
+        "nonfinite_scores",
+        "Counter",
+        "Scores that are NaN or infinite",
+        lambda model: model.counts.nonfinite,
+    ),
     ("scoring_seconds", "Counter", "Seconds spent scoring", lambda model: model.batch_seconds),
     (
         "cache_hits",

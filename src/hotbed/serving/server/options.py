@@ -117,6 +117,8 @@ class ServerLimits:
         body_bytes: the largest body of a request. None = 32 bytes for each of `batch_rows`
             candidates and each column of the model, at least 1 MiB.
         list_length: values that a candidate may have in one column.
+        request_entries: entries of histories, over all candidates, that the network may read for a
+            request. A history of the context counts once for each candidate.
     """
 
     batch_rows: int = 4096
@@ -124,6 +126,7 @@ class ServerLimits:
     queue_rows: int = 65_536
     body_bytes: int | None = None
     list_length: int = 1024
+    request_entries: int = 1 << 19
 
     def __post_init__(self) -> None:
         checks.at_least("ServerLimits.batch_rows", self.batch_rows, 1)
@@ -131,6 +134,7 @@ class ServerLimits:
         checks.at_least("ServerLimits.queue_rows", self.queue_rows, 0)
         checks.at_least("ServerLimits.body_bytes", self.body_bytes, 1)
         checks.at_least("ServerLimits.list_length", self.list_length, 1)
+        checks.at_least("ServerLimits.request_entries", self.request_entries, 1)
 
     def bounds(self, num_columns: int) -> Bounds:
         """Return the bounds of a request to a model of `num_columns` columns."""

@@ -38,6 +38,7 @@ from hotbed.serving.protocol.bodies import (
 )
 from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import (
+    answer_parameters,
     check_load,
     check_tensor_parameters,
     choose_outputs,
@@ -270,8 +271,8 @@ def _write_answer(request: Any, scores: Scores) -> Any:
     for output, values in choose_outputs(scores.outputs, names).items():
         response.outputs.add(name=output, datatype="FP32", shape=values.shape)
         response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
-    if scores.late:
-        response.parameters["late_rows"].int64_param = scores.late
+    for name, count in answer_parameters(scores).items():
+        response.parameters[name].int64_param = count
     return response
 
 

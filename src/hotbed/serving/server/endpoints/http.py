@@ -22,6 +22,7 @@ from hotbed.errors import (
     NotServed,
     Overloaded,
     PersistError,
+    RequestTooLarge,
     ServingError,
     Unauthorized,
 )
@@ -60,6 +61,7 @@ def http_status(error: Exception) -> int:
         (Unauthorized, 401),
         (ServingError, 503),
         (PersistError, 409),
+        (RequestTooLarge, 413),
         (HotbedError, 400),
     ):
         if isinstance(error, kind):

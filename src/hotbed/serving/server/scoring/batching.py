@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,6 +31,7 @@ _LOOP_ROWS = (
     256  # candidates of a request that is scored on the loop, which reads nothing meanwhile
 )
 _LOOP_VALUES = 8192  # values of its lists
+_TEXT_BYTES = 8  # of a value that text may be split into
 _LOOP_SECONDS = 0.001  # of several requests that are scored on the loop
 _NEWEST_SHARE = 0.1  # of the newest batch in the mean time of a candidate
 
@@ -70,8 +72,6 @@ class QueuedRequest:
     scored, the request is dropped.
     """
 
-    __slots__ = ("_decoded", "columns", "context", "future", "num_rows", "queued")
-
     def __init__(self, decoded: DecodedRequest[Any]) -> None:
         self.num_rows = decoded.candidates.num_rows
         self.columns = decoded.candidates.columns
@@ -88,13 +88,13 @@ class QueuedRequest:
     @property
     def is_small(self) -> bool:
         """Whether the request may be scored on the loop."""
-        if self.num_rows > _LOOP_ROWS:
-            return False
-        num_values = 0
-        for values in (*self.columns.values(), *self.context.values()):
-            if isinstance(values, pa.LargeListArray):
-                num_values += len(values.values)
-        return num_values <= _LOOP_VALUES
+        return self.num_rows <= _LOOP_ROWS and self.num_values <= _LOOP_VALUES
+
+    @cached_property
+    def num_values(self) -> int:
+        """About how many values its lists and texts have over all candidates."""
+        num_values = sum(map(_values_of, self.columns.values()))
+        return num_values + self.num_rows * sum(map(_values_of, self.context.values()))
 
     def resolve(self, scores: Scores | Exception) -> None:
         """Set the result of the future, unless it is done; called on its loop."""
@@ -139,6 +139,15 @@ Decode: TypeAlias = Callable[[ServedVersion], DecodedRequest[T]]
 Result: TypeAlias = tuple[QueuedRequest, Scores | Exception]
 
 
+def _values_of(values: ColumnValues) -> int:
+    """Return the number of values of lists, and about how many a text may be split into."""
+    if isinstance(values, np.ndarray):
+        return 0
+    if isinstance(values, pa.LargeListArray):
+        return len(values.values)
+    return int(values.nbytes) // _TEXT_BYTES
+
+
 def _type_of(values: ColumnValues) -> str:
     if isinstance(values, np.ndarray):
         return values.dtype.str
@@ -158,8 +167,8 @@ class Batcher:
             answer mixes two versions.
         limits: size and wait of a batch, and size of the queue.
         readers: threads that decode long requests.
-        scored: called after each batch with its requests, and when scoring started and ended
-            (`time.perf_counter`).
+        scored: called after each batch with its requests and their scores, and when scoring started
+            and ended (`time.perf_counter`).
         on_loop: whether requests may be scored on the loop; False if scoring may wait for rows.
     """
 
@@ -168,7 +177,7 @@ class Batcher:
         served: Callable[[], ServedVersion],
         limits: ServerLimits,
         readers: Readers,
-        scored: Callable[[Sequence[QueuedRequest], float, float], None],
+        scored: Callable[[Sequence[QueuedRequest], Sequence[Scores], float, float], None],
         on_loop: bool = True,
     ) -> None:
         self._served = served
@@ -322,7 +331,7 @@ class Batcher:
             if not isinstance(error, HotbedError):
                 log.exception("a request could not be scored")
             return [(batch[0], error)]
-        self._scored(batch, started, time.perf_counter())
+        self._scored(batch, scores, started, time.perf_counter())
         seconds = time.thread_time() - processor_started
         row_seconds = seconds / sum(request.size for request in batch)
         self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)

@@ -24,7 +24,7 @@ from hotbed.serving.protocol.inputs import ModelInputs
 from hotbed.serving.server.meters import Meters, RequestCounts, model_status
 from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
-from hotbed.serving.session import InferenceSession
+from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
 from hotbed.serving.stores.following import Following, nothing_yet
 from hotbed.serving.stores.opening import is_remote
@@ -73,6 +73,7 @@ class Model:
         self.batch_seconds: float = 0.0
         self.seconds = deque[float](maxlen=_READINGS)
         self.counts = RequestCounts()
+        self._nonfinite_version: int | None = None
 
     @property
     def current(self) -> ServedVersion:
@@ -105,8 +106,15 @@ class Model:
 
     @property
     def reason(self) -> str:
-        """Why the newest version is not served, as the process knows that loads it; "" = it is."""
-        return self.outside_problem or self.problem
+        """Why the newest version is not served, as the process knows that loads it.
+
+        If it is served: that it gave scores that are NaN or infinite; "" = it did not.
+        """
+        problem = self.outside_problem or self.problem
+        served = self.served
+        if problem or served is None or served.version.version != self._nonfinite_version:
+            return problem
+        return self._nonfinite_problem(self._nonfinite_version)
 
     @property
     def waiting_rows(self) -> int:
@@ -123,7 +131,8 @@ class Model:
         """
         inputs = ModelInputs(loaded.schema, column_shapes(loaded.graph))
         bounds = self._limits.bounds(len(inputs.allowed))
-        served = ServedVersion(InferenceSession(loaded, self.cache), inputs, bounds)
+        session = InferenceSession(loaded, self.cache, most_entries=self._limits.request_entries)
+        served = ServedVersion(session, inputs, bounds)
         if self._batcher is None:
             self._batcher = Batcher(
                 lambda: self.current,
@@ -174,12 +183,27 @@ class Model:
             batcher.close()
         self.served = None
 
+    def _note_nonfinite(self, scores: Scores) -> None:
+        """Count scores that are NaN or infinite, and log the first ones of a version."""
+        self.counts.nonfinite += scores.nonfinite
+        if self._nonfinite_version != scores.version:
+            self._nonfinite_version = scores.version
+            log.warning("model %s: %s", self.name, self._nonfinite_problem(scores.version))
+
+    def _nonfinite_problem(self, version: int) -> str:
+        return (
+            f"version {version} gave scores that are NaN or infinite, got {self.counts.nonfinite} "
+            "of all versions. Look at its weights, and at the numbers of requests."
+        )
+
     def _not_loaded(self) -> NotServed:
         return NotServed(
             f"model {self.name!r}: not loaded, got {self.reason or 'an unload'}. Load it."
         )
 
-    def _scored(self, batch: Sequence[QueuedRequest], started: float, ended: float) -> None:
+    def _scored(
+        self, batch: Sequence[QueuedRequest], scores: Sequence[Scores], started: float, ended: float
+    ) -> None:
         seconds = ended - started
         self.batches += 1
         self.batch_seconds += seconds
@@ -188,6 +212,9 @@ class Model:
             self.rows += request.num_rows
             counts.queue_seconds += started - request.queued
             counts.compute_seconds += seconds
+        for answer in scores:
+            if answer.nonfinite:
+                self._note_nonfinite(answer)
         counts.scored += len(batch)
         counts.last_scored = time.time()
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find out how many of the newest entries of its histories a network reads.
+
+A server cuts longer histories before it reads their rows, and before it repeats them for each
+candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.models.layers import PadSequence
+from hotbed.persist.publish.independence import Half
+
+_OLD_ENTRIES = 3  # of each made-up history, before those that are read
+_NUM_DRAWS = 3
+
+
+def read_lengths(half: Half, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return how many of the newest entries of each history the network reads, where it is known.
+
+    That is the length of its longest `PadSequence`, if entries before these change no output.
+
+    Args:
+        half: the network.
+        inputs: made-up inputs by name.
+    """
+    modules = half.network.modules()
+    pads = [module.length for module in modules if isinstance(module, PadSequence)]
+    lengths = {}
+    for start in sorted(half.starts):
+        feature = start.partition("/")[2]
+        if pads and _reads_newest(half, feature, max(pads), inputs):
+            lengths[feature] = max(pads)
+    return lengths
+
+
+def _reads_newest(half: Half, feature: str, length: int, inputs: Mapping[str, Tensor]) -> bool:
+    """Return whether entries of a history before the newest `length` ones change no output."""
+    generator = torch.Generator().manual_seed(0)
+    start = f"offsets/{feature}"
+    num_rows = len(inputs[start]) - 1
+    for _ in range(_NUM_DRAWS):
+        whole = {name: _drawn(values, generator) for name, values in inputs.items()}
+        newest = dict(whole)
+        whole[start] = torch.arange(num_rows + 1) * (length + _OLD_ENTRIES)
+        newest[start] = torch.arange(num_rows + 1) * length
+        for name, values in inputs.items():
+            if name.split("/", 2)[2:] == [feature]:
+                shape = (num_rows, length + _OLD_ENTRIES, *values.shape[1:])
+                entries = torch.randn(shape, generator=generator)
+                whole[name] = entries.flatten(0, 1)
+                newest[name] = entries[:, _OLD_ENTRIES:].flatten(0, 1)
+        if not _equal(half.raw(*whole.values()), half.raw(*newest.values())):
+            return False
+    return True
+
+
+def _drawn(values: Tensor, generator: torch.Generator) -> Tensor:
+    if values.is_floating_point():
+        return torch.randn(values.shape, generator=generator)
+    return values
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Return whether outputs, or mappings of outputs by name, have equal bits."""
+    if isinstance(ours, Mapping):
+        return all(_equal(ours[name], theirs[name]) for name in ours)
+    return torch.equal(ours.nan_to_num(), theirs.nan_to_num())
