@@ -12,23 +12,17 @@ import pyarrow as pa
 Type: TypeAlias = str
 """The type of the values of a raw column.
 
-It is "text", "boolean", "integer", "uint64", "float32" (also for narrower floats), "number" for
-other numbers, "mixed" for text and numbers, or for times and decimals the name of their Arrow type,
-such as "timestamp[us, tz=UTC]" or "decimal128(10, 2)".
+It is "text", "bytes" (text that need not be UTF-8), "boolean", "integer", "uint64", "float32" (also
+for narrower floats), "number" for other numbers, "mixed" for text and numbers, or for times and
+decimals the name of their Arrow type, such as "timestamp[us, tz=UTC]" or "decimal128(10, 2)".
 """
 _NUMBERS: Sequence[Type] = ("boolean", "integer", "uint64", "number")  # each stands for the former
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
 _DECIMAL = re.compile(r"(decimal\d+)\((\d+), (-?\d+)\)")
 _UNITS = ("s", "ms", "us", "ns")
 Shape = Literal["value", "list", "mixed"]
-_TEXT = {
-    pa.string().id,
-    pa.large_string().id,
-    pa.string_view().id,
-    pa.binary().id,
-    pa.large_binary().id,
-    pa.binary_view().id,
-}
+_TEXTS = ("text", "bytes")
+_BINARY = {pa.binary().id, pa.large_binary().id, pa.binary_view().id, pa.binary(1).id}
 _LISTS = {pa.list_(pa.null()).id, pa.large_list(pa.null()).id, pa.list_(pa.null(), 1).id}
 _BYTES = {pa.string().id, pa.large_string().id, pa.binary().id, pa.large_binary().id}
 
@@ -50,8 +44,10 @@ def type_of(kind: pa.DataType) -> Type | None:
         return "integer"
     if pa.types.is_floating(kind):
         return "number" if pa.types.is_float64(kind) else "float32"
-    if kind.id in _TEXT:
+    if is_text(kind):
         return "text"
+    if kind.id in _BINARY:
+        return "bytes"
     if pa.types.is_decimal(kind) or is_time(kind):
         return str(kind)
     return None
@@ -76,6 +72,11 @@ def time_of(kind: Type) -> pa.DataType | None:
     return named if is_time(named) and str(named) == kind else None
 
 
+def holds_text(kind: Type) -> bool:
+    """Return whether a recorded type is text, in UTF-8 or not."""
+    return kind in _TEXTS
+
+
 def decimal_of(kind: Type) -> pa.DataType | None:
     """Return the Arrow type that a recorded type of decimals names; None for any other text."""
     decimal = _DECIMAL.fullmatch(kind)
@@ -90,7 +91,7 @@ def decimal_of(kind: Type) -> pa.DataType | None:
 
 def is_type(kind: Type) -> bool:
     """Return whether a text is a type of a raw column."""
-    if kind in (*_NUMBERS, "float32", "text", "mixed"):
+    if kind in (*_NUMBERS, *_TEXTS, "float32", "mixed"):
         return True
     return time_of(kind) is not None or decimal_of(kind) is not None
 
@@ -119,6 +120,8 @@ def joined(before: Type | None, kind: Type) -> Type:
     kind = _widest(kind)
     if before in _NUMBERS and kind in _NUMBERS:
         return max(before, kind, key=_NUMBERS.index)
+    if before in _TEXTS and kind in _TEXTS:
+        return "bytes"
     is_before = time_of(before) is not None
     is_now = time_of(kind) is not None
     if is_before and is_now:

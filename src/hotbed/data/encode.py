@@ -20,6 +20,7 @@ from hotbed.data.arrays import list_lengths, offsets_of
 from hotbed.data.arrow_types import (
     Shape,
     Type,
+    holds_text,
     is_list,
     joined,
     joined_shape,
@@ -351,7 +352,7 @@ def _is_other_type(trained: Type, kind: Type, *, is_id: bool) -> bool:
         return False  # the use of times looks at their type itself
     if kind == "boolean" and trained in ("integer", "uint64") and is_id:
         return True
-    return kind == "mixed" or (kind == "text") != (trained == "text")
+    return kind == "mixed" or holds_text(kind) != holds_text(trained)
 
 
 def _other_type(name: str, trained: Type, kind: Type, shown: object) -> SchemaError:

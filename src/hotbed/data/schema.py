@@ -437,8 +437,8 @@ class Schema:
         for name, kind in types.items():
             if not is_type(kind):
                 raise ConfigError(
-                    f"schema.types.{name}: unknown type, got {kind!r}. Use text, boolean, integer, "
-                    "uint64, float32, number, mixed or an Arrow type of times or decimals."
+                    f"schema.types.{name}: unknown type, got {kind!r}. Use text, bytes, boolean, "
+                    "integer, uint64, float32, number, mixed or an Arrow type of times or decimals."
                 )
         shapes = value.get("shapes", {})
         shapes = config.build(shapes, Mapping[str, Shape], "schema.shapes")

@@ -13,7 +13,7 @@ request.py           encode the raw columns of a request
 rows.py              tables as servers read them
 session.py           score requests with one version of a model, without torch
 threads.py           run work in threads that the end of a process does not wait for
-trained_types.py     times and decimals of requests, in the types that they had in training
+trained_types.py     columns of requests in the types that they had in training
 protocol/            The Open Inference Protocol without a network
 server/              the server: requests over REST and gRPC, batched, scored and watched
 stores/              stores of versions of models and their rows

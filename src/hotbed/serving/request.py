@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from hotbed.connectors.memory import Memory
-from hotbed.data.arrow_types import decimal_of, time_of
+from hotbed.data.arrow_types import decimal_of, holds_text, time_of
 from hotbed.data.columns import plain_columns
 from hotbed.data.encode import KEPT_SCHEMAS, Encoder
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.errors import DataError
 from hotbed.frozen import RowArray
 from hotbed.serving.rows import FeatureIds
-from hotbed.serving.trained_types import as_trained
+from hotbed.serving.trained_types import as_trained, check_text
 
 Columns: TypeAlias = "Mapping[str, Any] | pa.RecordBatch | pa.Table"
 
@@ -99,7 +99,7 @@ class _Features:
 
 def _feature(schema: Schema, column: Id | Dense) -> _Feature:
     raw = frozenset(Schema([column]).raw_columns(labels=False))
-    is_text = schema.types.get(column.source) == "text"
+    is_text = holds_text(schema.types.get(column.source, ""))
     plain = None
     if not column.transforms and not is_text and _is_single(column):
         plain = column.source
@@ -134,6 +134,7 @@ class RequestEncoder:
         self._ids = _Features(schema, schema.ids, int)
         self._dense = _Features(schema, schema.dense, float)
         self._raw = self._ids.raw | self._dense.raw
+        self._texts = {name for name in self._raw if schema.types.get(name) == "text"}
         self._trained = dict[str, pa.DataType]()
         for name in self._raw & schema.types.keys():
             kind = time_of(schema.types[name]) or decimal_of(schema.types[name])
@@ -152,6 +153,8 @@ class RequestEncoder:
                 "Give it once."
             )
         values.update(shared)
+        for name in self._texts & values.keys():
+            check_text(name, values[name])
         for name in self._trained.keys() & values.keys():
             values[name] = as_trained(name, values[name], self._trained[name])
         if not self._raw <= values.keys():

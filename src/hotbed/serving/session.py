@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.source import Source, not_endless
+from hotbed.data.arrow_types import holds_text
 from hotbed.data.batch import Ids
 from hotbed.data.schema import Schema
 from hotbed.errors import (
@@ -322,7 +323,7 @@ class InferenceSession:
         schema = self.model.schema
         types = dict(schema.number_types())
         for name, kind in schema.types.items():
-            if kind == "text":
+            if holds_text(kind):
                 types[name] = pa.string()
         columns = tuple(schema.raw_columns(labels=False))
         plan = ReadPlan(columns, types)

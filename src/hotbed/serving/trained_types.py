@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times and decimals of requests, in the types that they had in training."""
+"""Columns of requests in the types that they had in training: times, decimals and text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,31 @@ import pyarrow.compute as pc
 from hotbed.connectors.memory import Memory
 from hotbed.connectors.times import to_microseconds, unreadable
 from hotbed.data.arrays import as_numpy, first_of, list_array, list_lengths
-from hotbed.data.arrow_types import is_bytes, is_list, is_time
+from hotbed.data.arrow_types import is_bytes, is_list, is_text, is_time
 from hotbed.errors import DataError
 
 _NARROW = {pa.date32().id, pa.time32("s").id}  # Arrow makes them of int32 only
+
+
+def check_text(name: str, values: Any) -> None:
+    """Raise DataError for bytes that are not UTF-8 in a column that held text in training."""
+    if isinstance(values, pa.Array):
+        while is_list(values.type):
+            values = values.flatten()
+        if is_text(values.type) or not is_bytes(values.type):
+            return
+        values = values.to_pylist()
+    elif isinstance(values, np.ndarray) and values.dtype.kind not in "OS":
+        return
+    for value in values:
+        if isinstance(value, bytes):
+            try:
+                value.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"column {name!r}: expected text in UTF-8, got {value[:20]!r}. Encode it as "
+                    "UTF-8, or train on a column of bytes."
+                ) from error
 
 
 def as_trained(name: str, values: Any, kind: pa.DataType) -> pa.Array:

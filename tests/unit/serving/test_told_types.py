@@ -316,6 +316,8 @@ def test_columns_without_a_recorded_type_are_told_what_their_uses_need() -> None
         (["float32", "float32"], "float32"),
         (["float32", "int64"], "number"),
         (["decimal128(9, 2)", "decimal128(9, 3)"], "number"),
+        (["string", "large_binary"], "bytes"),
+        (["binary", "int64"], "mixed"),
         (["timestamp[s]", "timestamp[us]"], "timestamp[us]"),
         (["timestamp[us, tz=UTC]", "timestamp[ns]"], "timestamp[us, tz=UTC]"),
         (["timestamp[us]", "string"], "text"),
@@ -370,3 +372,19 @@ def test_times_and_decimals_of_a_request_are_read_or_refused(
     else:
         with pytest.raises(DataError, match="column 'at': "):
             encode(columns)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"\xff", b"a"],
+        np.array([b"\xff", "a"], object),
+        pa.array([[b"\xff"]], pa.list_(pa.large_binary())),
+    ],
+)
+def test_bytes_that_are_not_text_are_refused_where_training_had_text(values: Any) -> None:
+    schema = hb.Schema([hb.Id("word")])
+    with pytest.raises(DataError, match="column 'word': expected text in UTF-8"):
+        RequestEncoder(schema.with_types({"word": "text"}, {}))({"word": values})
+    for types in ({}, {"word": "bytes"}):
+        assert len(RequestEncoder(schema.with_types(types, {}))({"word": [b"\xff"]}).ids) == 1

@@ -8,13 +8,13 @@ from itertools import dropwhile
 
 import numpy as np
 
-from hotbed.data.arrow_types import decimal_of, time_of
+from hotbed.data.arrow_types import decimal_of, holds_text, time_of
 from hotbed.data.schema import Dense, Id, Schema
 from hotbed.data.transforms import TimeOfDay
 
 _EXACT = "exact"  # as training had it
 _NEEDS = ("FP32", "FP64", _EXACT)  # each serves for the former
-_EXACT_TYPES = {"text": "BYTES", "boolean": "BOOL", "uint64": "UINT64", "number": "FP64"}
+_EXACT_TYPES = {"boolean": "BOOL", "uint64": "UINT64", "number": "FP64"}
 _UNITS = {"day": "D"}  # as NumPy writes them
 
 
@@ -86,12 +86,14 @@ def _need(column: Dense | Id) -> str:
 
 def _datatype(kind: str, need: str) -> str:
     """Return the datatype of a column of a recorded type; "" = none was recorded."""
+    if holds_text(kind):
+        return "BYTES"
     if time_of(kind) is not None:
         return "INT64"
     if kind == "float32":
         return "FP32"
     if decimal_of(kind) is not None or (kind == "uint64" and need == "FP32"):
         return "FP64"  # training rounds to it first
-    if kind == "text" or need == _EXACT:
+    if need == _EXACT:
         return _EXACT_TYPES.get(kind, "INT64")
     return need
