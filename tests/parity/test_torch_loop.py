@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.embedding.modules import Feature
+from hotbed.embedding.modules.gradients import RowGradients
 from hotbed.errors import NonFiniteGradient
 
 pytestmark = pytest.mark.torch_core
@@ -223,6 +224,57 @@ def test_a_gradient_scaler_unscales_and_skips_steps_that_overflow() -> None:
             scaler.update()
     assert scalers[0].get_scale() == scalers[1].get_scale()
     agree(sparse, dense)
+
+
+@pytest.mark.parametrize("unscales", [False, True], ids=["step", "unscale"])
+@pytest.mark.parametrize("combines", [False, True], ids=["sparse", "combined"])
+def test_a_scale_that_a_device_copies_late_is_waited_for(
+    combines: bool, unscales: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GradScaler's copies to pinned memory are, which run when the device comes to them."""
+    late: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            while late:
+                copy, values = late.pop()
+                copy.copy_(values)
+
+    def get(replicator: Any, device: torch.device) -> torch.Tensor:
+        copies = replicator._per_device_tensors
+        if device not in copies:
+            copies[device] = torch.full_like(replicator.master, torch.nan)
+            late.append((copies[device], replicator.master.clone()))
+        return copies[device]
+
+    add = RowGradients.add
+
+    def add_of_device(gradients: RowGradients, *args: Any) -> None:
+        add(gradients, *args[:-1], torch.device("cuda"))
+
+    def rows_after_a_step() -> torch.Tensor:
+        torch.manual_seed(0)
+        net = torch.nn.EmbeddingBag(50, 4) if combines else hb.Embedding(hb.Table("t", dim=4))
+        if combines:
+            net, optimizer, _ = hb.auto(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        else:
+            optimizer = hb.SparseOptimizer(net)
+        ids = torch.arange(6)[:, None] if combines else torch.arange(6)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        scaler.scale(net(ids).square().sum() + net(ids).sum()).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return net(ids).detach()
+
+    expected = rows_after_a_step()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.amp.grad_scaler._MultiDeviceReplicator, "get", get)
+        patch.setattr(torch.accelerator, "current_stream", lambda device: Stream())
+        patch.setattr(RowGradients, "add", add_of_device)
+        assert torch.equal(rows_after_a_step(), expected)
+    assert not late
 
 
 def test_without_a_scaler_an_overflow_is_an_error_and_training_goes_on_after_zero_grad() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from hotbed.errors import PersistError
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.persist.format import Reader
 
+log = logging.getLogger("hotbed.persist")
 _NOT_LOADED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _LISTS = ("params", "tables")  # members of groups that torch or the tables' optimizer keep as lists
 
@@ -262,22 +264,35 @@ def _revived_tensor(key: str, value: Mapping[str, Any]) -> Tensor:
 
 def random_state() -> dict[str, torch.Tensor]:
     """Return the states of torch's generators by device, for `State.random`."""
-    names = ["cpu"]
-    if torch.cuda.is_initialized():
-        names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return {name: _generator(name).get_state() for name in names}
+    states = {"cpu": torch.default_generator.get_state()}
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None:
+        device_module = torch.get_device_module(accelerator)
+        if getattr(device_module, "is_initialized", bool)():
+            for number in range(device_module.device_count()):
+                states[f"{accelerator.type}:{number}"] = device_module.get_rng_state(number)
+    return states
 
 
 def set_random_state(states: Mapping[str, Any]) -> None:
     """Set torch's generators to what `random_state` returned, or to `Reader.random`.
 
+    Generators of devices that are absent here are left out, and logged.
+
     Example: `hb.checkpoints.set_random_state(reader.random)`
     """
-    for name, state in states.items():
-        _generator(name).set_state(torch.as_tensor(state))
-
-
-def _generator(name: str) -> torch.Generator:
-    if name == "cpu":
-        return torch.default_generator
-    return torch.cuda.default_generators[int(name.removeprefix("cuda:"))]
+    for name, plain in states.items():
+        state = torch.as_tensor(plain)
+        kind, _, number = name.partition(":")
+        if kind == "cpu":
+            torch.default_generator.set_state(state)
+            continue
+        device_module = getattr(torch, kind, None)
+        if device_module is None or int(number) >= device_module.device_count():
+            log.warning(
+                "the state holds the random generator of %s, which is absent here: dropout there "
+                "draws other numbers from now on",
+                name,
+            )
+        else:
+            device_module.set_rng_state(state, int(number))

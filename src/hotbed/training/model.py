@@ -18,7 +18,7 @@ from hotbed import checks
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
 from hotbed.data.schema import Schema
-from hotbed.embedding.modules import table_modules
+from hotbed.embedding.modules import device_of, table_modules
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where
@@ -55,7 +55,7 @@ from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
 from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.learner import device_of
+from hotbed.training.stages.learner import check_not_moved
 from hotbed.training.stages.network import adapter_of
 from hotbed.training.stages.rank_learner import RankLearner
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
@@ -658,6 +658,7 @@ class RecModel:
 
     def _observe(self, data: Iterable[Any], observer: Any, callbacks: Any) -> int:
         """One pass over `data` that learns nothing; returns the number of its batches."""
+        check_not_moved(self.learner)
         check_batches("data", data)
         check_ends(data)
         if self.tables and not self.counters["steps"] and not self._has_rows():

@@ -480,3 +480,23 @@ def test_a_boosted_network_learns_as_the_plain_one_and_evaluates_uncompiled(
         quiet(model, dataset(256))
         scores.append(model.predict(dataset(128, 4)))
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-4)
+
+
+def test_network_that_was_moved_after_its_model_was_made_is_refused(
+    dataset: Any, network: Any
+) -> None:
+    model = hb.RecModel(network(), "bce", "adam", ["auc"])
+    model.network.to("meta")
+    for call in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(ConfigError, match=r"moved after the model .* on meta .* on cpu"):
+            call(dataset(64))
+
+
+def test_generators_of_absent_devices_are_left_out_and_logged(caplog: Any) -> None:
+    states = {"cpu": torch.default_generator.get_state(), "cuda:7": torch.zeros(16)}
+    states["other:0"] = torch.zeros(16)
+    torch.rand(3)
+    hb.checkpoints.set_random_state(states)
+    assert torch.equal(torch.default_generator.get_state(), states["cpu"])
+    for name in ("cuda:7", "other:0"):
+        assert f"generator of {name}, which is absent here" in caplog.text

@@ -21,6 +21,7 @@ from .collection import EmbeddingCollection
 from .embedding import Embedding, EmbeddingBag
 from .flow import Flow, FlowModule, with_flow
 from .parameter import TableRows
+from .state import device_of
 from .targets import RowTargets, Target, update_targets
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "TableModule",
     "TableRows",
     "Target",
+    "device_of",
     "table_modules",
     "update_tables",
     "update_targets",

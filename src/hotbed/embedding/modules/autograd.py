@@ -75,7 +75,10 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         module: FlowModule = ctx.module
         if module.learns and any(grad is not None for grad in grads):
-            module.gradients.add(module.lookup, module.layout, ctx.mapped, grads[0], grads[1:])
+            flat, *sequences = grads
+            module.gradients.add(
+                module.lookup, module.layout, ctx.mapped, flat, sequences, module.device
+            )
         of_weights: list[Tensor | None] = [None] * ctx.num_weights
         if ctx.weighted:
             parts = list(module.layout.split(grads[0], grads[1:]))

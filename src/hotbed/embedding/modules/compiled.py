@@ -124,7 +124,7 @@ def pool(
     ticket = -1
     if learns:
         ticket = module.tickets.put(mapped)
-    return [flat, *sequences, torch.tensor([ticket])]
+    return [flat, *sequences, torch.tensor([ticket], device="cpu")]
 
 
 @pool.register_fake
@@ -144,14 +144,16 @@ def _(
     if offsets[0].shape[0]:
         num_samples = offsets[0].shape[0] - 1
     layout = module.layout
+    device = module.device
     sequences = [
-        anchor.new_empty(v.shape[0], dim) for v, dim in zip(values, layout.dims, strict=True)
+        anchor.new_empty(v.shape[0], dim, device=device)
+        for v, dim in zip(values, layout.dims, strict=True)
     ]
     unpooled = [rows for rows, pooled in zip(sequences, layout.pooled, strict=True) if not pooled]
     return [
-        anchor.new_empty(num_samples, layout.output_dim),
+        anchor.new_empty(num_samples, layout.output_dim, device=device),
         *unpooled,
-        anchor.new_empty(1, dtype=torch.int64),
+        anchor.new_empty(1, dtype=torch.int64, device="cpu"),
     ]
 
 
@@ -161,17 +163,17 @@ def receive(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
     module = alive[number]
     mapped = module.tickets.take(int(ticket))
     if not module.learns:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     if mapped is None:
         raise module.tickets.missing(int(ticket))
     flat, *sequences = [grad if grad.dim() == 2 else None for grad in grads]
-    module.gradients.add(module.lookup, module.layout, mapped, flat, sequences)
-    return torch.zeros(())
+    module.gradients.add(module.lookup, module.layout, mapped, flat, sequences, module.device)
+    return torch.zeros((), device="cpu")
 
 
 @receive.register_fake
 def _(ticket: Tensor, grads: Sequence[Tensor], number: int) -> Tensor:
-    return torch.empty(())
+    return torch.empty((), device="cpu")  # the anchor stays on the host
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

@@ -3,15 +3,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotbed.embedding.lookups import FeatureLayout, Lookup, MappedIds, Sums
 
 from .parameter import TableRows
+
+
+class HostGradient(Tensor):
+    """A gradient of rows, in host memory, of a module on another device.
+
+    GradScaler copies its scale to the host without waiting for it, and multiplies at once. This
+    tensor waits for the device before that operation; all others are those of a plain tensor.
+    """
+
+    device_of_module: torch.device
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch._amp_foreach_non_finite_check_and_unscale_:
+                for grad in args[0]:
+                    if isinstance(grad, HostGradient):
+                        torch.accelerator.current_stream(grad.device_of_module).synchronize()
+            return func(*args, **(kwargs or {}))
+
+
+def _on_host(grad: Tensor, device: torch.device) -> Tensor:
+    """Return the gradient of a module on `device`, as itself if that is the host."""
+    if device.type == "cpu":
+        return grad
+    waiting = grad.as_subclass(HostGradient)
+    waiting.device_of_module = device
+    return waiting
 
 
 @dataclass(frozen=True)
@@ -52,6 +84,7 @@ class RowGradients:
         self._layout = layout
         self._parameters = parameters
         self._pending: Pending | None = None
+        self._device = torch.device("cpu")
 
     def add(
         self,
@@ -60,6 +93,7 @@ class RowGradients:
         mapped: MappedIds,
         flat: Tensor | None,
         sequences: Sequence[Tensor | None],
+        device: torch.device,
     ) -> None:
         """Sum the gradients of a lookup's results by id, and add them to those that wait.
 
@@ -69,7 +103,9 @@ class RowGradients:
             mapped: the ids.
             flat: the gradient of the pooled features side by side, or None.
             sequences: the gradient of each sequence, or None.
+            device: of the module.
         """
+        self._device = device
         earlier = self._waiting()
         sums = lookup.sum_gradients(layout, mapped, flat, sequences, self._layout.groups)
         if earlier is not None and any(earlier.mapped.num_uniques()):
@@ -128,6 +164,7 @@ class RowGradients:
         return Sums(mapped.without_ids(), self._layout.groups, grads, finite=True)
 
     def _wait(self, sums: Sums) -> None:
+        sums = replace(sums, grads=[_on_host(grad, self._device) for grad in sums.grads])
         for parameter, grad in zip(self._parameters, sums.grads, strict=True):
             parameter.grad = grad
         self._pending = Pending(sums, [grad._version for grad in sums.grads])

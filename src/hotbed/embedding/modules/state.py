@@ -218,6 +218,14 @@ def dense_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if torch.is_tensor(value)}
 
 
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device of a network's dense part: the first that is not the CPU, else the CPU."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.device.type != "cpu":
+            return tensor.device
+    return torch.device("cpu")
+
+
 def state_bytes(table: Table) -> int:
     """Return about how many bytes `table_state` takes."""
     stats = table.stats

@@ -18,7 +18,7 @@ from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.fitted import FittedMap
 from hotbed.data.schema import Schema
 from hotbed.embedding.lookups import Pooled
-from hotbed.embedding.modules import Flow, FlowModule, table_modules, with_flow
+from hotbed.embedding.modules import Flow, FlowModule, device_of, table_modules, with_flow
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
@@ -145,6 +145,7 @@ class _DenseHalf(Half):
         self._sequences = {column.name: column.pooling == "none" for column in schema.ids}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
+        self._device = device_of(network)  # of its tensors; ids and offsets are on the host
         self._activate = activate
 
     def record(self) -> dict[str, Tensor]:
@@ -161,7 +162,8 @@ class _DenseHalf(Half):
             ids[name] = Ids(torch.zeros(num_ids, dtype=torch.int64), offsets)
         if self._widths:
             width = sum(self._widths.values())
-            inputs[DENSE_INPUT] = torch.rand(_ROWS, width, generator=generator)
+            numbers = torch.rand(_ROWS, width, generator=generator)
+            inputs[DENSE_INPUT] = numbers.to(self._device)
         self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
         self._names = list(inputs)
         self._shapes = {name: values.shape[1:] for name, values in inputs.items()}
@@ -192,7 +194,8 @@ class _DenseHalf(Half):
                 assert feature is not None
                 inputs[name] = torch.tensor([0, *lengths[feature]]).cumsum(0)
             else:
-                inputs[name] = torch.randn(size, *self._shapes[name], generator=generator)
+                numbers = torch.randn(size, *self._shapes[name], generator=generator)
+                inputs[name] = numbers.to(self._device)
         return Trial(inputs, SharedPlaces(num_rows, shared, list(lengths.values())))
 
     def first(self, num_rows: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -292,7 +295,7 @@ class _Recording(Flow):
             for name, feature in zip(names, module.layout.features, strict=True)
         ]
         layout = module.layout
-        flat = torch.rand(_ROWS, layout.output_dim, generator=self.generator)
+        flat = torch.rand(_ROWS, layout.output_dim, generator=self.generator).to(module.device)
         if layout.output_dim:
             self.inputs[lookup] = flat
         sequences = []
@@ -300,7 +303,7 @@ class _Recording(Flow):
             if pooled:
                 continue
             ids = self.ids[name]
-            rows = torch.rand(len(ids.values), dim, generator=self.generator)
+            rows = torch.rand(len(ids.values), dim, generator=self.generator).to(module.device)
             sequences.append(rows)
             self.inputs[f"{lookup}/{name}"] = rows
             if ids.offsets is not None:
@@ -329,7 +332,7 @@ class _Replaying(Flow):
 
     def pool(self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         lookup = next(self._rest)
-        flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0))
+        flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0, device=module.device))
         sequences = [
             self.inputs[f"{lookup}/{name}"]
             for name, _, pooling in self.lookups[lookup]
@@ -399,14 +402,14 @@ def check_outputs(
     expected: Sequence[Tensor],
 ) -> None:
     """Raise PersistError unless the graph's outputs are those of the network."""
-    values = [(name, weight.detach().numpy()) for name, weight in weights.items()]
+    values = [(name, weight.detach().cpu().numpy()) for name, weight in weights.items()]
     session = open_graph(graph.onnx, values)
     arguments = {}
     for argument in session.get_inputs():
-        arguments[argument.name] = inputs[argument.name].numpy()
+        arguments[argument.name] = inputs[argument.name].cpu().numpy()
     outputs = session.run(list(graph.outputs), arguments)
     for name, ours, theirs in zip(graph.outputs, expected, outputs, strict=True):
-        difference = _largest_difference(ours.numpy(), theirs)
+        difference = _largest_difference(ours.cpu().numpy(), theirs)
         if not difference <= TOLERANCE:
             raise PersistError(
                 f"export: output {name!r} of the graph is not the network's, got a difference of "

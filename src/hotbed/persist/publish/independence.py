@@ -177,7 +177,8 @@ def share(first: Trial, second: Trial, starts: Collection[str]) -> None:
         for axis in range(values.dim()):
             entries = first.places.entries(second.places, source.shape[axis], values.shape[axis])
             if entries is not None:
-                values.index_copy_(axis, entries[1], source.index_select(axis, entries[0]))
+                ours, theirs = (part.to(values.device) for part in entries)
+                values.index_copy_(axis, theirs, source.index_select(axis, ours))
                 break
 
 
@@ -249,8 +250,8 @@ def _tolerance(first: Trial, second: Trial) -> float:
 
 def _difference(first: Tensor, second: Tensor) -> float:
     """Return the largest difference, relative to 1 or to the largest value if that is more."""
-    ours = first.double()
-    theirs = second.double()
+    ours = first.cpu().double()
+    theirs = second.cpu().double()
     is_same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if bool(is_same.all()):
         return 0.0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plan, Plans, Sums
-from hotbed.embedding.modules import EmbeddingCollection, table_modules
+from hotbed.embedding.modules import EmbeddingCollection, device_of, table_modules
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
@@ -24,7 +24,7 @@ from hotbed.training.ahead.planner import Planner
 from hotbed.training.stages.batch_weights import BatchWeights
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example
-from hotbed.training.stages.learner import StepLearner, device_of
+from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 
 SEEDS = 2**62

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hotbed.embedding.modules import device_of
 from hotbed.errors import ConfigError, NonFiniteGradient
 from hotbed.optim.precision import AmpPrecision, Boost
 from hotbed.optim.ranks import check_single_rank
@@ -132,6 +133,7 @@ class StepLearner:
         """Begin a training: drop gradients that wait, and log what the optimizer does not hold."""
         if self.shard is WHOLE:
             check_single_rank("RecModel")
+        check_not_moved(self)
         # what an interrupted training, or a loop of the user's own, left behind
         self.forget()
         self._left_out.look()
@@ -268,6 +270,7 @@ class SelfUpdating:
     def begin(self) -> None:
         """Begin a training."""
         check_single_rank("RecModel")
+        check_not_moved(self)
         self._unchanged.begin()
 
     def end(self) -> list[RankWork]:
@@ -326,12 +329,18 @@ def _detached(outputs: Any) -> Any:
     return outputs.detach() if torch.is_tensor(outputs) else outputs
 
 
-def device_of(network: nn.Module) -> torch.device:
-    """Return the device of a network's dense part: the first that is not the CPU, else the CPU."""
-    for tensor in (*network.parameters(), *network.buffers()):
-        if tensor.device.type != "cpu":
-            return tensor.device
-    return CPU
+def check_not_moved(learner: StepLearner | SelfUpdating) -> None:
+    """Raise ConfigError if the network is on another device than when RecModel was made.
+
+    Precision, loss scaling and compiled code were chosen for that device.
+    """
+    device = device_of(learner.network)
+    if device != learner.device:
+        raise ConfigError(
+            f"RecModel: the network was moved after the model was made of it, got a network on "
+            f"{device} for a model on {learner.device}. Move it first: "
+            f"RecModel(network.to({str(device)!r}), ...)."
+        )
 
 
 def _all_finite(gradients: Sequence[Tensor]) -> bool:
