@@ -19,8 +19,8 @@ logger = logging.getLogger("hotbed.connectors")
 
 LIVE_AHEAD_SECONDS = 3600.0
 """How far an event of a live join may lie ahead of the clock."""
-RECORDED_AHEAD_SECONDS = 86_400.0
-"""The same for recorded events, whose times may be local ones without a zone."""
+DAY = 86_400_000_000
+"""Microseconds of a day."""
 READ_ROWS = 65_536
 """Default of the rows that `read` yields at once."""
 
@@ -118,16 +118,22 @@ class ReadPlan:
     max_ahead_seconds: float | None = None
     time: tuple[str, str] | None = None
 
-    def latest(self, now: int, seconds: float) -> int:
-        """Return the latest time that an event may have at a time of the clock.
-
-        Args:
-            now: the time of the clock in microseconds.
-            seconds: how far events may lie ahead of it by the default of the source.
-        """
+    def latest(self, now: int) -> int:
+        """Return the latest time that an event of a stream may have at a time of the clock."""
+        seconds = LIVE_AHEAD_SECONDS
         if self.max_ahead_seconds is not None:
             seconds = self.max_ahead_seconds
         return min(LATEST, now + int(seconds * 1e6))
+
+    def latest_recorded(self, now: int) -> int:
+        """Return the latest time that a recorded event may have at a time of the clock.
+
+        Without a limit it is the end of the next day (UTC): times without a zone may be local, and
+        all readings of a day are alike.
+        """
+        if self.max_ahead_seconds is not None:
+            return self.latest(now)
+        return (now // DAY + 2) * DAY - 1
 
     def wanted(self, names: Iterable[str]) -> list[str]:
         """Return those of the columns `names` that are to be read.

@@ -16,7 +16,7 @@ from hotbed import checks
 from hotbed.connectors.late_labels import LabelJoin, LateLabels
 from hotbed.connectors.live import Live, steady
 from hotbed.connectors.merge import Events, Merge
-from hotbed.connectors.plan import READ_ALL, READ_ROWS, RECORDED_AHEAD_SECONDS, ReadPlan
+from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import LATEST
@@ -105,7 +105,7 @@ class Replay(Source):
         begin: list[Any] = [{} for _ in self.sources]
         live = plan.live or Live()
         state: Mapping[str, Any] = {"at": begin, "emitted": 0}
-        latest = plan.latest(live.now(), RECORDED_AHEAD_SECONDS)
+        latest = plan.latest_recorded(live.now())
         if position:
             position.require("Replay", self)
             state = position.state

@@ -28,7 +28,7 @@ from hotbed.data.encode import Encoder
 from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
 from hotbed.data.numbers import with_unit_labels
 from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
-from hotbed.data.places import check_grains, check_layout, check_position
+from hotbed.data.places import TimeLimit, check_grains, check_layout, check_position
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
 from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
@@ -50,9 +50,10 @@ class Dataset:
     An endless source has one epoch, in the order of the source. `flush_seconds`: after this time
     without a new row, the pending rows become a batch, even if there are fewer than `batch_size`
     (None = wait for `batch_size`). `max_ahead_seconds`: rows whose event time lies further ahead of
-    the clock are left out and become dead letters. `live` holds the journal, the dead letters and
-    the clock; put your own there before reading. `reading` has the batches that the thread of the
-    newest iteration has read ahead.
+    the clock are left out, and those of an endless source become dead letters. For a source that
+    ends, the clock of the first reading counts, also after a resume. `live` holds the journal, the
+    dead letters and the clock; put your own there before reading. `reading` has the batches that
+    the thread of the newest iteration has read ahead.
 
     Raises SchemaError and DecodeError while iterating, and ConfigError for wrong arguments.
 
@@ -108,6 +109,7 @@ class Dataset:
         self._maps: tuple[Callable[[Batch], Batch], ...] = ()
         self._next_epoch = 0
         self._resume: Position | None = None
+        self._limit = TimeLimit(max_ahead_seconds, endless=source.endless)
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
         self._cached: list[Batch] = []  # of each lane; none before the first epoch
@@ -301,6 +303,7 @@ class Dataset:
     ) -> Generator[Batch | None, None, None]:
         if not self.endless and not self._cached:  # before another thread begins to read
             self._require_columns([])
+        self._limit.begin(self.live)
         start = self._resume
         self._resume = None
         if start is None or start["epoch"] != number:
@@ -330,6 +333,7 @@ class Dataset:
         if not start.state:
             start = self._at(0, self._start)
         check_position(start, self._at(0, self._start), self.source)
+        self._limit.resume(start.state)
         self._resume = start
         self._position = start
         self._next_epoch = int(start["epoch"])
@@ -424,7 +428,8 @@ class Dataset:
                 yield batch
 
     def _at(self, epoch: int, place: Mapping[str, Any]) -> Position:
-        return Position({"epoch": epoch, **place, "order": self._order})
+        limit = self._limit.to_json()
+        return Position({"epoch": epoch, **place, **limit, "order": self._order})
 
     @property
     def _start(self) -> dict[str, Any]:
@@ -672,9 +677,7 @@ class Dataset:
                 warnings.warn(values.message(), UserWarning, stacklevel=2)
 
     def _encode(self, source: Source, raw: pa.RecordBatch, after: Position) -> Batch:
-        latest = None
-        if self.max_ahead_seconds is not None:
-            latest = int(after["now"] + self.max_ahead_seconds * 1e6)
+        latest = self._limit.latest(after)
         self._require_columns(raw.schema.names)
         try:
             return self.encoder(raw, labels=self._labels, latest=latest)

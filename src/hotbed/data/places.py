@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of a dataset, and whether reading may resume from them."""
+"""Positions of a dataset, whether reading may resume from them, and the limit of times in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from hotbed.connectors.live import Live
 from hotbed.connectors.position import Position
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError
 
 GRAIN_KEYS = {"epoch", "batch", "grains", "order"}
 """Members of a position in an epoch by grains."""
+
+LATEST_TIME = "latest"
+"""Member of a position in a source that ends and whose times are limited."""
 
 
 def check_position(position: Position, start: Position, source: Source) -> None:
@@ -19,8 +26,9 @@ def check_position(position: Position, start: Position, source: Source) -> None:
         start: the position of the dataset before its first row.
         source: its source.
     """
-    layout = set(start.state)
-    if layout ^ position.state.keys() == {"rows"}:
+    layout = start.state.keys() - {LATEST_TIME}
+    names = position.state.keys() - {LATEST_TIME}
+    if layout ^ names == {"rows"}:
         writer = "an endless source"
         if source.endless:
             writer = "a source that ends"
@@ -33,7 +41,7 @@ def check_position(position: Position, start: Position, source: Source) -> None:
     layouts = [layout]
     if not source.endless:
         layouts.append(GRAIN_KEYS)
-    if position.state.keys() not in layouts:
+    if names not in layouts:
         raise ConfigError(
             f"dataset: expected the position of a dataset, got {position.state}. Pass a batch's "
             "position."
@@ -78,3 +86,43 @@ def check_layout(start: Position, *, divided: bool) -> None:
         f"dataset: the position was written while rows were read {writer} got a reader {reader}. "
         "Resume with the call that wrote it, or begin without the position."
     )
+
+
+class TimeLimit:
+    """How far event times may lie ahead of the clock.
+
+    In a stream it is the clock of each block. In a source that ends it is the clock of the first
+    reading, which positions hold, so that a resume leaves out the same rows.
+
+    Args:
+        seconds: how far; None = as far as they like.
+        endless: whether the source is a stream.
+    """
+
+    def __init__(self, seconds: float | None, *, endless: bool) -> None:
+        self._seconds = seconds
+        self._endless = endless
+        self._latest: int | None = None
+
+    def begin(self, live: Live) -> None:
+        """Note the clock before the first row of a source that ends."""
+        if self._seconds is not None and not self._endless and self._latest is None:
+            self._latest = self._at(live.now(), self._seconds)
+
+    def to_json(self) -> dict[str, int]:
+        """Return the member of a position; {} without one."""
+        return {} if self._latest is None else {LATEST_TIME: self._latest}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Take over what a position holds."""
+        if self._seconds is not None:
+            self._latest = state.get(LATEST_TIME)
+
+    def latest(self, after: Position) -> int | None:
+        """Return the latest time that a row before a position of the source may have; None: any."""
+        if self._seconds is None or not self._endless:
+            return self._latest
+        return self._at(after["now"], self._seconds)
+
+    def _at(self, now: int, seconds: float) -> int:
+        return int(now + seconds * 1e6)

@@ -168,14 +168,14 @@ def check_stream_arguments(
     max_ahead_seconds: float | None,
 ) -> None:
     """Raise ConfigError for arguments of a Dataset that its source or schema cannot serve."""
+    if flush_seconds is not None and not source.endless:
+        raise ConfigError(
+            f"dataset.flush_seconds: the source has an end, got {flush_seconds!r}. Leave it out."
+        )
     for name, seconds in (
         ("flush_seconds", flush_seconds),
         ("max_ahead_seconds", max_ahead_seconds),
     ):
-        if seconds is not None and not source.endless:
-            raise ConfigError(
-                f"dataset.{name}: the source has an end, got {seconds!r}. Leave it out."
-            )
         if seconds is not None:
             checks.seconds(f"dataset.{name}", seconds, least=0)
     if source.endless and (shuffle > 1 or cache):

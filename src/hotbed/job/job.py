@@ -52,7 +52,7 @@ class Fit:
         amp_level: as in `RecModel`.
         boost_level: as in `RecModel`.
         flush_seconds: of an endless `stream`, as in `Dataset`.
-        max_ahead_seconds: of an endless `stream`, as in `Dataset`.
+        max_ahead_seconds: as in `Dataset`.
     """
 
     epochs: int = 1
@@ -243,7 +243,7 @@ class Job:
             seed=self.seed,
             on_error=fit.on_error,
             flush_seconds=fit.flush_seconds if source.endless else None,
-            max_ahead_seconds=fit.max_ahead_seconds if source.endless else None,
+            max_ahead_seconds=fit.max_ahead_seconds,
         )
 
     def fitted(self) -> Schema:

@@ -327,6 +327,30 @@ def test_what_makes_no_sense_for_a_stream_is_refused(
         Dataset(Memory(log(4)), SCHEMA, flush_seconds=1)
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_rows_of_a_source_that_ends_may_lie_so_far_ahead_of_its_first_reading(cache: bool) -> None:
+    """One row of the year 2100 would end the time to live of every other one."""
+    schema = Schema([Label("label"), Id("row"), Time("at")])
+    source = Memory({**log(8), "at": [1000, 999, 1011, 1010, 4_102_444_800, 500, 1000, 1000]})
+    clock = Clock(step=0)
+
+    def dataset(now: float) -> Dataset:
+        found = Dataset(source, schema, 2, max_ahead_seconds=10, prefetch=0, cache=cache)
+        clock.seconds = now
+        found.live.clock = clock
+        return found
+
+    first = dataset(1000.0)
+    batches = list(first)
+    assert rows(batches) == [[0, 1], [3, 5], [6, 7]]
+    assert first.skips.counts == {"future": 2}
+    clock.seconds = 5e9
+    assert rows(list(first)) == rows(batches)  # the next epoch, too
+    resumed = dataset(5e9).resume(batches[0].position or {})
+    assert rows(list(resumed)) == rows(batches)[1:]
+    assert rows(list(dataset(5e9))) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
 def test_an_endless_source_has_no_slice_and_no_order_but_joins_a_side_table() -> None:
     stream = FakeStream(log(6), [2, 0], ends=True)
     for refused in (

@@ -19,7 +19,7 @@ from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import RECORDED_AHEAD_SECONDS, ReadPlan
+from hotbed.connectors.plan import ReadPlan
 from hotbed.connectors.position import (
     COUNTED,
     IMPRESSION,
@@ -69,7 +69,7 @@ class JoinReading:
         self._turns = JoinTurns(join, plan, self._inputs, self._lanes, self.open, state)
         self._latest = LATEST  # of events, in turns that were decided without a bound
         if not join.endless:
-            now = plan.latest(self.live.now(), RECORDED_AHEAD_SECONDS)
+            now = plan.latest_recorded(self.live.now())
             self._latest = self._goal.get("latest", LATEST if self._goal else now)
         if state:
             self._load(state)

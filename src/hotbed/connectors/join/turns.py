@@ -12,7 +12,7 @@ from hotbed.connectors.join.lanes import IdleClock, Lane, Lanes
 from hotbed.connectors.join.open_rows import OpenRows
 from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.live import Live, steady
-from hotbed.connectors.plan import LIVE_AHEAD_SECONDS, READ_ROWS, ReadPlan
+from hotbed.connectors.plan import READ_ROWS, ReadPlan
 from hotbed.errors import DataError
 
 logger = logging.getLogger("hotbed.connectors")
@@ -153,7 +153,7 @@ class JoinTurns:
     def _decision(self, number: int | None, rows: int, idle: list[Lane]) -> dict[str, Any]:
         lanes = [list(lane) for lane in idle]
         now = self._live.now()
-        latest = self._plan.latest(now, LIVE_AHEAD_SECONDS)
+        latest = self._plan.latest(now)
         turn = {"input": number, "rows": rows, "idle": lanes, "now": now, "latest": latest}
         if number is not None:
             turn["block"] = self._inputs[number].block
