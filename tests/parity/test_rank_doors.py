@@ -22,7 +22,7 @@ import torch
 from forked import ranks_of
 
 import hotbed as hb
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, PersistError
 from hotbed.job import run
 from hotbed.job.job import Job
 from hotbed.parallel import Ranks
@@ -220,6 +220,36 @@ def test_a_rank_that_fails_while_another_one_is_lost_says_why_it_failed(call: st
 def fitted(trained: hb.RecModel, *callbacks: Any) -> None:
     data = hb.Dataset(hb.sources.Csv("rows.csv"), trained.schema, batch_size=64)
     trained.fit(data, data, callbacks=callbacks, epochs=2, progress=False)
+
+
+def published(folder: str) -> int:
+    """Fit with a graph, the last publication and a retention that take the first rank long."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    os.chdir(folder)
+    trained = model_of()
+    data = hb.Dataset(hb.sources.Csv("rows.csv"), trained.schema, batch_size=64)
+
+    def no_graph(model: hb.RecModel) -> None:
+        time.sleep(LONG)
+        raise PersistError("none here")
+
+    def publish(publisher: hb.PublishDirectory, saved: Any) -> None:
+        if saved.folder.endswith("2"):
+            time.sleep(LONG)
+
+    keep = hb.callbacks.Checkpoint("states", publish=hb.PublishDirectory("published"))
+    with (
+        patch.object(hb.RecModel, "graph", no_graph),
+        patch.object(hb.PublishDirectory, "publish", publish),
+        slow(checkpoint, "_retain", first),
+    ):
+        trained.fit(data, callbacks=keep, progress=False)
+    return trained.counters["steps"]
+
+
+def test_ranks_wait_for_the_first_that_publishes_and_removes_what_is_old(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("y,user\n" + "1,1\n0,2\n" * 64)
+    assert ranks_of(published, 2, str(tmp_path)) == [2, 2]
 
 
 def streamed(folder: str) -> int:

@@ -1142,6 +1142,17 @@ def sharded() -> None:
     step(network, grains=1)
 
 
+def sgd(network: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def moved_by_fsdp() -> None:
+    """FullyShardedDataParallel moves parameters while it is made; its import takes long."""
+    code = "for parameter in parameters: parameter.data = parameter.to('cpu')"
+    fsdp = {"__name__": "torch.distributed.fsdp._init_utils", "parameters": small().parameters()}
+    exec(code, fsdp)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "updates itself": (lambda: hb.RecModel(UpdatesItself(), grains=4), "a network that updates"),
     "no grains": (lambda: step(small(), grains=1), "Make RecModel with grains, such as 8"),
@@ -1212,6 +1223,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "copies in a loop": (
         lambda: hb.SparseOptimizer(nn.Sequential(nn.parallel.DistributedDataParallel(small()))),
         "got it around its part '0'",
+    ),
+    "copies of auto": (
+        lambda: hb.auto(
+            copies := nn.parallel.DistributedDataParallel(nn.Linear(1, 1)), sgd(copies)
+        ),
+        "Give hb.auto the network as it is, and RecModel or hb.shard grains, such as 8",
+    ),
+    "moved to be sharded": (
+        moved_by_fsdp,
+        "network: FullyShardedDataParallel shares out dense parameters alone",
     ),
     "shards": (sharded, "network: fully_shard shares out dense parameters alone"),
 }

@@ -54,6 +54,12 @@ def test_first_failure_is_the_one_that_has_a_reason_of_its_own(
     assert first_failure(failures) == expected
 
 
+def test_of_ranks_that_a_signal_ended_the_first_that_the_launcher_found_is_named() -> None:
+    failures = {rank: ProcessFailure(rank, 1000 + rank, -signal.SIGTERM, "") for rank in (1, 0, 2)}
+    expected = RankFailure(1, "the process was ended by SIGTERM", 143)
+    assert first_failure(failures) == expected
+
+
 def test_an_unexpected_error_of_a_rank_has_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hotbed.embedding.modules.parameter import shared_out
 from hotbed.errors import ConfigError
 
 INDEPENDENT = "HOTBED_INDEPENDENT_RANKS"
@@ -74,22 +75,17 @@ def check_single_rank(where: str) -> None:
         )
 
 
-def check_not_wrapped(network: nn.Module, grains: int = 1) -> None:
+def check_not_wrapped(network: nn.Module, grains: int = 1, taker: str = "RecModel") -> None:
     """Raise ConfigError if torch shares out the dense part of a network with tables.
 
     Rows would stay on their rank. A DistributedDataParallel of one rank shares nothing, and its
-    hooks count backward passes: it takes a step without grains.
+    hooks count backward passes: it takes a step without grains. `taker`: what takes the network.
     """
     for name, module in network.named_modules():
         wrapper = _wrapper_of(module)
         is_alone = wrapper == DistributedDataParallel.__name__ and world_size() == grains == 1
         if wrapper and not is_alone:
-            part = f"its part {name!r}" if name else "all of it"
-            raise ConfigError(
-                f"network: {wrapper} shares out dense parameters alone, not rows of tables, got it "
-                f"around {part}. Give RecModel the network as it is, with grains, such as 8, and "
-                "start it by torchrun: see docs/ranks.md."
-            )
+            raise shared_out(wrapper, name, taker)
 
 
 def _wrapper_of(module: nn.Module) -> str:

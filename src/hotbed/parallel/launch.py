@@ -124,7 +124,8 @@ def _is_lost(error: BaseException) -> bool:
 
 def first_failure(failures: dict[int, ProcessFailure]) -> RankFailure:
     """Return the failure that brought about the others."""
-    rank = min(failures, key=lambda rank: (_order(failures[rank]), rank))
+    # the launcher lists them as it found them: of two that signals ended, the first was not its own
+    rank = min(failures, key=lambda rank: _order(failures[rank]))
     failure = failures[rank]
     recorded = _recorded(failure)
     if recorded is not None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -161,12 +163,40 @@ def _target(args: Any, kwargs: Any) -> Any:
     return next(iter([*args, *(kwargs or {}).values()]), None)
 
 
+def shared_out(wrapper: str, part: str = "", taker: str = "RecModel") -> ConfigError:
+    """Return the error of a network that a wrapper of torch shares out.
+
+    Args:
+        wrapper: its name.
+        part: the path of the module within; "" = all of the network.
+        taker: what takes the network.
+    """
+    place = f"its part {part!r}" if part else "all of it"
+    return ConfigError(
+        f"network: {wrapper} shares out dense parameters alone, not rows of tables, got it around "
+        f"{place}. Give {taker} the network as it is, and RecModel or hb.shard grains, such as 8; "
+        "start the program by torchrun: see docs/ranks.md."
+    )
+
+
 def _written(func: Any, rows: Any) -> ConfigError:
+    if _is_in_fsdp():
+        return shared_out("FullyShardedDataParallel")
     name = getattr(func, "__name__", func)
     return ConfigError(
         f"{name}: rows of a table cannot be written through their parameter, got {rows!r}. Write "
         "them with Table.load, or leave them out with hb.dense_parameters(model)."
     )
+
+
+def _is_in_fsdp() -> bool:
+    """Return whether torch's FSDP has called this: it moves each parameter before it is known."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.fsdp"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _refuse_rows(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from hotbed.embedding.modules import TableModule
 from hotbed.errors import ConfigError
+from hotbed.optim.ranks import check_not_wrapped
 
 Embedding = nn.Embedding | nn.EmbeddingBag
 KINDS = (nn.Embedding, nn.EmbeddingBag)
@@ -179,6 +180,7 @@ def _overridden(kind: type[nn.Module]) -> list[str]:
 
 
 def _check_plain(model: nn.Module) -> None:
+    check_not_wrapped(model, taker="hb.auto")
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
     if isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
         raise ConfigError(
