@@ -1267,7 +1267,24 @@ def drop_gradient(rows: Tensor) -> None:
     rows.grad = None
 
 
+def saved_by_first() -> None:
+    """The first rank saves a program, as with Horovod; the others go on with the data."""
+    program = Program("rows")
+    try:
+        program.learn(1, 1)
+        with tempfile.TemporaryDirectory() as folder:
+            if mx_rec.get_rank_id() == 0:
+                program.saver.save(folder)
+            next(program.batches)
+    finally:
+        mx_rec.terminate_config_initializer()
+
+
 REFUSED |= {
+    "programs that one rank saves": (
+        saved_by_first,
+        "got rank 0 in Saver.save and ranks 1, 2 in next batch. ",
+    ),
     "programs with other weights": (unequal_programs, "got dense weights with the digest ["),
     "gradients of some ranks": (
         lambda: spoiled_program(drop_gradient),
