@@ -151,15 +151,37 @@ def check_scratch(folder: str, where: str) -> None:
         raise ConfigError(
             f"{where}: {problem}, got {folder!r}. Make the folder, or name one on a local disk."
         )
+    _check_writable(path, where)
+    _warn_of(os.path.realpath(path))
+
+
+def check_folder(folder: Where, where: str) -> None:
+    """Raise ConfigError unless a local folder is there or can be made, and takes files.
+
+    Args:
+        folder: of an object store nothing is checked.
+        where: the argument that names it, for messages.
+    """
+    path = resolve(folder)
+    if isinstance(path, str):
+        return
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        raise ConfigError(f"{where}: is not a folder, got {os.fspath(path)!r}. Name another one.")
+    _check_writable(path, where)
+
+
+def _check_writable(path: Path, where: str) -> None:
     try:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
         raise ConfigError(
-            f"{where}: no file can be made in it, got {folder!r}: {error.strerror}. Correct its "
-            "rights, or name a folder on another disk."
+            f"{where}: no file can be made in it, got {os.fspath(path)!r}: {error.strerror}. "
+            "Correct its rights, or name a folder on another disk."
         ) from error
-    _warn_of(os.path.realpath(path))
 
 
 @functools.cache  # once, though each table of a folder asks

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +18,8 @@ pytest.importorskip("torch", reason="torch absent")
 import pyarrow as pa
 
 import hotbed as hb
-from hotbed.errors import ConfigError
+from hotbed.connectors.kafka.settings import Timings
+from hotbed.errors import ConfigError, DataError
 from hotbed.job import run
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.file import override
@@ -204,3 +206,65 @@ def test_grains_of_a_trained_job_are_those_of_its_state(job: hb.Job) -> None:
     later = dataclasses.replace(trained, grains=None)
     assert run.export(later).manifest.tables[0].rows == 20
     assert run.publish(later, "published").version is not None
+
+
+SECRET = {"sasl.password": "${HOTBED_NOT_SET}"}
+TOPIC = hb.sources.Kafka("localhost:1", "clicks", options=SECRET)
+AWAY = hb.sources.Kafka("localhost:1", "clicks")
+object.__setattr__(AWAY, "_timings", Timings(patience=0.3))
+PAST = hb.sources.Parquet("rows.parquet")
+TO_TOPIC = {"kind": "publish_topic", "servers": "localhost:1", "topic": "t", "options": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"stream": TOPIC}, "no environment variable HOTBED_NOT_SET"),
+        ({"stream": hb.sources.Concat([PAST, TOPIC])}, "no environment variable HOTBED_NOT_SET"),
+        (
+            {"stream": hb.sources.Join(PAST, {"clicked": hb.sources.Outcome(TOPIC, 1)}, on="user")},
+            "no environment variable HOTBED_NOT_SET",
+        ),
+        ({"stream": AWAY}, "kafka topic 'clicks': no broker answers, got localhost:1 for 0.3 s"),
+        ({"stream": hb.sources.Follow("absent")}, "'absent': cannot follow it"),
+        ({"valid": hb.sources.Parquet("absent.parquet")}, "absent.parquet"),
+        ({"checkpoint": {"publish": TO_TOPIC}}, "no environment variable HOTBED_NOT_SET"),
+        (
+            {"checkpoint": {"publish": {"kind": "publish_directory", "path": "rows.parquet/x"}}},
+            "PublishDirectory.path: is not a folder",
+        ),
+        (
+            {"stream_callbacks": [{"kind": "tensor_board", "log_dir": "rows.parquet/x"}]},
+            "TensorBoard.log_dir: is not a folder",
+        ),
+        (
+            {"callbacks": [{"kind": "best_weights", "path": "rows.parquet/x"}]},
+            "BestWeights.path: is not a folder",
+        ),
+        ({"stream": None, "output": "rows.parquet/x"}, "job.output: is not a folder"),
+    ],
+)
+def test_what_a_job_reads_and_writes_is_checked_before_a_row_is_learned(
+    job: hb.Job, part: dict[str, Any], message: str
+) -> None:
+    events: list[Event] = []
+    with pytest.raises((ConfigError, DataError), match=message):
+        run.train(dataclasses.replace(job, **part), report=events.append)
+    assert not events
+
+
+def test_what_was_learned_is_kept_where_the_stream_fails_at_its_beginning(
+    job: hb.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(dataset: hb.Dataset) -> None:
+        raise ConfigError("the broker was here a moment ago")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hb.Dataset, "raw_types", lost)
+        with pytest.raises(ConfigError, match="a moment ago"):
+            run.train(job)
+    assert hb.load("out").counters["samples"] == 200
+    events: list[Event] = []
+    learned = run.online(job, report=events.append)
+    assert [event.part for event in events if isinstance(event, Began)] == ["stream"]
+    assert learned.model.counters["samples"] == 300

@@ -133,6 +133,10 @@ class Follow(Source):
             yield OPENED, reading.position()
             yield from reading.rows(batch_rows)
 
+    def check_ready(self) -> None:
+        """Raise DataError if the directory cannot be listed."""
+        self.listing(0.0)
+
     def listing(self, now: float) -> tuple[set[str], list[os.DirEntry[str]]]:
         """Return the names of all files, and the files that are ready to be read, in order."""
         names: set[str] = set()

@@ -24,6 +24,7 @@ from hotbed.job.events import Began, Finished, Report, Scored, WarmStarted, igno
 from hotbed.job.file import override, read_mapping
 from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
+from hotbed.job.ready import check_job
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
@@ -221,6 +222,7 @@ class _Learning:
         """Return a model that has learned the job's `train`."""
         job = self._job
         assert job.train is not None
+        from_first(lambda: check_job(job))
         model = self.new_model()
         self._begin(model, "train")
         valid = None
@@ -233,6 +235,8 @@ class _Learning:
             job.make_callbacks(),
             progress=self._progress,
         )
+        if job.stream is not None:  # which may fail at once
+            model.save(job.output)
         return model
 
     def follow(

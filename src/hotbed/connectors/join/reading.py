@@ -56,7 +56,7 @@ class JoinReading:
         self.number: int = state.get("block", 0)
         self.now: int = state.get("now", 0)
         self._skip: int = self._goal.get("row", 0)
-        join.spill.check()
+        join.spill.check_ready()
         self._intake = Intake(join, plan)
         self._inputs = self._opened_inputs(state.get("inputs"))
         self._lanes = Lanes(len(self._inputs), state.get("lanes", ()))

@@ -51,7 +51,7 @@ class Spill:
         if self.disk_bytes is not None:
             checks.whole_number("spill.disk_bytes", self.disk_bytes, 0)
 
-    def check(self) -> None:
+    def check_ready(self) -> None:
         """Raise ConfigError unless files can be made in the directory; call it before reading."""
         if self.directory is not None:
             check_scratch(self.place, "spill.directory")

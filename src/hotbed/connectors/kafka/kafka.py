@@ -173,6 +173,25 @@ class Kafka(Source):
         assert fixed_options.keys() == set(_OWN)
         return {**options, **fixed_options}
 
+    def check_ready(self) -> None:
+        """Find the topic at its broker.
+
+        Raises:
+            ConfigError: a secret is missing, or the broker refuses it.
+            DataError: there is no such topic, or no broker answers.
+        """
+        topic = KafkaTopic(self, Live(), {}, timings=self._timings)
+        deadline = time.monotonic() + self._timings.patience
+        try:
+            while not topic.connect():
+                if time.monotonic() >= deadline:
+                    raise DataError(
+                        f"kafka topic {self.topic!r}: no broker answers, got {self.servers} for "
+                        f"{self._timings.patience:g} s. Check the address, and that they run."
+                    )
+        finally:
+            topic.close()
+
     @cached_property
     def _readings(self) -> list[KafkaTopic]:
         """The topics that are being read, the oldest reading first."""

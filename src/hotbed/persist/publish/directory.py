@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hotbed.config import described
 from hotbed.errors import FormatError
-from hotbed.files import SharedLock
+from hotbed.files import SharedLock, check_folder
 from hotbed.persist.format import (
     CheckpointWriter,
     Link,
@@ -40,6 +40,11 @@ class PublishDirectory(Publisher):
         self._path = path
         self._keep = keep
         self._lock: SharedLock | None = None
+
+    def check_ready(self) -> None:
+        """Raise an error if nothing can be published there."""
+        check_folder(self._path, "PublishDirectory.path")
+        open_store(self._path).newest_state()
 
     def publish(self, saved: Saved | Reader) -> Saved | None:
         reader = opened(saved)

@@ -53,6 +53,11 @@ class PublishTopic(Publisher):
         arguments = self._kafka._described
         return {name: arguments[name] for name in ("servers", "topic", "options")}
 
+    def check_ready(self) -> None:
+        """Raise PersistError if the topic cannot be read, and ConfigError if a secret is missing."""
+        with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:
+            _ends(client, self._kafka.topic)
+
     def publish(self, saved: Saved | Reader) -> Saved | None:
         reader = opened(saved)
         last = self._last

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hotbed.config import described
+from hotbed.files import check_folder
 from hotbed.metrics.reliability import Reliability
 from hotbed.persist import checkpoint
 from hotbed.training.callbacks.validation import Judge, Mode
@@ -40,6 +41,11 @@ class BestWeights(Judge):
         self._temporary: TemporaryDirectory[str] | None = None  # of several ranks, the first's
         self._temporary_name = ""
         self._kept: Kept | None = None  # the moment of the best state
+
+    def check_ready(self) -> None:
+        """Raise ConfigError if no state can be saved."""
+        if self._path is not None:
+            check_folder(self._path, "BestWeights.path")
 
     def on_fit_begin(self, run: Run) -> None:
         super().on_fit_begin(run)

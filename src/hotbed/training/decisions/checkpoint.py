@@ -16,7 +16,7 @@ from hotbed.connectors import DeadLetters, Journal, Live, Position
 from hotbed.data.dataset import Dataset
 from hotbed.embedding.tier import Ssd
 from hotbed.errors import ConfigError, PersistError, RankLost
-from hotbed.files import Lock
+from hotbed.files import Lock, check_folder
 from hotbed.parallel import WHOLE
 from hotbed.persist.checkpoint import capture, track_changes
 from hotbed.persist.format import open_checkpoint
@@ -144,6 +144,13 @@ class Checkpoint:
         self._clock = WallClock()
         self._opened = ExitStack()  # journal, dead letters and locks of the run
 
+    def check_ready(self) -> None:
+        """Raise an error if no state can be saved or published."""
+        check_folder(self.path, "Checkpoint.path")
+        check = getattr(self._publisher, "check_ready", None)
+        if check is not None:
+            check()
+
     # --- events
 
     def on_fit_begin(self, run: Run) -> None:
@@ -195,12 +202,14 @@ class Checkpoint:
                     run.position = dataset.begins
             elif run.online:
                 run.position = resumable(run).position
-            if isinstance(dataset, Dataset):
-                # the first version brings them to servers
-                learn_types(run.model, dataset, *shard.from_first(dataset.raw_types))
-            self._deltas = self._tracks_changes(run)
-            self._save(run)
-            self._settle(run, raises=True)
+            try:
+                if isinstance(dataset, Dataset):
+                    # the first version brings them to servers
+                    learn_types(run.model, dataset, *shard.from_first(dataset.raw_types))
+            finally:  # if the data cannot be read, what the model has learned before is kept
+                self._deltas = self._tracks_changes(run)
+                self._save(run)
+                self._settle(run, raises=True)
         self._due = False
         self._looked = run.step
         self._clock = run.clock

@@ -61,6 +61,10 @@ class Prometheus:
             return ""
         return f"http://{self._where[1]}:{self._endpoint.port}/metrics"
 
+    def check_ready(self) -> None:
+        """Raise MissingExtra if prometheus-client is not installed, ConfigError for a taken port."""
+        Endpoint(*self._where).close()
+
     def on_fit_begin(self, run: Run) -> None:
         if self._endpoint is None:
             port, host = self._where

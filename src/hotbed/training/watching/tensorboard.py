@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import MissingExtra
+from hotbed.files import check_folder
 from hotbed.training.run import Run
 from hotbed.training.watching.readings import Reading, counters_of, readings
 from hotbed.training.watching.windows import Windows
@@ -37,9 +38,14 @@ class TensorBoard:
                 "hotbed[tensorboard]."
             ) from error
         self._make: Callable[[], Any] = lambda: SummaryWriter(str(log_dir))
+        self._log_dir = log_dir
         self._writer: Any = None
         self._every = max(1, every_steps)
         self._window = -1
+
+    def check_ready(self) -> None:
+        """Raise ConfigError if no file can be written."""
+        check_folder(self._log_dir, "TensorBoard.log_dir")
 
     def barrier(self, step: int, now: int | None) -> bool:
         return step % self._every == 0
