@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 pytest.importorskip("torch", reason="torch absent")
 
@@ -24,6 +25,7 @@ from hotbed.persist.digest import content_digest
 
 pytestmark = pytest.mark.slow
 
+MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "trainjob.yaml"
 ROWS = 2400
 JOB = """
 schema:
@@ -65,16 +67,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, output: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "hotbed.cli",
-        "online",
-        "job.yaml",
-        "--set",
-        f"output={output}",
-        *arguments,
-    ]
+    """Start the command of deploy/trainjob.yaml, on one rank."""
+    _, job = yaml.safe_load_all(MANIFEST.read_text())
+    *_, module, verb, _ = job["spec"]["trainer"]["command"]
+    command = [sys.executable, "-m", module, verb, "job.yaml", "--set", f"output={output}"]
+    command += arguments
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,

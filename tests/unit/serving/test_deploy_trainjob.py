@@ -61,7 +61,7 @@ def test_torchrun_starts_the_job_that_is_mounted(documents: dict[str, Any]) -> N
     assert program == "torchrun"
     assert parsed.module
     assert parsed.training_script == "hotbed.cli"
-    assert parsed.training_script_args == ["train", "/job/job.yaml"]
+    assert parsed.training_script_args == ["online", "/job/job.yaml"]
     assert parsed.nproc_per_node == trainer["resourcesPerNode"]["limits"]["cpu"]
     runtime = documents["TrainingRuntime"]
     assert documents["TrainJob"]["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]

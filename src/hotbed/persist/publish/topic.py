@@ -54,7 +54,7 @@ class PublishTopic(Publisher):
         return {name: arguments[name] for name in ("servers", "topic", "options")}
 
     def check_ready(self) -> None:
-        """Raise PersistError if the topic cannot be read, and ConfigError if a secret is missing."""
+        """Raise PersistError if the topic cannot be read, ConfigError if a secret is missing."""
         with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:
             _ends(client, self._kafka.topic)
 
