@@ -62,7 +62,7 @@ class Prometheus:
         return f"http://{self._where[1]}:{self._endpoint.port}/metrics"
 
     def check_ready(self) -> None:
-        """Raise MissingExtra if prometheus-client is not installed, ConfigError for a taken port."""
+        """Raise MissingExtra without prometheus-client, ConfigError for a taken port."""
         Endpoint(*self._where).close()
 
     def on_fit_begin(self, run: Run) -> None:
