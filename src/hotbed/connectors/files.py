@@ -170,10 +170,6 @@ class FileSource(Source):
         """Return the files in reading order."""
         return expand(self.path)
 
-    def check_ready(self) -> None:
-        """Raise DataError if there is no file."""
-        self.files()
-
     @abstractmethod
     def read_file(
         self, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan

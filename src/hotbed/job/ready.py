@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from hotbed.connectors.files import FileSource
 from hotbed.files import check_folder
 from hotbed.job.job import Job
 
@@ -32,6 +33,8 @@ def check_ready(value: Any) -> None:
     check = getattr(value, "check_ready", None)
     if callable(check):
         check()
+    if isinstance(value, FileSource):
+        value.files()  # raises where there are none
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
