@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hotbed.connectors.times import LATEST, UNITS, YEAR, check_median, with_readable_times
+from hotbed.connectors.times import EARLIEST, LATEST, UNITS, YEAR, check_median, with_readable_times
 from hotbed.connectors.types import is_number
 from hotbed.errors import SchemaError
 
@@ -35,6 +36,16 @@ class FirstTimes:
     _times: dict[str, np.ndarray] = field(default_factory=dict)  # approximate microseconds
     _firsts: dict[str, Any] = field(default_factory=dict)  # as they were written
     _known: set[str] = field(default_factory=set)  # kinds that have enough of them
+    _reached: dict[str, int] = field(default_factory=dict)  # how far each kind has come
+
+    def wants(self, kind: str) -> bool:
+        """Return whether a kind has too few events yet."""
+        return kind not in self._known
+
+    def reach(self, newest: Mapping[str, int]) -> None:
+        """Note the newest times of kinds: another one that first comes now lies beside them."""
+        for kind, time in newest.items():
+            self._reached[kind] = max(time, self._reached.get(kind, time))
 
     def add(
         self, kind: str, values: pa.Array, unit: str, micros: pa.Array, *, last: bool = False
@@ -84,7 +95,8 @@ class FirstTimes:
         late = rising[-1]
         if medians[early] >= self.before or not (last or early in self._known):
             return
-        if medians[late] - medians[early] > self.most_apart:
+        reached = max(medians[early], self._reached.get(early, EARLIEST))
+        if medians[late] - reached > self.most_apart:
             raise SchemaError(
                 f"{self.where}: event times lie years apart, got a median of "
                 f"{_date(medians[early])} in the first rows of {early}, and of "

@@ -392,6 +392,23 @@ def test_first_events_with_a_wrong_clock_do_not_stop_a_join() -> None:
     assert found == {n: float(n % 2 == 0) for n in range(30)}
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_a_kind_that_first_comes_after_years_is_not_one_of_a_wrong_unit(
+    live: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.connectors.join.turns.READ_ROWS", 20)
+    times = [BEGIN - 4 * 31_556_952 + 10**6 * n for n in range(127)]
+    shown = {"id": [*range(127)], "at": times}
+    kinds = ["click"] * 110 + ["refund"] * 17
+    log = {"id": [*range(127)], "kind": kinds, "at": [time + 5 for time in times]}
+    sides: list[Source] = [Memory(shown), Memory(log)]
+    if live:
+        sides = [FakeStream(side, then=5, ends=True) for side in (shown, log)]
+    outcomes = {kind: Outcome(sides[1], 9, where={"kind": kind}) for kind in ("click", "refund")}
+    join = Join(sides[0], outcomes, "id", time="at")
+    assert sum(row["refund"] for row in rows(join)) >= 16
+
+
 def test_a_schema_and_a_source_read_a_time_by_one_unit() -> None:
     shown, clicks = by_minutes(5, at=None, ahead=0)
     late = LateLabels(["id"], "kind", "view", "buy", within_seconds=9)

@@ -102,7 +102,6 @@ class Intake:
         timed = TimedRows(rows, self._kinds[number], self._zones, latest)
         if source.has_begun_here:
             timed.show(self._first, last=source.ended and not source.num_rows)
-            self._first.check_apart(latest)
             self._latest = latest
         return timed
 

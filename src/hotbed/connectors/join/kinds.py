@@ -100,10 +100,37 @@ class TimedRows:
         return self.rows.filter(chosen), micros.filter(chosen)
 
     def show(self, first: FirstTimes, *, last: bool) -> None:
-        """Add the times to the first ones of the kinds; `last`: whether no more rows follow."""
-        for kind in self.kinds:
+        """Compare the times with the first ones of all kinds.
+
+        `last`: whether no more rows of the input follow.
+        """
+        wanted = [kind for kind in self.kinds if first.wants(kind.name)]
+        for kind in wanted:
             rows, micros = self.of(kind)
             first.add(kind.name, whole(rows[kind.time]), kind.unit, micros, last=last)
+        if wanted:
+            first.check_apart(self.latest)
+        first.reach(self._newest())
+
+    def _newest(self) -> dict[str, int]:
+        """Return the newest time of each kind that has events here."""
+        newest: dict[str, int] = {}
+        for kind in self.kinds:
+            times, chosen = self._times(kind)
+            times = times[chosen & (times < LATEST)]
+            if len(times):
+                newest[kind.name] = int(times.max())
+        return newest
+
+    def _times(self, kind: EventKind) -> tuple[np.ndarray, np.ndarray]:
+        """Return the times that a kind reads in all rows, and which rows are its events.
+
+        The time is LATEST where there is none, and where it lies in the future.
+        """
+        micros = self._micros[kind.time, kind.unit]
+        times = micros.fill_null(LATEST).to_numpy(zero_copy_only=False)
+        chosen = self._chosen.get(kind.name, np.ones(len(times), bool))
+        return np.where(times <= self.latest, times, LATEST), chosen
 
     def highs(self) -> dict[str, int]:
         """Return the newest time of each partition that the rows come from.
@@ -117,11 +144,8 @@ class TimedRows:
         of_kinds = np.full(count, LATEST)
         of_columns = np.full(count, LATEST)
         for kind in self.kinds:
-            micros = self._micros[kind.time, kind.unit]
-            times = micros.fill_null(LATEST).to_numpy(zero_copy_only=False)
-            times = np.where(times <= self.latest, times, LATEST)
+            times, chosen = self._times(kind)
             np.minimum(of_columns, times, out=of_columns)
-            chosen = self._chosen.get(kind.name, np.ones(count, bool))
             is_event |= chosen
             np.minimum(of_kinds, times, out=of_kinds, where=chosen)
         times = np.where(is_event, of_kinds, of_columns)
