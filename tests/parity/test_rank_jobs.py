@@ -394,17 +394,16 @@ def hosts() -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
 
 
-def start_host(folder: Path, number: int, *flags: str) -> subprocess.Popen[str]:
-    """Start the rank of a host by torchrun."""
+def start_host(
+    folder: Path, number: int, *flags: str, interface: bool = True
+) -> subprocess.Popen[str]:
+    """Start the rank of a host by torchrun; `interface`: whether it knows the one to use."""
     launcher = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
     launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29555"]
     job = ["-m", "hotbed.cli", "train", "job.yaml", "--set=output=two", *flags]
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": f"hbtest{number}",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if interface:
+        environment["GLOO_SOCKET_IFNAME"] = f"hbtest{number}"
     return subprocess.Popen(
         [
             *["ip", "netns", "exec", HOSTS[number]],
@@ -428,6 +427,16 @@ def test_two_hosts_train_the_state_of_one_process(folder: Path) -> None:
         printed, _ = process.communicate(timeout=300)
         assert process.returncode == 0, printed
     assert diff(folder / "two", folder / "one")["same"]
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("hosts")
+def test_hosts_that_are_known_by_the_loopback_end_at_once_and_say_what_to_set(folder: Path) -> None:
+    for process in [start_host(folder, number, interface=False) for number in range(2)]:
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert "ranks: ranks on 2 hosts cannot reach each other, got this: " in printed
+        assert "Ranks on other hosts need GLOO_SOCKET_IFNAME, one of " in printed
 
 
 def kill_host(number: int) -> None:
