@@ -33,6 +33,7 @@ from hotbed.data.columns import Columns, ids_of, missing_as_null, require_column
 from hotbed.data.context import BadRows
 from hotbed.data.numbers import LabelValues, numeric
 from hotbed.data.schema import Column, Dense, Id, Label, Schema, Time, Weight
+from hotbed.data.transforms import Hash
 from hotbed.errors import DataError, DecodeError, SchemaError
 
 Aside = Callable[[pa.RecordBatch, str, str], None]
@@ -93,8 +94,10 @@ class Encoder:
         self._times_checked = False
         self._seen: list[tuple[pa.Schema, bool]] = []
         self._zones: set[str] = set()
-        self._kinds: dict[str, set[str]] = {}
-        self._noted: set[tuple[str, int]] = set()
+        self._kinds: dict[tuple[str, str], dict[str, set[str]]] = {}
+        self._noted: set[tuple[str, int | str]] = set()
+        self._mixed: set[str] = set()  # tables whose mixture was reported
+        self._checked_kinds = 0
 
     def __call__(
         self, rows: pa.RecordBatch | pa.Table, *, labels: bool = True, latest: int | None = None
@@ -115,6 +118,7 @@ class Encoder:
                 context = Columns(batch, self.rules)
                 encoded = self._encode(batch, labels, context)
                 if labels and batch.num_rows:
+                    self._check_kinds()
                     self._note(encoded, context, latest)
                 if latest is not None and encoded.time is not None:
                     encoded = self._without_future(batch, encoded, latest)
@@ -267,6 +271,8 @@ class Encoder:
         ids = ids_of(values, column.name)
         if len(values):
             self._note_kind(column, values.type)
+            if column.transforms:
+                self._note_hashed(column, context)
         keep = _ids_to_keep(values, ids, column.padding)
         if keep is not None:
             ids = ids[keep]
@@ -288,26 +294,57 @@ class Encoder:
             return
         self._noted.add((column.name, kind.id))
         if column.transforms and column.transforms[-1].gives_ids:
-            return  # these hash integers and strings into ids of their own
-        table = column.table or column.name
+            return  # noted by `_note_hashed`
+        self._add_kind(column, kind, "")
+
+    def _note_hashed(self, column: Id, context: Columns) -> None:
+        """Note what a Hash turns into ids: it gives a text and its number two ids."""
+        *before, last = column.transforms
+        raw = context.column(column.source).type
+        if not isinstance(last, Hash) or (column.name, str(raw)) in self._noted:
+            return
+        self._noted.add((column.name, str(raw)))
+        kind = transformed(column.source, before, context).type
+        self._add_kind(column, kind.value_type if is_list(kind) else kind, repr(last))
+
+    def _add_kind(self, column: Id, kind: pa.DataType, space: str) -> None:
+        """Add the kind of a feature's values to those of its table; `space`: of the ids there."""
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if pa.types.is_null(kind):
             return
-        kinds = self._kinds.setdefault(table, set())
-        before = len(kinds)
-        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-            kinds.add("integers")
-        else:
-            kinds.add("strings")
-        if before == 1 and len(kinds) == 2:
+        is_number = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        table = column.table or column.name
+        features = self._kinds.setdefault((table, space), {})
+        features.setdefault(column.name, set()).add("integers" if is_number else "text")
+        if len(features[column.name]) == 2 and table not in self._mixed:
+            self._mixed.add(table)
             warnings.warn(
                 f"table {table!r} is fed both strings (hashed) and integers (unchanged), last from "
                 f"{column.name!r}: the same value as text and as a number gets two rows. Declare "
                 "one type for it in the source.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def _check_kinds(self) -> None:
+        """Raise SchemaError if features of one table can never have a value in common."""
+        if self._checked_kinds == len(self._noted):
+            return
+        for (table, _), features in self._kinds.items():
+            of_kind = {kind: name for name, kinds in features.items() for kind in kinds}
+            apart = [name for name, kinds in features.items() if len(kinds) == 1]
+            if len(of_kind) == 2 and len(apart) == len(features):
+                text = of_kind["text"]
+                number = of_kind["integers"]
+                source = next(column.source for column in self.schema.ids if column.name == number)
+                raise SchemaError(
+                    f"table {table!r}: {text!r} holds text and {number!r} integers, which are "
+                    "never the same id, got two types for one table. Read the integers as text "
+                    f"(columns={{{source!r}: 'string'}} of the source), let "
+                    f"{text!r} end with Extract('(.*)', number=True), or give each a table."
+                )
+        self._checked_kinds = len(self._noted)
 
 
 def check_types(

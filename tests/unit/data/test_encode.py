@@ -18,6 +18,7 @@ from hotbed.data import (
     Cross,
     Dense,
     Encoder,
+    Extract,
     Hash,
     Id,
     Label,
@@ -278,14 +279,50 @@ def test_a_missing_column_names_the_nearest() -> None:
         encode({"movieId": [1]}, Id("movie_id"))
 
 
-def test_strings_and_integers_in_one_table_warn_once() -> None:
-    encoder = Encoder(Schema([Id("a", table="t"), Id("b", table="t")]))
-    both = Memory({"a": [1], "b": ["1"]}).table
-    with pytest.warns(UserWarning, match="table 't' is fed both strings .* and integers"):
-        encoder(both)
+SPLIT = {"h": ["22|7", "7"], "i": [22, 7]}
+LISTS = {"h": [["22"], ["7"]], "i": [22, 7]}
+
+
+@pytest.mark.parametrize(
+    "columns, of_history, of_item",
+    [
+        (SPLIT, [Split("|")], []),
+        (SPLIT, [Split("|"), Hash(bins=9)], [Hash(bins=9)]),
+        (LISTS, [], []),
+        (LISTS, [Hash()], [Hash()]),
+        ({"h": SPLIT["i"], "i": ["22", "7"]}, [], []),
+        ({"h": [True, False], "i": ["1", "0"]}, [], []),
+    ],
+)
+def test_text_and_integers_that_share_a_table_are_refused_with_the_cure(
+    columns: Any, of_history: Any, of_item: Any
+) -> None:
+    features = [
+        Id("hist", column="h", table="t", pooling="none", transforms=of_history),
+        Id("item", column="i", table="t", transforms=of_item),
+    ]
+    for order in (features, features[::-1]):
+        encoder = Encoder(Schema(order))
+        raw = Memory(columns).table
+        cure = r"table 't': .* never the same id.*columns=\{'[hi]': 'string'\}.*number=True"
+        for _ in range(2):  # of each batch
+            with pytest.raises(SchemaError, match=cure):
+                encoder(raw)
+
+
+def test_the_cures_of_text_and_integers_let_them_meet() -> None:
+    item = Id("item", column="i", table="t")
+    numbers = [Split("|"), Extract("(.*)", number=True)]
+    history = Id("hist", column="h", table="t", pooling="none", transforms=numbers)
+    batch = Encoder(Schema([item, history]))(Memory(SPLIT).table)
+    assert batch.ids["hist"].values.tolist() == [22, 7, 7]
+    assert batch.ids["item"].values.tolist() == [22, 7]
+    texts = Memory({"h": SPLIT["h"], "i": ["22", "7"]}).table
+    history = Id("hist", column="h", table="t", pooling="none", transforms=[Split("|")])
+    batch = Encoder(Schema([item, history]))(texts)
+    assert batch.ids["hist"].values.tolist()[:2] == batch.ids["item"].values.tolist()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder(both)
         encode({"a": [1], "b": ["1"]}, Id("a"), Id("b"))
 
 

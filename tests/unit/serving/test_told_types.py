@@ -6,6 +6,7 @@ One model reads columns of every Arrow type through every transform that takes t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -126,10 +127,15 @@ def usable() -> hb.Schema:
         for feature in features(name):
             try:
                 schema = hb.Schema([feature]).fit(hb.sources.Memory(rows))
-                hb.Encoder(schema)(rows.slice(0, 8), labels=False)
+                encoder = hb.Encoder(schema)
+                encoder(rows.slice(0, 8), labels=False)
             except (DataError, SchemaError):
                 continue
-            columns.append(schema[feature.name])
+            column = schema[feature.name]
+            kinds = [kind for features in encoder._kinds.values() for kind in features.values()]
+            if {"text"} in kinds:  # these never meet integers, so that a table of both is refused
+                column = dataclasses.replace(column, table="texts")
+            columns.append(column)
     return hb.Schema(columns)
 
 

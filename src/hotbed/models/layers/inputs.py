@@ -287,6 +287,17 @@ def _check_target(schema: Schema, tables: Mapping[str, Table], history: Id, name
             f"histories.{history.name}: the target must be an Id column that is pooled, got "
             f"{name!r}. Use one of {', '.join(targets)}."
         )
+    makers = [
+        [step for step in column.transforms[-1:] if step.gives_ids]
+        for column in (history, targets[name])
+    ]
+    is_one_table = table_of(tables, history) is table_of(tables, targets[name])
+    if is_one_table and makers[0] != makers[1]:
+        raise ConfigError(
+            f"histories.{history.name}: the history and its target {name!r} must make ids alike, "
+            f"got {makers[0] or 'no Hash'} and {makers[1] or 'no Hash'} at the end of their "
+            "transforms. Give both the same one."
+        )
     dim = table_of(tables, targets[name]).dim
     if dim != table_of(tables, history).dim:
         raise ConfigError(
