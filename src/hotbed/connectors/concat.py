@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -72,6 +72,11 @@ class Concat(Source):
     @property
     def endless(self) -> bool:
         return self.sources[-1].endless
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        # its own positions hold those of the source that they lie in
+        return {"sources": [source.settings for source in self.sources]}
 
     def commit(self, position: Position) -> None:
         part = int(position["part"])

@@ -18,7 +18,7 @@ import pyarrow as pa
 from hotbed.connectors.paths import Paths, expand
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import Batches, Position, RowPlace
-from hotbed.connectors.source import Source
+from hotbed.connectors.source import Source, described
 from hotbed.connectors.text.encodings import TextStream, codec_of
 from hotbed.connectors.types import completed, has_open, with_open
 from hotbed.errors import ConfigError, DataError, DecodeError
@@ -166,6 +166,11 @@ class FileSource(Source):
             source.__dict__["_known"] = types
         return source
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = described(self, without="path")
+        return settings
+
     def files(self) -> list[str]:
         """Return the files in reading order."""
         return expand(self.path)
@@ -268,6 +273,10 @@ class _FileShare(Source):
     def inferred(self) -> pa.Schema:
         return self.source.inferred
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.source.settings
+
     def num_rows(self) -> int | None:
         total = 0
         for section in self._sections:
@@ -364,7 +373,7 @@ def _rows_of(
             for whole, _ in source.read_file(section, row, batch_rows, plan):
                 for batch in cut(whole, batch_rows):
                     row += batch.num_rows
-                    yield (batch, Position({"file": index, "name": name, "row": row}))
+                    yield batch, Position.of(source, {"file": index, "name": name, "row": row})
         except DecodeError as error:
             if plan.skips is None:
                 raise

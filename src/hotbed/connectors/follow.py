@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -99,6 +100,10 @@ class Follow(Source):
     @property
     def endless(self) -> bool:
         return True
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        return {"format": None if self.format is None else self.format.settings}
 
     def schema(self) -> pa.Schema:
         """Return the schema of the first file that is not blank."""
@@ -231,16 +236,17 @@ class _FollowReading:
 
     def position(self) -> Position:
         """Return the position after `row` rows of the current block."""
-        return Position(
-            {
-                "block": self.number,
-                **(self.block or _NO_BLOCK),
-                "row": self.row,
-                "seen": self.seen,
-                "now": self.now,
-                "schema": self.types,
-            }
-        )
+        state = {
+            "block": self.number,
+            **(self.block or _NO_BLOCK),
+            "row": self.row,
+            "seen": self.seen,
+            "now": self.now,
+            "schema": self.types,
+        }
+        if self.block is None:  # any format may read the files to come
+            return Position(state)
+        return Position.of(self.source, state)
 
     def next_block(self) -> bool:
         """Return whether there is a block to read; its decision is then in the journal."""

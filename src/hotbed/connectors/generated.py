@@ -6,7 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from hotbed.connectors.files import cut
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import ROWS, Batches, Position, RowPlace
 from hotbed.connectors.samples import check_names, fixed_lists
-from hotbed.connectors.source import Source
+from hotbed.connectors.source import Source, described
 
 BLOCK_ROWS = 1 << 14
 """Rows that are drawn at once, whatever the reader asks for."""
@@ -132,6 +133,11 @@ class Generated(Source):
             fields.append(pa.field(name, kind))
         return pa.schema(fields)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        settings: Mapping[str, Any] = described(self, without="rows")
+        return settings
+
     def num_rows(self) -> int:
         return self.rows
 
@@ -153,7 +159,7 @@ class Generated(Source):
             rest = block.slice(row % BLOCK_ROWS)
             for batch in cut(rest, batch_rows):
                 row += batch.num_rows
-                yield batch, Position({"row": row})
+                yield batch, Position.of(self, {"row": row})
 
     def _blocks(self, first: int, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
         schema = self.schema()

@@ -7,7 +7,7 @@ import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -56,6 +56,10 @@ Its position holds the decision about the block, so that reading resumes without
 """
 
 
+SETTINGS = "settings"
+"""Member of a position: the settings of its source that it depends on."""
+
+
 _KEYS = {
     "Join": {"inputs"},
     "Kafka": {"offsets"},
@@ -72,6 +76,13 @@ ROWS = "Memory, Sort or Generated"
 """Kinds of sources whose positions are a number of rows."""
 
 
+class PlacedRows(Protocol):
+    """A source, as its positions know it."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Position:
     """The place that a reader has reached: a small JSON object.
@@ -83,6 +94,12 @@ class Position:
     """
 
     state: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, source: PlacedRows, state: Mapping[str, Any]) -> Position:
+        """Return a source's position of a state, with the settings that it depends on."""
+        settings = source.settings
+        return cls({**state, SETTINGS: settings} if settings else state)
 
     def to_json(self) -> dict[str, Any]:
         """Return this position as plain JSON values (dict, list, str, int, float, bool, None)."""
@@ -124,17 +141,30 @@ class Position:
         for kind, keys in _KEYS.items():
             if keys <= self.state.keys():
                 return kind
-        if self.state.keys() == {"row"}:
+        if self.state.keys() - {SETTINGS} == {"row"}:
             return ROWS
         return f"a source with the keys {sorted(self.state)}"
 
-    def require(self, kind: str, source: object) -> None:
-        """Raise DataError unless a source of the kind `kind`, such as `source`, wrote this."""
+    def require(self, kind: str, source: PlacedRows) -> None:
+        """Raise DataError unless a source like `source` wrote this.
+
+        Its kind must be `kind`, and its settings those of `source`. Positions of older versions
+        hold no settings.
+        """
         if self.writer != kind:
             raise DataError(
                 f"position: it was written by {self.writer}, got {type(source).__name__} to resume "
                 "from it. Give the source that the position was written for, or begin without it."
             )
+        if SETTINGS in self.state:
+            change = _change("", self.state[SETTINGS], source.settings)
+            if change is not None:
+                name, before, now = change
+                raise DataError(
+                    f"position: it was written by {type(source).__name__} with {name}={before}, "
+                    f"got {name}={now}. Its rows would be learned twice, or never: give {name} as "
+                    "it was, or begin without the position, in a new folder of states."
+                )
 
     def require_rows(self, row: int, first: int, last: int) -> None:
         """Raise DataError unless `row`, which this position holds, lies in `first` to `last`."""
@@ -143,6 +173,30 @@ class Position:
                 f"position: it lies after row {row}, got a source of rows {first} to {last}. Give "
                 "the source that the position was written for, or begin without it."
             )
+
+
+def _change(name: str, before: Any, now: Any) -> tuple[str, str, str] | None:
+    """Return the first setting that differs, by its dotted name, with both values; None for none.
+
+    A mapping without a setting has its default.
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in dict.fromkeys([*before, *now]):
+            inner = f"{name}.{key}" if name else key
+            change = _change(inner, before.get(key, _DEFAULT), now.get(key, _DEFAULT))
+            if change is not None:
+                return change
+        return None
+    if before == now:
+        return None
+    return name, _shown(before), _shown(now)
+
+
+def _shown(value: Any) -> str:
+    return _DEFAULT if value is _DEFAULT else repr(value)
+
+
+_DEFAULT = "(default)"
 
 
 def join_position(state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

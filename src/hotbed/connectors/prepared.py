@@ -20,7 +20,7 @@ import pyarrow as pa
 from hotbed.config import parse_json
 from hotbed.connectors.parquet import Parquet
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import Batches, Position, RowPlace
+from hotbed.connectors.position import SETTINGS, Batches, Position, RowPlace
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError, DataError
 from hotbed.files import Where, digest_of, local_path, resolve
@@ -73,10 +73,15 @@ class Prepared(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return _checked(self._files, self._entries, position, batch_rows, plan)
+        return _checked(self, self._files, position, batch_rows, plan)
 
     def share(self, begin: Fraction, end: Fraction) -> Source:
         return _PreparedShare(self, begin, end)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The part and the digest of the preparation."""
+        return {"part": self.part, "digest": read_workflow(self.path).get("digest", "")}
 
     @property
     def _entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -134,7 +139,7 @@ class _PreparedShare(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        return _checked(self._files, self.source._entries, position, batch_rows, plan)
+        return _checked(self.source, self._files, position, batch_rows, plan)
 
     @cached_property
     def _files(self) -> Source:
@@ -142,15 +147,15 @@ class _PreparedShare(Source):
 
 
 def _checked(
-    files: Source,
-    entries: Mapping[str, Mapping[str, Any]],
-    position: Position | None,
-    batch_rows: int,
-    plan: ReadPlan,
+    source: Prepared, files: Source, position: Position | None, batch_rows: int, plan: ReadPlan
 ) -> Batches:
     """Yield the rows of prepared files, each file once its digest is checked."""
-    with PartChecks(entries) as checks:
-        yield from files.read(position, batch_rows, replace(plan, opening=checks.wait))
+    if position is not None:
+        position.require(position.writer, source)
+        position = Position({key: position[key] for key in position.state if key != SETTINGS})
+    with PartChecks(source._entries) as checks:
+        for batch, after in files.read(position, batch_rows, replace(plan, opening=checks.wait)):
+            yield batch, Position.of(source, after.state)
 
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time as clocks
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from hotbed.connectors.live import Live, steady
 from hotbed.connectors.merge import Events, Merge
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import PLACE, TICK, Batches, Position
-from hotbed.connectors.source import Source
+from hotbed.connectors.source import Source, described
 from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_number, opened
 from hotbed.errors import ConfigError, DataError, SchemaError
@@ -66,6 +66,15 @@ class Replay(Source):
     @property
     def endless(self) -> bool:
         return self.speed is not None
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        return {
+            "time": self.time,
+            "unit": self.unit,
+            "late": described(self.late),
+            "sources": [source.settings for source in self.sources],
+        }
 
     def schema(self) -> pa.Schema:
         whole = self._merge.schema()
@@ -137,16 +146,16 @@ class Replay(Source):
                 if pace is not None:
                     count = pace.due(run.keys[row : row + count])
                     if not count:
-                        yield TICK, pace.position(run, row, latest)
+                        yield TICK, Position.of(self, pace.place(run, row, latest))
                         continue
                 part = run.table.slice(row, count).combine_chunks()
                 row += count
                 if pace is None:
                     (batch,) = part.select(columns).to_batches()
-                    yield batch, Position({**run.place(row), "latest": latest})
+                    yield batch, Position.of(self, {**run.place(row), "latest": latest})
                 else:
                     (batch,) = part.select([*columns, PLACE]).to_batches()
-                    yield batch, pace.position(run, row, latest)
+                    yield batch, Position.of(self, pace.place(run, row, latest))
 
 
 def _target(
@@ -208,5 +217,6 @@ class _Pace:
             clocks.sleep(min(self.live.tick_seconds, max(0.0, remaining)))
         return count
 
-    def position(self, run: Events, row: int, latest: int) -> Position:
-        return Position({**run.place(row), "latest": latest, "block": 0, "now": self.now})
+    def place(self, run: Events, row: int, latest: int) -> dict[str, Any]:
+        """Return the state after `row` rows of a run."""
+        return {**run.place(row), "latest": latest, "block": 0, "now": self.now}

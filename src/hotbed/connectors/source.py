@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hotbed import checks
+from hotbed.config import describe, kind_of
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import ROWS, Batches, Position, RowPlace, with_marks
 from hotbed.connectors.types import (
@@ -83,6 +84,15 @@ class Source(ABC):
         Where sources are read together, such a column has the type of the others.
         """
         return self.schema()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The arguments on which its positions depend, as plain values.
+
+        They decide which rows come, and in which order. Reading does not resume from a position
+        that was written with others; docs/persist.md says which these are.
+        """
+        return {}
 
     @property
     def endless(self) -> bool:
@@ -211,6 +221,11 @@ class Slice(Source):
         return self.source.inferred
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        # its own positions hold numbers of rows, and need none
+        return {"start": self.start, "stop": self.stop, "source": self.source.settings}
+
+    @property
     def divisible(self) -> bool:
         return self.source.divisible
 
@@ -321,6 +336,10 @@ class Sort(Source):
     def inferred(self) -> pa.Schema:
         return usual_types(self.source.inferred)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        return {"by": self.by, "rows": self.num_rows(), "source": self.source.settings}
+
     def num_rows(self) -> int:
         return int(self._sorted.num_rows)
 
@@ -400,6 +419,10 @@ class TableJoin(Source):
     @property
     def endless(self) -> bool:
         return self.source.endless
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.source.settings
 
     def commit(self, position: Position) -> None:
         self.source.commit(position)
@@ -512,6 +535,17 @@ class TableJoin(Source):
         return table
 
 
+def described(value: Any, without: str = "") -> Any:
+    """Return a value as plain values, but for one argument; of what cannot be written its kind."""
+    try:
+        plain_value = describe(value)
+    except ConfigError:
+        return {"kind": kind_of(type(value))}
+    if without:
+        plain_value = {name: item for name, item in plain_value.items() if name != without}
+    return plain_value
+
+
 def _match(batch: pa.RecordBatch, side_keys: pa.Table) -> pa.Array:
     """Return for every row of `batch` the row number in `side_keys` with the same keys, or null."""
     names = [f"key{number}" for number in range(side_keys.num_columns)]
@@ -575,7 +609,7 @@ def rows_of(
     for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
         if batch.num_rows:
             row += batch.num_rows
-            yield batch, Position({"row": row})
+            yield batch, Position.of(source, {"row": row})
 
 
 def _read_table(source: Source) -> pa.Table:

@@ -447,6 +447,8 @@ class Dataset:
             order = {"shuffle": self.shuffle, "seed": self.seed, "cache": self.cache}
         if self.grains > 1:
             order["grains"] = self.grains
+        if self.endless:  # a position counts rows without those that lie further ahead
+            order["max_ahead_seconds"] = self.max_ahead_seconds
         return order
 
     def _batches(

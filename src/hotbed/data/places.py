@@ -47,11 +47,15 @@ def check_position(position: Position, start: Position, source: Source) -> None:
             "position."
         )
     check_grains(position, start["order"].get("grains", 1))
-    if position["order"] != start["order"]:
+    order = dict(start["order"])
+    if "max_ahead_seconds" not in position["order"]:  # as in positions of older versions
+        order.pop("max_ahead_seconds", None)
+    if position["order"] != order:
         raise ConfigError(
             "dataset: cannot resume a position of another order, got "
             f"{position['order'] or 'no shuffle'}, this dataset has "
-            f"{start['order'] or 'no shuffle'}. Give it the same shuffle, seed and cache."
+            f"{start['order'] or 'no shuffle'}. Give it the same shuffle, seed, cache and "
+            "max_ahead_seconds."
         )
 
 

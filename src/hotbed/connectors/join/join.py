@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from hotbed.connectors.join.settings import Outcome, check_where, names_of
 from hotbed.connectors.join.spill import Spill
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import Batches, Position
-from hotbed.connectors.source import Source
+from hotbed.connectors.source import Source, described
 from hotbed.connectors.times import check_unit
 from hotbed.connectors.types import opened
 from hotbed.errors import ConfigError, SchemaError
@@ -139,8 +140,42 @@ class Join(Source):
     def endless(self) -> bool:
         return any(source.endless for source in self.inputs)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        inputs = self.inputs
+        outcomes: dict[str, Any] = {}
+        for name, outcome in self.kinds.items():
+            outcomes[name] = {
+                "input": inputs.index(outcome.source),
+                "within": float(outcome.within),
+                "where": dict(outcome.where),
+                "on": names_of(self.on if outcome.on is None else outcome.on),
+                "time": outcome.time or self.time,
+                "unit": outcome.unit or self.unit,
+            }
+        settings = {
+            "on": names_of(self.on),
+            "time": self.time,
+            "unit": self.unit,
+            "where": dict(self.where),
+            "rule": described(self.rule),
+            "lateness_seconds": float(self.lateness_seconds),
+            "outcomes": outcomes,
+        }
+        if not self.endless:  # it reads its sources again from the start
+            settings["inputs"] = [source.settings for source in inputs]
+        return settings
+
+    def _as_written(self, position: Position) -> Join:
+        """Return this join with its labels in the order of a position: their names count."""
+        names = position.state.get("labels", [])
+        if list(self.kinds) == names or set(self.kinds) != set(names):
+            return self
+        return replace(self, outcomes={name: self.kinds[name] for name in names})
+
     def commit(self, position: Position) -> None:
-        for source, state in zip(self.inputs, position["inputs"], strict=True):
+        inputs = self._as_written(position).inputs
+        for source, state in zip(inputs, position["inputs"], strict=True):
             if state["source"] is not None:
                 source.commit(Position.from_json(state["source"]))
 
@@ -175,9 +210,11 @@ class Join(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
+        join = self
         if position is not None and position.state:
-            position.require("Join", self)
-        reading = JoinReading(self, plan, position)
+            join = self._as_written(position)
+            position.require("Join", join)
+        reading = JoinReading(join, plan, position)
         try:
             yield from reading.batches(batch_rows)
         finally:

@@ -128,23 +128,22 @@ class JoinReading:
         inputs: list[dict[str, Any]] = []
         for place, source in enumerate(self._inputs):
             inputs.append(source.state(decided=place == number))
-        state = {}
+        state: dict[str, Any] = {}
         if not self.join.endless:
             state["latest"] = self._latest
-        return Position(
-            {
-                **state,
-                "block": self.number,
-                "inputs": inputs,
-                "row": 0,
-                "now": self.now,
-                "watermark": self.open.watermark,
-                "lanes": self._lanes.to_json(),
-                "idle": [list(lane) for lane in self._turns.idle],
-                "opened": self.open.opened,
-                "counts": dict(self.open.counts),
-            }
-        )
+        state |= {
+            "block": self.number,
+            "inputs": inputs,
+            "labels": list(self.join.kinds),
+            "row": 0,
+            "now": self.now,
+            "watermark": self.open.watermark,
+            "lanes": self._lanes.to_json(),
+            "idle": [list(lane) for lane in self._turns.idle],
+            "opened": self.open.opened,
+            "counts": dict(self.open.counts),
+        }
+        return Position.of(self.join, state)
 
     def _take(self, turn: Turn) -> TurnResult:
         """Take a turn, whose rows are at hand."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotbed import checks
 from hotbed.connectors.join.rules import JoinRule
@@ -94,6 +94,9 @@ class JoinSettings(Protocol):
 
     @property
     def own_columns(self) -> list[str]: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
 
 
 def check_where(name: str, where: Mapping[str, str]) -> None:

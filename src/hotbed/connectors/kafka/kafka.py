@@ -22,7 +22,7 @@ from hotbed.connectors.live import Live
 from hotbed.connectors.messages import Decoder, Json
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import TICK, Batches, Position
-from hotbed.connectors.source import Source
+from hotbed.connectors.source import Source, described
 from hotbed.errors import ConfigError, DataError
 
 HIDDEN = "***"
@@ -124,6 +124,10 @@ class Kafka(Source):
     @property
     def endless(self) -> bool:
         return True
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"decoder": described(self.decoder), "tombstones": self.tombstones}
 
     @property
     def divisible(self) -> bool:

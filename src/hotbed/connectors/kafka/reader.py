@@ -80,7 +80,9 @@ class KafkaReader:
         }
         if self.grains > 1:
             state["partitions"] = self.num_partitions
-        return Position(state)
+        if not self.take:  # any decoder may read the blocks to come
+            return Position(state)
+        return Position.of(self.source, state)
 
     def next_block(self) -> PlacedMessages | None:
         """Return the messages of the next block in their order, or None if it is not complete yet.

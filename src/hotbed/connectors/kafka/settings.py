@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -43,6 +43,9 @@ class KafkaSettings(Protocol):
 
     @property
     def topic(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
 
     @property
     def decoder(self) -> Decoder: ...

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,7 +76,7 @@ class BestWeights(Judge):
         super().load_state(state)
         self._kept = None
         step = state.get("step", -1)  # absent from states of earlier builds, as are the metrics
-        if step == -1:
+        if step == -1 or math.isnan(self.best):  # nothing is kept, or another metric is judged
             return
         curves = {}
         for name, curve in state.get("reliability", {}).items():

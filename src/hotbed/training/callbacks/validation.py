@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from hotbed.metrics import smaller_is_better
 from hotbed.training.run import Run, passed
 from hotbed.training.watching.history import ReliabilityWatch
 
+log = logging.getLogger("hotbed")
 VALID = "valid."
 Mode = Literal["auto", "max", "min"]
 
@@ -107,9 +109,19 @@ class Judge(ABC):
         """Act on a new value, which is `better` than the best so far or not."""
 
     def state(self) -> dict[str, Any]:
-        return {"best": None if math.isnan(self.best) else self.best, "bad": self._bad}
+        best = None if math.isnan(self.best) else self.best
+        return {"best": best, "bad": self._bad, "judged": [self._metric, self._mode]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        judged = state.get("judged", [self._metric, self._mode])  # absent from earlier builds
+        if list(judged) != [self._metric, self._mode]:
+            log.info(
+                "%s: judged %s before, and begins anew with %s",
+                type(self).__name__,
+                judged,
+                [self._metric, self._mode],
+            )
+            return
         self.best = math.nan if state["best"] is None else state["best"]
         self._bad = state["bad"]
 

@@ -168,6 +168,8 @@ class EvictionSchedule:
         self._passed = state["passed"]
         self._left = state["left"]
         self._each = list(state["each"])
+        if len(self._each) != len(self._evicting):  # by tables with other policies
+            self._left = 0
         self._statistics = tables_of(state["statistics"])[0]
         if not self._clock.shard.is_first:  # whose counts are those of all
             for counts in self._statistics.values():

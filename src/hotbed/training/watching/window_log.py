@@ -83,6 +83,11 @@ class WindowCuts:
         self.watermark: int | None = None
         self.seen = 0
 
+    @property
+    def every(self) -> list[int | None]:
+        """The width of a window in microseconds, and its samples; one of them is None."""
+        return [self._width, self._rows]
+
     def window_at(self, time: int) -> int | None:
         """Return the window of an event time; None where windows are of samples."""
         return None if self._width is None else time // self._width

@@ -175,7 +175,11 @@ class Windows:
         elif self._scorer is not None:
             scorer = self._scorer.state()
         state = {
-            "cuts": {"watermark": self._cuts.watermark, "seen": self._cuts.seen},
+            "cuts": {
+                "watermark": self._cuts.watermark,
+                "seen": self._cuts.seen,
+                "every": self._cuts.every,
+            },
             "open": {
                 "number": self._open,
                 "rows": self._rows,
@@ -185,6 +189,7 @@ class Windows:
             "log": self._log.state(),
             "scorer": scorer,
             "wall_fresh": np.array([self._fresh, self._weight], np.float64),
+            "names": None if self._names is None else list(self._names),
         }
         if self._baseline is not None:
             state["baseline"] = self._baseline.state()
@@ -206,6 +211,14 @@ class Windows:
         self._fresh, self._weight = np.asarray(state["wall_fresh"]).tolist()
         self._saved = state if state["scorer"] is not None else None
         self._scorer = None
+        every = state["cuts"].get("every", self._cuts.every)  # absent from states of earlier builds
+        names = None if self._names is None else list(self._names)
+        if list(every) != self._cuts.every or state.get("names", names) != names:
+            log.info("Windows: a window begins anew, because other ones or metrics are asked for")
+            self._open = None
+            self._rows = 0
+            self._span = None
+            self._saved = None
         if self._baseline is not None and "baseline" in state:
             self._baseline.load_state(state["baseline"])
         if self._shown is not None and "shown" in state:
