@@ -179,7 +179,7 @@ def test_every_state_can_be_restored_and_leads_to_the_same_end(
 ) -> None:
     digest = learn(tmp_path, None, nesting=nesting, every_steps=13, keep=99)
     numbers = sorted(int(path.name[-8:]) for path in tmp_path.glob("checkpoint-*"))
-    assert len(numbers) == 3
+    assert len(numbers) >= 3
     for number in reversed(numbers):
         go_back(tmp_path, number)
         assert learn(tmp_path, None, nesting=nesting, every_steps=99, keep=99) == digest, number
