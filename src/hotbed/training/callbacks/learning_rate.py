@@ -58,12 +58,12 @@ class LearningRate:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._step = state["step"]
-        made = state.get("made", self._made)  # absent from states of earlier builds
-        if [item["kind"] for item in made] != [item["kind"] for item in self._made]:
+        before = state.get("made", self._made)  # absent from states of earlier builds
+        if [item["kind"] for item in before] != [item["kind"] for item in self._made]:
             log.info("LearningRate: another kind of schedule begins at step %d", self._step)
             return
-        if made != self._made:
-            log.info("LearningRate: %s stay, received %s", made, self._made)
+        if before != self._made:
+            log.info("LearningRate: %s stay, received %s", before, self._made)
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
             # a resume may change the rates that a schedule starts from
             state_dict = {key: value for key, value in saved.items() if key != "base_lrs"}
