@@ -27,7 +27,15 @@ from hotbed.data.columns import require_columns
 from hotbed.data.encode import Encoder
 from hotbed.data.grains import Cut, Lane, Tally, cut_epoch, ends_of, ranges_of
 from hotbed.data.numbers import with_unit_labels
-from hotbed.data.order import Buffer, Encoded, ShuffledBuffers, place_at, random_of, unshuffled
+from hotbed.data.order import (
+    Buffer,
+    Encoded,
+    ShuffledBuffers,
+    place_at,
+    random_of,
+    source_position,
+    unshuffled,
+)
 from hotbed.data.places import TimeLimit, check_grains, check_layout, check_position
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
@@ -447,7 +455,8 @@ class Dataset:
             order = {"shuffle": self.shuffle, "seed": self.seed, "cache": self.cache}
         if self.grains > 1:
             order["grains"] = self.grains
-        if self.endless:  # a position counts rows without those that lie further ahead
+        # a position counts rows without those that lie further ahead
+        if self.endless or self.max_ahead_seconds is not None:
             order["max_ahead_seconds"] = self.max_ahead_seconds
         return order
 
@@ -458,7 +467,7 @@ class Dataset:
         cuts: Iterator[Cut | None]
         if self.endless:
             stream = StreamCuts(self.batch_size, self.flush_seconds, self.live)
-            begin = _position_of(start["source"])
+            begin = source_position(start)
             if self.grains > 1 and self.source.divisible:
                 cuts = stream.by_blocks(self._blocks(begin), start)
             else:
@@ -521,7 +530,7 @@ class Dataset:
         skip = int(place["skip"])
         if self.cache:
             return self._cached_buffers(sources, number, epoch, skip, tally)
-        chunks = self._encoded(sources[number], _position_of(place["source"]), tally)
+        chunks = self._encoded(sources[number], source_position(place), tally)
         if self.shuffle > 1:
             size = -(-self.shuffle // len(sources))
             shuffle = ShuffledBuffers(size, self.seed, epoch, grain)
@@ -704,10 +713,3 @@ class Dataset:
 def _without_ticks(items: Generator[Batch | None, None, None]) -> Iterator[Batch]:
     with closing(items):
         yield from (batch for batch in items if batch is not None)
-
-
-def _position_of(state: Mapping[str, Any] | None) -> Position | None:
-    """Return the position of a source with this state; None = its start."""
-    if state is None:
-        return None
-    return Position.from_json(state)

@@ -6,7 +6,7 @@ Each buffer has places from which reading resumes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,12 @@ def place_at(source: Position | None, skip: int, buffer: int = 0) -> dict[str, A
     if source is not None:
         state = dict(source.state)
     return {"source": state, "skip": skip, "buffer": buffer, "emitted": 0}
+
+
+def source_position(place: Mapping[str, Any] | Position) -> Position | None:
+    """Return the position of the source in a reader's place; None = its start."""
+    state = place["source"]
+    return None if state is None else Position.from_json(state)
 
 
 def unshuffled(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:

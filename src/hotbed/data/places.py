@@ -48,7 +48,8 @@ def check_position(position: Position, start: Position, source: Source) -> None:
         )
     check_grains(position, start["order"].get("grains", 1))
     order = dict(start["order"])
-    if "max_ahead_seconds" not in position["order"]:  # as in positions of older versions
+    # positions of streams of older versions do not say it
+    if source.endless and "max_ahead_seconds" not in position["order"]:
         order.pop("max_ahead_seconds", None)
     if position["order"] != order:
         raise ConfigError(

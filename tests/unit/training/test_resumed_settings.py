@@ -495,6 +495,15 @@ DATASETS = [
         "another order",
         FAR,
     ),
+    *(
+        DatasetCase(
+            "`max_ahead_seconds` of a source that ends" + more, before, after, "refuses", "order"
+        )
+        for more, before, after in (
+            ("", {"max_ahead_seconds": 3600}, {"max_ahead_seconds": 7200}),
+            (", where there was none", {}, {"max_ahead_seconds": 3600}),
+        )
+    ),
     DatasetCase('`on_error`, to "skip"', {}, {"on_error": "skip"}, columns=COLUMNS),
     DatasetCase(
         '`on_error`, to "raise", if a row that was skipped lies near the position',
