@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "core/forks.h"
 #include "core/kernels.h"
 #include "core/store.h"
 #include "core/table.h"
@@ -39,7 +40,9 @@ NB_MODULE(_core, m) {
       raise_as("StorageFull", full.what());
     } catch (const hotbed::StorageFailed& failed) {
       raise_as("StorageFailed", failed.what());
-    } catch (const hotbed::RecordLost& lost) { raise_as("RecordLost", lost.what()); }
+    } catch (const hotbed::RecordLost& lost) {
+      raise_as("RecordLost", lost.what());
+    } catch (const hotbed::ForkedChild& child) { raise_as("TableError", child.what()); }
   });
   m.def("set_num_threads", &hotbed::ThreadPool::set_num_threads, nb::arg("num_threads"));
   m.def("num_threads", &hotbed::ThreadPool::num_threads);

@@ -178,7 +178,7 @@ Sums sums_of(const Addresses& addresses) {
   return out;
 }
 
-nb::tuple merge(const std::vector<const Step*>& steps, const std::vector<Addresses>& sums) {
+nb::tuple merge(const std::vector<Step*>& steps, const std::vector<Addresses>& sums) {
   std::vector<Sums> addresses;
   for (const Addresses& one : sums) addresses.push_back(sums_of(one));
   std::vector<std::vector<float>> merged_sums;
@@ -207,7 +207,7 @@ bool join(const Step& step, const std::vector<GrainTuple>& grains, const Address
   return step.join(sums, joined);
 }
 
-std::unique_ptr<Step> summed(const Step& step, const Addresses& sums) {
+std::unique_ptr<Step> summed(Step& step, const Addresses& sums) {
   const std::vector<float*> joined = outputs(sums);
   nb::gil_scoped_release release;
   return step.summed(joined);
@@ -260,6 +260,7 @@ void init_step(nb::module_& m) {
           "mark", [](Step& s, Address counted) { s.mark(pointer<const uint8_t>(counted)); }, nb::arg("counted"))
       .def("divide", &divide, nb::sig("def divide(self) -> list[Step]"))
       .def("split", &split, nb::arg("num_tables"), nb::sig("def split(self, num_tables: Sequence[int]) -> list[Step]"))
+      .def("let_go", &Step::let_go)
       .def("set_weights", &set_weights, nb::arg("weights"))
       .def("pool", &pool, nb::arg("out"))
       .def(

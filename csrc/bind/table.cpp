@@ -41,8 +41,13 @@ nb::dict export_partition(Table& table, int partition) {
   ExportedRows rows;
   {
     nb::gil_scoped_release release;
-    std::lock_guard lock(table.mutex());
-    rows = table.export_partition(partition);
+    ColdRows cold;
+    {
+      table.mutex().lock_last();
+      std::lock_guard lock(table.mutex(), std::adopt_lock);
+      cold = table.begin_export(partition, rows);
+    }
+    table.finish(cold, rows);
   }
   return to_dict(std::move(rows), table.layout());
 }
@@ -142,13 +147,22 @@ void load_rows(Table& table, const nb::dict& in) {
 // Fills out[n, dim] with the rows of slots; -1 gives the default vector.
 void gather(Table& table, const Input<int64_t>& slots, uint64_t out) {
   nb::gil_scoped_release release;
-  std::lock_guard lock(table.mutex());
   const auto dim = static_cast<size_t>(table.config().dim), n = static_cast<size_t>(slots.size());
   constexpr size_t kBlock = 4096;
-  ThreadPool::instance().run(static_cast<int>((n + kBlock - 1) / kBlock), [&](int b) {
-    const size_t first = static_cast<size_t>(b) * kBlock;
-    table.read_slots(slots.data() + first, std::min(kBlock, n - first), reinterpret_cast<float*>(out) + first * dim);
-  });
+  std::vector<ColdRows> cold((n + kBlock - 1) / kBlock);
+  const auto rows_of = [&](size_t block) { return reinterpret_cast<float*>(out) + block * kBlock * dim; };
+  const auto each = [&](auto&& work) {
+    ThreadPool::instance().run(static_cast<int>(cold.size()), [&](int block) { work(static_cast<size_t>(block)); });
+  };
+  {
+    table.mutex().lock_last();
+    std::lock_guard lock(table.mutex(), std::adopt_lock);
+    each([&](size_t b) {
+      const size_t first = b * kBlock;
+      cold[b] = table.read_slots(slots.data() + first, std::min(kBlock, n - first), rows_of(b));
+    });
+  }
+  each([&](size_t b) { table.finish_aside(cold[b], rows_of(b)); });
 }
 
 // Removes expired rows in the given range of partitions; the watermark moves first, so expiry is logical at once.

@@ -127,15 +127,17 @@ uint32_t& Candidates::plain_counter(uint64_t hash, int row) noexcept {
   return plain_[static_cast<size_t>(row) * plain_width_ + at];
 }
 
-uint64_t Candidates::peek(int64_t id, uint64_t hash) const noexcept {
+uint64_t Candidates::peek(int64_t id, uint64_t hash, int64_t alive_from) const noexcept {
   if (is_sketch()) {
-    uint32_t most = 0;
-    for (int g = 0; g < num_generations_; g++) most = std::max(most, generation(g).count(hash));
-    return most;
+    uint64_t most = generation(young_).count(hash);
+    if (num_generations_ == 1) return most;
+    const int old = 1 - young_;  // it goes first
+    if (newest_[old] >= alive_from) return std::max<uint64_t>(most, generation(old).count(hash));
+    return newest_[young_] >= alive_from ? most : 0;
   }
   if (plain_.empty()) {
     const auto place = map_.locate(id, hash);
-    return place.bucket ? place.bucket->count[place.entry] : 0;
+    return place.bucket && place.bucket->seen[place.entry] >= alive_from ? place.bucket->count[place.entry] : 0;
   }
   uint32_t least = 0xffffffffu;
   for (int row = 0; row < kPlainDepth; row++)

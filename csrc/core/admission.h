@@ -114,7 +114,8 @@ class Candidates {
 
   // The count before these occurrences, and the newest sighting as far as it is known; adds the occurrences.
   Candidate add(int64_t id, uint64_t hash, uint64_t occurrences, int64_t time);
-  uint64_t peek(int64_t id, uint64_t hash) const noexcept;
+  // The count of an id once those last seen before `alive_from` are expired.
+  uint64_t peek(int64_t id, uint64_t hash, int64_t alive_from = INT64_MIN) const noexcept;
   bool find(int64_t id, uint64_t hash, Candidate* out) const noexcept;  // false: unknown, or counted in a sketch
   void prefetch(uint64_t hash) const noexcept;
   // A count that can rise no further: the true one may be any above it.

@@ -2,6 +2,7 @@
 #include "disk_io.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -14,6 +15,9 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__) && __has_include(<linux/fs.h>)
+#include <linux/fs.h>
+#endif
 #if defined(__linux__) && __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
 #include <sys/syscall.h>
@@ -47,6 +51,16 @@ bool pass_by_page_cache([[maybe_unused]] int descriptor) noexcept {
 #endif
 }
 
+// A file system that copies on write (btrfs) would need more room for each write than `allocate` gave.
+void write_in_place([[maybe_unused]] int descriptor) noexcept {
+#if defined(FS_IOC_GETFLAGS) && defined(FS_NOCOW_FL)
+  int flags = 0;
+  if (ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || flags & FS_NOCOW_FL) return;
+  flags |= FS_NOCOW_FL;
+  ioctl(descriptor, FS_IOC_SETFLAGS, &flags);  // refused by most others, which need it not
+#endif
+}
+
 }  // namespace
 
 File::File(const std::string& folder, bool direct) : path_(folder + "/hotbed-store-XXXXXX") {
@@ -55,6 +69,7 @@ File::File(const std::string& folder, bool direct) : path_(folder + "/hotbed-sto
     throw std::system_error(errno, std::generic_category(), "store: cannot make a file in '" + folder + "'");
   unlink(path_.c_str());
   fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
+  write_in_place(descriptor_);
   direct_ = direct && pass_by_page_cache(descriptor_);
 #ifdef POSIX_FADV_RANDOM
   if (!direct_) posix_fadvise(descriptor_, 0, 0, POSIX_FADV_RANDOM);

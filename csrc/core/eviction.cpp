@@ -31,13 +31,16 @@ void Table::begin_evict(int64_t now) {
     for (auto& partition : partitions_) partition.stale = partition.counts_stale = true;
 }
 
+int64_t Table::candidates_from() const noexcept {
+  return config_.admission.expire_after >= 0 ? watermark_ - config_.admission.expire_after + 1 : INT64_MIN;
+}
+
 // Counts must not depend on how far a sweep is: a checkpoint ends it at once.
 void Table::expire_candidates(int p) {
   Partition& partition = partitions_[p];
   if (!partition.counts_stale) return;
   partition.counts_stale = false;
-  if (partition.candidates && config_.admission.expire_after >= 0)
-    partition.candidates->expire(watermark_ - config_.admission.expire_after + 1);
+  if (partition.candidates && config_.admission.expire_after >= 0) partition.candidates->expire(candidates_from());
 }
 
 uint64_t Table::sweep(int first, int last) {

@@ -162,7 +162,7 @@ void Step::write_rows(const std::vector<std::vector<float*>>& out) {
     update_plan(part);
     if (part.table->residency()) on_disk.push_back(&part);
   }
-  const Reads reads(*this, on_disk);
+  const Reads reads(*this, on_disk, false);
   for (Part& part : parts_)
     if (part.ranges.size() > 1) read(part);
   ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {

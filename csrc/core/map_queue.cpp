@@ -9,6 +9,8 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "forks.h"
+
 namespace hotbed {
 namespace {
 
@@ -64,7 +66,7 @@ std::shared_ptr<MapTask> MapQueue::add(Step& step, std::vector<FeatureIds> ids, 
   task->ids_ = std::move(ids);
   task->times_ = times;
   task->training_ = training;
-  if (!shared_->has_thread()) throw std::logic_error("map queue: it belongs to another process. Make another one.");
+  if (!shared_->has_thread()) throw ForkedChild("map queue: it belongs to another process. Make another one.");
   bool sleeps = false;
   {
     const std::lock_guard lock(shared_->mutex);
@@ -135,7 +137,7 @@ void MapTask::release() noexcept {
 void MapTask::wait() {
   if (shared_->has_thread()) wait_for_thread();
   else if (!done_)
-    throw std::runtime_error(
+    throw ForkedChild(
         "the ids of a batch are mapped by a thread of another process, from which this one was forked. Make a new "
         "hb.Ahead here.");
   if (error_) std::rethrow_exception(error_);

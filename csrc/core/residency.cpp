@@ -408,8 +408,9 @@ void Residency::fetch(const uint32_t* slots, size_t n, Room& room) {
 void Residency::place(const uint32_t* slots, size_t n, const Plan* plan, Room* room, uint32_t* frames,
                       std::vector<uint32_t>* fresh) {
   std::unique_lock lock(mutex_);
-  // rows that are read ahead are not read once more
-  for (const uint64_t number : loads_of(slots, n)) settle(lock, number);
+  // rows that are read ahead are not read once more, but nobody waits for them who only reads
+  for (const uint64_t number : loads_of(slots, n))
+    if (plan || find_load(number)->batch->is_done()) settle(lock, number);
   for (size_t i = 0; i < n; i++) {
     if (slots[i] == kNoSlot) {
       frames[i] = kNoFrame;

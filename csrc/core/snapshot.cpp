@@ -200,10 +200,7 @@ ColdRows Table::read_snapshot(int p, const SnapshotEntry* entries, size_t begin,
 
 void Table::finish(ColdRows& rows, ExportedRows& out) {
   try {
-    if (rows.batch) rows.batch->wait();
-    std::unique_lock lock(mutex(), std::defer_lock);
-    if (layout().has_updated) lock.lock();  // training adds to the steps that rows catch up with
-    finish(rows, [&](size_t at, const Row& row) { write_row(out, at, row); });
+    finish_aside(rows, [&](size_t at, const Row& row) { write_row(out, at, row); });
   } catch (const RecordLost& lost) {
     for (const ColdRows::Row& row : rows.rows)
       if (row.slot == lost.slot) throw RecordLost(lost, config_.name, out.ids[row.at]);

@@ -52,14 +52,19 @@ void Step::release() noexcept {
   retained_ = false;
 }
 
-Step::Locked::Locked(const Step& step) {
+Step::Locked::Locked(const Step& step, bool last) {
   for (const Part& part : step.parts_) mutexes_.push_back(&part.table->mutex());
   std::sort(mutexes_.begin(), mutexes_.end());
-  for (TableMutex* mutex : mutexes_) mutex->lock();
+  if (last)  // before it holds any, or it would let others wait for one while it gives way at the next
+    for (const TableMutex* mutex : mutexes_) mutex->give_way();
+  for (TableMutex* mutex : mutexes_) last ? mutex->lock_unseen() : mutex->lock();
 }
 
-Step::Locked::~Locked() {
+Step::Locked::~Locked() { release(); }
+
+void Step::Locked::release() {
   for (TableMutex* mutex : mutexes_) mutex->unlock();
+  mutexes_.clear();
 }
 
 void Step::plan(const std::vector<FeatureIds>& ids) {
@@ -132,12 +137,20 @@ void Step::add_scores(Uniques& range) const {
   range.scores.resize(num_ids);
 }
 
-// Points every unique id at its fp32 row. Rows that lie on a disk come with `read`.
-void Step::begin_read(Part& part) const {
+bool Step::has_cold(const Part& part) {
+  return std::any_of(part.ranges.begin(), part.ranges.end(), [](const Uniques& range) {
+    return std::find(range.own_frames.begin(), range.own_frames.end(), kColdFrame) != range.own_frames.end();
+  });
+}
+
+// Points every unique id at its fp32 row, or at a copy where that is read `aside`, without the mutex of the table. Rows
+// that lie on a disk come with `read`.
+void Step::begin_read(Part& part, bool aside) const {
   const Table& table = *part.table;
   if (!part.received.empty()) return part.rows.assign(part.received.begin(), part.received.end());
   std::vector<size_t> first_copy(part.ranges.size() + 1, 0);
-  for (size_t r = 0; r < part.ranges.size(); r++) first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r]);
+  for (size_t r = 0; r < part.ranges.size(); r++)
+    first_copy[r + 1] = first_copy[r] + table.num_copies(part.ranges[r], aside);
   const auto dim = static_cast<size_t>(table.config().dim);
   part.rows.resize(static_cast<size_t>(part.num_unique));
   part.copies.resize(first_copy.back() * dim);
@@ -145,22 +158,39 @@ void Step::begin_read(Part& part) const {
   ThreadPool::instance().run(static_cast<int>(part.ranges.size()), [&](int i) {
     const auto r = static_cast<size_t>(i);
     const Uniques& range = part.ranges[r];
-    ColdRows cold = table.read(range, part.rows.data() + range.base, part.copies.data(), first_copy[r] * dim);
+    const float** rows = part.rows.data() + range.base;
+    ColdRows cold = table.read(range, rows, part.copies.data(), first_copy[r] * dim, aside);
     if (!part.cold.empty()) part.cold[r] = std::move(cold);
   });
 }
 
-void Step::read(Part& part) const {
-  if (part.cold.empty()) begin_read(part);
+void Step::read(Part& part, bool aside) const {
+  if (part.cold.empty()) begin_read(part, aside);
   std::vector<ColdRows> cold = std::exchange(part.cold, {});
-  ThreadPool::instance().run(static_cast<int>(cold.size()),
-                             [&](int r) { part.table->finish(cold[static_cast<size_t>(r)], part.copies.data()); });
+  ThreadPool::instance().run(static_cast<int>(cold.size()), [&](int r) {
+    ColdRows& rows = cold[static_cast<size_t>(r)];
+    aside ? part.table->finish_aside(rows, part.copies.data()) : part.table->finish(rows, part.copies.data());
+  });
+}
+
+// Reads parts whose rows lie on a disk. Where some are in no frame, the locks are released before the wait.
+void Step::read_parts(const std::vector<Part*>& parts, Locked& locked) {
+  const bool waits = std::any_of(parts.begin(), parts.end(), [](const Part* part) { return has_cold(*part); });
+  const Reads reads(*this, parts, waits);
+  if (waits) locked.release();
+  ThreadPool::instance().run(static_cast<int>(parts.size()),
+                             [&](int i) { read(*parts[static_cast<size_t>(i)], waits); });
+}
+
+void Step::read_part(Part& part, Locked& locked) {
+  if (part.table->residency()) read_parts({&part}, locked);
+  else read(part);
 }
 
 // Delegates, so that the destructor runs where a part cannot begin.
-Step::Reads::Reads(Step& step, const std::vector<Part*>& parts) : Reads(parts) {
+Step::Reads::Reads(Step& step, const std::vector<Part*>& parts, bool aside) : Reads(parts) {
   ThreadPool::instance().run(static_cast<int>(parts_.size()),
-                             [&](int i) { step.begin_read(*parts_[static_cast<size_t>(i)]); });
+                             [&](int i) { step.begin_read(*parts_[static_cast<size_t>(i)], aside); });
 }
 
 Step::Reads::~Reads() {
@@ -210,6 +240,7 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
   if (training && logs_) table.begin_log(uniques);
   table.resolve(uniques, training);
   if (training) {
+    table.end_expired(uniques);
     if (logs_) table.log(uniques);
     table.admit(uniques);
     if (!uniques.missing.empty()) {
@@ -223,9 +254,9 @@ void Step::map_part(Part& part, const int64_t* times, bool training) const {
 }
 
 // Maps all parts, whose ids are planned; calls mapped(part) for each part when its slots are there, from several
-// threads. `keeps`: whether the plan outlives the call.
+// threads.
 template <class F>
-void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped) {
+void Step::map_parts(const int64_t* times, bool training, F&& mapped) {
   const auto trains = [&](const Part& part) { return training && part.table->observes(); };
   const auto on_disk = [](const Part& part) { return part.table->residency() != nullptr; };
   // A table that is frozen as well: what follows reads no disk, and fails for none.
@@ -236,9 +267,8 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
   std::vector<Part*> small;
   for (Part& part : parts_) {
     if (trains(part)) part.table->turn_generations();
-    // an older plan that lives would keep the frames of many evaluations: those that end with the call have none
-    if (on_disk(part) && (training || keeps))
-      part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
+    // evaluations keep no frames: a loop may hold on to the outputs of many
+    if (brings(part)) part.plans = {std::make_shared<Residency::Plan>(*part.table->residency())};
     if (part.ranges.size() == 1 && !on_disk(part) && !(trains(part) && part.table->capped())) small.push_back(&part);
     else
       for (size_t r = 0; r < part.ranges.size(); r++) phased.emplace_back(&part, r);
@@ -285,6 +315,7 @@ void Step::map_parts(const int64_t* times, bool training, bool keeps, F&& mapped
   if (phased.empty()) return;
   if (training) {
     each([&](Part& part, size_t r) {
+      if (trains(part)) part.table->end_expired(part.ranges[r]);
       if (trains(part) && logs_) part.table->log(part.ranges[r]);
       if (trains(part)) part.table->admit(part.ranges[r]);
       else part.ranges[r].missing.clear();
@@ -318,6 +349,10 @@ bool Step::has_output(const Part& part, const std::vector<OutputRows>& out) {
 void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
   if (!has_output(part, out)) return;
   read(part);
+  pool_features(part, out);
+}
+
+void Step::pool_features(const Part& part, const std::vector<OutputRows>& out) const {
   for (size_t k = 0; k < part.features.size(); k++) {
     const OutputRows& to = out[static_cast<size_t>(part.features[k])];
     if (!to.data) continue;
@@ -336,10 +371,44 @@ void Step::keep() {
     part.distinct.keep();
     part.withdrawn = part.table->num_withdrawn();
     part.step = part.table->step();
+    if (part.plans.empty()) leave_frames(part);
+  }
+  retain();
+}
+
+void Step::retain() {
+  for (Part& part : parts_) {
     part.generation = part.table->generation();
     part.table->retain(part.generation);
   }
   retained_ = true;
+}
+
+// Where no plan keeps the rows in frames they are found anew, wherever they lie.
+void Step::leave_frames(Part& part) {
+  for (Uniques& range : part.ranges)
+    for (uint32_t& frame : range.own_frames)
+      if (frame != kNoFrame) frame = kColdFrame;
+}
+
+void Step::let_go() {
+  if (!retained_) return;
+  release();
+  for (Part& part : parts_) leave_frames(part);
+  let_go_ = true;
+}
+
+// Whether the rows had been let go.
+bool Step::hold() {
+  if (!let_go_) return false;
+  const Locked locked(*this);
+  retain();
+  let_go_ = false;
+  for (Part& part : parts_) {
+    drop_gone(part);
+    part.withdrawn = part.table->num_withdrawn();
+  }
+  return true;
 }
 
 void Step::map(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool logs) {
@@ -355,7 +424,7 @@ void Step::map_planned(const int64_t* times, bool training, bool logs) {
   logs_ = logs && training;
   pooled_ = false;
   try {
-    map_parts(times, training, true, [](Part&) {});
+    map_parts(times, training, [](Part&) {});
   } catch (...) {  // a batch that is refused changes nothing
     for (Part& part : parts_)
       for (Uniques& range : part.ranges) part.table->end_log(range);
@@ -462,12 +531,13 @@ void Step::set_weights(const std::vector<const float*>& weights) {
 
 void Step::position_rows(int feature, float* rows) {
   check_undivided();
+  hold();
   Part& part = parts_[static_cast<size_t>(features_[static_cast<size_t>(feature)].table)];
   const auto k =
       static_cast<size_t>(std::find(part.features.begin(), part.features.end(), feature) - part.features.begin());
-  const std::lock_guard lock(part.table->mutex());
+  Locked locked(*this);
   update_plan(part);
-  read(part);
+  read_part(part, locked);
   const auto dim = static_cast<size_t>(part.table->config().dim);
   const uint32_t* inverse = part.distinct.inverse(k);
   const auto num_positions = static_cast<size_t>(part.distinct.feature(k).num_values);
@@ -477,13 +547,14 @@ void Step::position_rows(int feature, float* rows) {
 void Step::pool(const std::vector<OutputRows>& out) {
   if (!retained_) throw std::logic_error("step: pool needs mapped ids, got none. Call map first.");
   check_undivided();
+  hold();
   pooled_ = true;
   pool_parts(out);
   if (task_) task_->release();
 }
 
 void Step::pool_parts(const std::vector<OutputRows>& out) {
-  const Locked locked(*this);
+  Locked locked(*this);
   std::vector<Part*> small;
   for (Part& part : parts_) {
     update_plan(part);
@@ -493,16 +564,16 @@ void Step::pool_parts(const std::vector<OutputRows>& out) {
                              [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
   for (Part& part : parts_)
     if (part.ranges.size() > 1 && !part.table->residency()) pool_part(part, out);
-  pool_from_disk(out);
+  pool_from_disk(out, locked);
 }
 
-void Step::pool_from_disk(const std::vector<OutputRows>& out) {
+void Step::pool_from_disk(const std::vector<OutputRows>& out, Locked& locked) {
   std::vector<Part*> parts;
   for (Part& part : parts_)
     if (part.table->residency() && has_output(part, out)) parts.push_back(&part);
-  const Reads reads(*this, parts);
+  read_parts(parts, locked);
   ThreadPool::instance().run(static_cast<int>(parts.size()),
-                             [&](int i) { pool_part(*parts[static_cast<size_t>(i)], out); });
+                             [&](int i) { pool_features(*parts[static_cast<size_t>(i)], out); });
 }
 
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
@@ -512,19 +583,18 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   plan(ids);
   Rooms rooms(*this);
   if (training) rooms.make_for_ids();
-  const Locked locked(*this);
+  Locked locked(*this, !training);
   try {
-    map_parts(times, training, keeps, [&](Part& part) {
+    map_parts(times, training, [&](Part& part) {
       if (!part.table->residency()) pool_part(part, out);
     });
-    pool_from_disk(out);
+    if (keeps) keep();
+    pool_from_disk(out, locked);
   } catch (...) {
-    for (Part& part : parts_) part.plans.clear();
+    release();
     throw;
   }
-  if (keeps) keep();
-  else
-    for (Part& part : parts_) part.plans.clear();
+  if (!keeps) release();
 }
 
 void Step::adopt_slots(const int64_t* slots, int64_t n) {
@@ -591,10 +661,11 @@ void Step::position_slots(int table, int64_t* out) const {
 }
 
 void Step::unique_rows(int table, float* rows, int64_t* slots) {
+  hold();
   Part& part = parts_[static_cast<size_t>(table)];
-  const std::lock_guard lock(part.table->mutex());
+  Locked locked(*this);
   update_plan(part);
-  read(part);
+  read_part(part, locked);
   const size_t dim = static_cast<size_t>(part.table->config().dim);
   for (size_t u = 0; u < part.rows.size(); u++) std::copy_n(part.rows[u], dim, rows + u * dim);
   for (const Uniques& range : part.ranges)
@@ -611,6 +682,7 @@ void Step::leave_out(int table, const int64_t* numbers, int64_t n) {
 }
 
 bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums) {
+  const bool was_let_go = hold();
   struct Task {
     size_t part, range;
   };
@@ -621,6 +693,10 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
     if (std::none_of(part.features.begin(), part.features.end(),
                      [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
       continue;
+    if (was_let_go && part.step != part.table->step())
+      throw std::logic_error("table '" + part.table->config().name +
+                             "': the gradient of max pooling needs the rows of the forward pass, got rows that an "
+                             "update has changed since. Call the module again before this backward pass.");
     const std::lock_guard lock(part.table->mutex());
     read(part);
   }
@@ -738,8 +814,9 @@ struct Step::Shares {
   }
 };
 
-std::unique_ptr<Step> Step::merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+std::unique_ptr<Step> Step::merge(const std::vector<Step*>& steps, const std::vector<Sums>& sums,
                                   std::vector<std::vector<float>>* merged_sums) {
+  for (Step* step : steps) step->hold();
   std::vector<std::shared_ptr<Table>> tables;
   std::unordered_map<const Table*, size_t> place;
   std::vector<Shares> shares;
@@ -859,7 +936,8 @@ bool Step::join(const std::vector<GrainSums>& grains, const std::vector<float*>&
   return finite.load();
 }
 
-std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) const {
+std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) {
+  hold();
   auto step = std::make_unique<Step>(tables(), std::vector<Feature>{});
   for (size_t t = 0; t < parts_.size(); t++) {
     const Part& from = parts_[t];
@@ -890,6 +968,14 @@ std::unique_ptr<Step> Step::summed(const std::vector<float*>& sums) const {
 // Brings a plan up to date after withdrawals and updates: a withdrawn id has no row any more, so that it reads as
 // absent and takes no gradient; a row that missed steps replays them.
 void Step::refresh(Part& part) const {
+  drop_gone(part);
+  for (Uniques& range : part.ranges) part.table->place(range, part.plan(), nullptr);
+  if (part.plans.empty()) leave_frames(part);
+}
+
+// Ids whose rows have gone have none from now on.
+void Step::drop_gone(Part& part) {
+  if (!part.received.empty()) return;
   for (Uniques& range : part.ranges) {
     Uniques probe;
     probe.ids = range.ids;
@@ -897,7 +983,6 @@ void Step::refresh(Part& part) const {
     part.table->resolve(probe, false);
     for (size_t u = 0; u < range.slots.size(); u++)
       if (probe.slots[u] != range.slots[u]) range.drop_row(u);
-    part.table->place(range, part.plan(), nullptr);
   }
 }
 
@@ -909,14 +994,10 @@ void Step::update_plan(Part& part) const {
 }
 
 void Step::apply(const Sums& sums, const std::vector<double>& rates) {
+  hold();
   Rooms rooms(*this);
-  for (size_t t = 0; t < parts_.size(); t++) {
-    const auto is_cold = [](const Uniques& range) {
-      return std::find(range.own_frames.begin(), range.own_frames.end(), kColdFrame) != range.own_frames.end();
-    };
-    if (sums[t] && parts_[t].table->learns() && std::any_of(parts_[t].ranges.begin(), parts_[t].ranges.end(), is_cold))
-      rooms.make(parts_[t], parts_[t].num_unique);
-  }
+  for (size_t t = 0; t < parts_.size(); t++)
+    if (sums[t] && parts_[t].table->learns() && has_cold(parts_[t])) rooms.make(parts_[t], parts_[t].num_unique);
   const Locked locked(*this);
   for (Part& part : parts_) bring(part);
   struct Task {

@@ -67,6 +67,9 @@ class Step {
   // position, mapped as they are here. The grains are pooled in the place of this step; with the last that has samples
   // a queue may map on.
   std::vector<std::unique_ptr<Step>> divide();
+  // The rows may leave their frames from now on, and the slots of those that go be given to others. What is done with
+  // the ids later finds their rows anew; those that have gone meanwhile take no gradient.
+  void let_go();
   // Gives mapped ids other weights, [positions] of each feature, which are copied; null = they keep theirs.
   void set_weights(const std::vector<const float*>& weights);
   // Pools the rows of the mapped ids, as they are now. Features without an output are passed over.
@@ -130,16 +133,17 @@ class Step {
 
   // sums[table] = [num_unique, dim]: the gradients of each id, summed in the order feature, sample, position.
   // Returns whether all of them are finite.
+  // Throws std::logic_error where max pooling needs rows that an update has changed since `let_go`.
   bool sum_gradients(const std::vector<GradientRows>& grads, const std::vector<float*>& sums);
   // The tables of all steps that have sums, each with the distinct ids of all and their sums added one after another.
-  static std::unique_ptr<Step> merge(const std::vector<const Step*>& steps, const std::vector<Sums>& sums,
+  static std::unique_ptr<Step> merge(const std::vector<Step*>& steps, const std::vector<Sums>& sums,
                                      std::vector<std::vector<float>>* merged_sums);
   // out[table] = [num_unique, dim]: the sums of the grains that `divide` gave, or that `map_asked` was asked for, added
   // by halves: (0 + 1) + (2 + 3). A grain without an id is left out of its sum. Where all are left out, the sum is
   // -0.0, which adds nothing; no other sum is. Returns whether all of them are finite.
   bool join(const std::vector<GrainSums>& grains, const std::vector<float*>& out) const;
   // A step of these ids, for sums that `join` made: an id without one takes no gradient, and its sum becomes 0.
-  std::unique_ptr<Step> summed(const std::vector<float*>& sums) const;
+  std::unique_ptr<Step> summed(const std::vector<float*>& sums);
   // Adds the squares of the lanes of the sums of `table` to squares[partition of their id], an id after the other.
   void add_squares(int table, const float* sums, double* squares) const noexcept;
   // Finds the first id of `table` whose sum is not finite; returns false where all sums are finite.
@@ -177,8 +181,10 @@ class Step {
   };
   class Locked {  // holds the locks of all tables, taken in one order
    public:
-    explicit Locked(const Step& step);
+    // `last`: after everybody else who waits, to read.
+    explicit Locked(const Step& step, bool last = false);
     ~Locked();
+    void release();
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
 
@@ -202,7 +208,7 @@ class Step {
   // Begins to read what lies on a disk, of all parts at once, and holds on to it until it ends.
   class Reads {
    public:
-    Reads(Step& step, const std::vector<Part*>& parts);
+    Reads(Step& step, const std::vector<Part*>& parts, bool aside);
     ~Reads();
     Reads(const Reads&) = delete;
     Reads& operator=(const Reads&) = delete;
@@ -216,7 +222,7 @@ class Step {
   struct Shares;
 
   template <class F>
-  void map_parts(const int64_t* times, bool training, bool keeps, F&& mapped);
+  void map_parts(const int64_t* times, bool training, F&& mapped);
   void plan(const std::vector<FeatureIds>& ids);
   void check_undivided() const;
   static void take_ids(const Part& whole, Part& part, std::vector<uint32_t>& members);
@@ -235,16 +241,24 @@ class Step {
   void plan_asked(const std::vector<Asked>& grains, bool timed);
   void map_planned(const int64_t* times, bool training, bool logs);
   void bring(Part& part);
-  void begin_read(Part& part) const;
-  void read(Part& part) const;
+  static bool has_cold(const Part& part);
+  void begin_read(Part& part, bool aside) const;
+  void read(Part& part, bool aside = false) const;
+  void read_parts(const std::vector<Part*>& parts, Locked& locked);
+  void read_part(Part& part, Locked& locked);
   void pool_parts(const std::vector<OutputRows>& out);
-  void pool_from_disk(const std::vector<OutputRows>& out);
+  void pool_from_disk(const std::vector<OutputRows>& out, Locked& locked);
   static bool has_output(const Part& part, const std::vector<OutputRows>& out);
   void pool_part(Part& part, const std::vector<OutputRows>& out) const;
+  void pool_features(const Part& part, const std::vector<OutputRows>& out) const;
   Bags bags(const Part& part, size_t k) const;
   void keep();
+  void retain();
   void release() noexcept;
+  bool hold();
+  static void leave_frames(Part& part);
   void refresh(Part& part) const;
+  static void drop_gone(Part& part);
   void update_plan(Part& part) const;
 
   std::vector<Feature> features_;
@@ -252,6 +266,7 @@ class Step {
   size_t num_grains_ = 0;  // 0 = the batch is not divided
   std::vector<Part> parts_;
   bool retained_ = false;
+  bool let_go_ = false;             // after `let_go`, until the ids are used again
   bool logs_ = false;               // the map may be taken back
   bool pooled_ = false;             // the mapped ids were looked up
   std::vector<uint64_t> num_rows_;  // that the batch uses, where other processes own some; empty = all are here

@@ -2,6 +2,7 @@
 #include "store.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "forks.h"
 #include "store_reads.h"
 
 namespace hotbed {
@@ -47,13 +49,27 @@ uint32_t count_forks() {
   return g_forks.load();
 }
 
+bool is_full(int error) noexcept { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+// What keeps a file from growing, and what to do.
+std::string limit_of(int error, uint64_t free) {
+  if (error == EDQUOT)
+    return "the user's quota on the disk is used up. Free some space, raise the quota, or choose a folder on another "
+           "disk.";
+  rlimit limit{};
+  if (error == EFBIG && getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+    return "a file of this process may have " + std::to_string(limit.rlim_cur) +
+           " (ulimit -f). Raise that limit, or keep these rows in hb.Ram.";
+  if (error == EFBIG) return "the file system takes no file as large. Choose a folder on another file system.";
+  return "the disk has " + std::to_string(free) + " free. Free some space, or choose a folder on another disk.";
+}
+
 }  // namespace
 
-StorageFull::StorageFull(const std::string& path, uint64_t needed, uint64_t free)
+StorageFull::StorageFull(const std::string& path, uint64_t needed, uint64_t free, int error)
     : needed_bytes(needed),
       free_bytes(free),
-      message("store: '" + path + "' needs " + std::to_string(needed) + " bytes more, the disk has " +
-              std::to_string(free) + " free. Free some space, or choose a folder on another disk.") {}
+      message("store: '" + path + "' needs " + std::to_string(needed) + " bytes more, " + limit_of(error, free)) {}
 
 RecordLost::RecordLost(const std::string& path, Place place, uint32_t block, uint32_t slot, const std::string& reason)
     : place(place),
@@ -131,14 +147,18 @@ struct Store::State {
   // In the child of a fork, which may touch nothing of it.
   bool is_foreign() const noexcept { return forks != g_forks.load(std::memory_order_relaxed); }
   void check_process() const {
-    if (is_foreign()) throw std::logic_error("store: it belongs to another process. Make another one.");
+    if (is_foreign()) throw ForkedChild("store: it belongs to another process. Make another one.");
   }
   void check_extent(uint32_t extent) const {
     if (extent >= extents.size()) throw std::logic_error("store: there is no extent " + std::to_string(extent));
   }
+  // Why nothing can be written now.
   void throw_failure() const {
     if (has_failed()) throw StorageFailed(failure);
+    if (full_error != 0) throw StorageFull(file->path(), full.size() * kExtentBytes, file->free_bytes(), full_error);
   }
+  bool is_stuck() const noexcept { return has_failed() || full_error != 0; }
+  void write_again(std::unique_lock<std::mutex>& lock);
   const RecordLayout& layout_of(uint32_t extent) const { return owners[spans[extents[extent].span]->owner]->layout; }
   uint64_t num_available();
   // Extents that puts may open: at worst, each span has one that is nearly empty.
@@ -194,6 +214,8 @@ struct Store::State {
   std::condition_variable reads_done;
   bool is_closing = false;
   std::string failure;  // of a write
+  int full_error = 0;   // of a write that found no room; it is tried again once this is 0
+  uint64_t num_tries = 0;
 
   Extents extents;
   std::vector<std::unique_ptr<Owner>> owners;
@@ -396,7 +418,7 @@ int64_t Store::State::write_extent(uint32_t extent, uint8_t* bytes) {
 void Store::State::write() {
   std::unique_lock lock(mutex);
   for (;;) {
-    full_added.wait(lock, [this] { return is_closing || (!full.empty() && !has_failed()); });
+    full_added.wait(lock, [this] { return is_closing || (!full.empty() && !is_stuck()); });
     if (is_closing) return;
     const uint32_t extent = full.front();
     int64_t result = 0;
@@ -412,7 +434,10 @@ void Store::State::write() {
       lock.lock();
       writing = kNoExtent;
     }
-    if (result < 0) {
+    num_tries++;
+    if (is_full(static_cast<int>(-result))) {
+      full_error = static_cast<int>(-result);
+    } else if (result < 0) {
       failure = "store: '" + file->path() + "', extent " + std::to_string(extent) +
                 ": cannot write: " + std::strerror(static_cast<int>(-result)) +
                 ". Check the disk, then resume from the last checkpoint.";
@@ -424,6 +449,14 @@ void Store::State::write() {
     }
     changed.notify_all();
   }
+}
+
+// Lets a write that found no room be tried once more, and waits for that.
+void Store::State::write_again(std::unique_lock<std::mutex>& lock) {
+  const uint64_t before = num_tries;
+  full_error = 0;
+  full_added.notify_one();
+  wait(lock, [&] { return num_tries != before || full.empty(); });
 }
 
 // Compaction.
@@ -593,7 +626,8 @@ void Store::reserve(uint32_t number, uint64_t count) {
   State& s = state();
   std::unique_lock lock(s.mutex);
   State::Owner& owner = *s.owners.at(number);
-  s.wait(lock, [&] { return s.has_failed() || !s.must_wait(owner); });
+  if (s.full_error != 0) s.write_again(lock);
+  s.wait(lock, [&] { return s.is_stuck() || !s.must_wait(owner); });
   for (;;) {
     s.throw_failure();
     const uint64_t needed = s.num_set_aside() - s.num_set_aside(owner, owner.num_reserved) +
@@ -602,12 +636,12 @@ void Store::reserve(uint32_t number, uint64_t count) {
     if (available >= needed) break;
     const int error = s.grow(needed - available);
     if (error == 0) continue;
-    if (error != ENOSPC && error != EDQUOT && error != EFBIG)
+    if (!is_full(error))
       throw StorageFailed("store: '" + s.file->path() + "': cannot grow: " + std::strerror(error) +
                           ". Choose a folder on another disk.");
     // Extents that compaction empties, or that only wait for a read, may still do.
     if (s.retired.empty() && !s.is_compacting())
-      throw StorageFull(s.file->path(), (needed - available) * kExtentBytes, s.file->free_bytes());
+      throw StorageFull(s.file->path(), (needed - available) * kExtentBytes, s.file->free_bytes(), error);
     s.changed.notify_all();
     s.changed.wait(lock);
   }
@@ -667,7 +701,8 @@ std::shared_ptr<ReadBatch> Store::read(uint32_t number, std::vector<RecordRead> 
 void Store::drain() {
   State& s = state();
   std::unique_lock lock(s.mutex);
-  s.wait(lock, [&s] { return s.has_failed() || (s.full.empty() && !s.is_compacting()); });
+  if (s.full_error != 0) s.write_again(lock);
+  s.wait(lock, [&s] { return s.is_stuck() || (s.full.empty() && !s.is_compacting()); });
   s.throw_failure();
 }
 

@@ -14,7 +14,10 @@
 // Reads are numbered. The extent of a freed record is used again when no read that began before is under way, so a
 // read that was begun with a place gets its record, whatever happens to that place meanwhile.
 //
-// The child of a fork may use nothing of the store: each call throws std::logic_error there.
+// On some file systems a write may find no room although the file has been given it. Its bytes then wait in memory,
+// where they can be read, and the next `reserve` has it tried again.
+//
+// The child of a fork may use nothing of the store: each call throws ForkedChild there.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +32,9 @@
 
 namespace hotbed {
 
-// The disk has no room for what a caller is about to put; nothing has changed.
+// The disk has no room for what a caller is about to put; nothing has changed. `error`: ENOSPC, EDQUOT or EFBIG.
 struct StorageFull : std::exception {
-  StorageFull(const std::string& path, uint64_t needed, uint64_t free);
+  StorageFull(const std::string& path, uint64_t needed, uint64_t free, int error);
   const char* what() const noexcept override { return message.c_str(); }
   uint64_t needed_bytes, free_bytes;
   std::string message;
@@ -135,7 +138,7 @@ class Store {
   // `urgent`: somebody waits for it, so it goes before reads that were begun ahead.
   std::shared_ptr<ReadBatch> read(uint32_t owner, std::vector<RecordRead> records, bool urgent);
 
-  // Waits until all full extents are written and no span is to be compacted. Throws StorageFailed.
+  // Waits until all full extents are written and no span is to be compacted. Throws StorageFull or StorageFailed.
   void drain();
   StoreStats stats() const;
   bool is_foreign() const noexcept;  // in the child of a fork

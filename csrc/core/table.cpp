@@ -111,11 +111,11 @@ void Table::touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occu
   if (fields.has_score) entry.set_score(log2_sum(entry.score(), uniques.scores[u]));
 }
 
-void Table::resolve(Uniques& uniques, bool training) {
+void Table::resolve(Uniques& uniques, bool training) const {
   const size_t n = uniques.ids.size();
   const bool expires = config_.eviction.ttl >= 0;
   uniques.slots.resize(n);
-  uniques.missing.clear();
+  uniques.missing.clear(), uniques.expired.clear();
   for (size_t u = 0; u < std::min(n, kAhead); u++) maps_[partition_of(uniques.hashes[u])].prefetch(uniques.hashes[u]);
   for (size_t u = 0; u < n; u++) {
     if (u + kAhead < n) {
@@ -126,16 +126,12 @@ void Table::resolve(Uniques& uniques, bool training) {
     const int p = partition_of(hash);
     uint32_t slot = maps_[p].find(uniques.ids[u], hash);
     if (expires && slot != kNoSlot && partitions_[p].stale && expired(ledger_[slot].seen())) [[unlikely]] {
-      if (training) {  // past its time but not swept yet: it starts anew
-        remove_row(p, uniques.ids[u], slot, Reason::kRestarted);
-        num_withdrawn_.fetch_add(1);
-      }
+      uniques.expired.emplace_back(uniques.ids[u], slot);  // past its time but not swept yet: it starts anew
       slot = kNoSlot;
     }
     uniques.slots[u] = slot;
     if (slot == kNoSlot && !uniques.is_counted(u)) continue;
     if (slot == kNoSlot) [[unlikely]] {
-      if (training) expire_candidates(p);
       uniques.missing.push_back(static_cast<uint32_t>(u));
       continue;
     }
@@ -143,6 +139,12 @@ void Table::resolve(Uniques& uniques, bool training) {
     else pool_.prefetch_values(slot);
     if (training) ledger_.prefetch(slot);
   }
+}
+
+void Table::end_expired(Uniques& uniques) {
+  for (const auto& [id, slot] : uniques.expired) remove_row(partition_of(hash_id(id)), id, slot, Reason::kRestarted);
+  num_withdrawn_.fetch_add(uniques.expired.size());
+  for (const uint32_t u : uniques.missing) expire_candidates(partition_of(uniques.hashes[u]));
 }
 
 void Table::fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room) {
@@ -182,8 +184,11 @@ void Table::count_rows(Uniques& uniques) const {
   uniques.num_rows = num_found + uniques.missing.size();
   if (!admits_all())
     for (const uint32_t u : uniques.missing) {
-      const Candidates& candidates = *partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))].candidates;
-      if (!would_admit(candidates, uniques, u, candidates.peek(uniques.ids[u], uniques.hashes[u]))) uniques.num_rows--;
+      const Partition& partition = partitions_[static_cast<size_t>(partition_of(uniques.hashes[u]))];
+      const Candidates& candidates = *partition.candidates;
+      const int64_t alive_from = partition.counts_stale ? candidates_from() : INT64_MIN;
+      const uint64_t before = candidates.peek(uniques.ids[u], uniques.hashes[u], alive_from);
+      if (!would_admit(candidates, uniques, u, before)) uniques.num_rows--;
     }
   uniques.num_new = uniques.num_rows - num_found;
 }
@@ -212,7 +217,7 @@ void Table::check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) c
   if (needed > ram_rows)
     throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) +
                     " rows, ram_rows is " + std::to_string(ram_rows) + ". Raise ram_rows to at least " +
-                    std::to_string(needed) + ", or map fewer batches ahead.");
+                    std::to_string(needed) + ", map fewer batches ahead, or step after each forward pass.");
 }
 
 std::unique_ptr<Residency::Room> Table::make_room(uint64_t most) const {
@@ -230,9 +235,9 @@ std::unique_ptr<Residency::Room> Table::make_room(uint64_t most) const {
 }
 
 void Table::throw_foreign() const {
-  throw std::logic_error("table '" + config_.name +
-                         "': its rows lie on a disk for the process that made it, got a use in a child that was forked "
-                         "from it. Make the table in the child, or start the child by 'spawn'.");
+  throw ForkedChild("table '" + config_.name +
+                    "': its rows lie on a disk for the process that made it, got a use in a child that was forked "
+                    "from it. Make the table in the child, or start the child by 'spawn'.");
 }
 
 void Table::admit(Uniques& uniques) {
@@ -363,15 +368,15 @@ void Table::read_absent(int64_t id, float* out) const noexcept {
   else std::fill_n(out, config_.dim, config_.default_value);
 }
 
-size_t Table::num_copies(const Uniques& uniques) const noexcept {
+size_t Table::num_copies(const Uniques& uniques, bool aside) const noexcept {
   const size_t n = uniques.slots.size();
-  if (layout().dtype != Dtype::kFloat32) return n;
+  if (aside || layout().dtype != Dtype::kFloat32) return n;
   const uint32_t* frames = uniques.frames();
   return static_cast<size_t>(std::count_if(frames, frames + n, [](uint32_t frame) { return frame >= kColdFrame; }));
 }
 
-ColdRows Table::read(const Uniques& uniques, const float** rows, float* copies, size_t first) const {
-  const bool stored = layout().dtype == Dtype::kFloat32;
+ColdRows Table::read(const Uniques& uniques, const float** rows, float* copies, size_t first, bool aside) const {
+  const bool stored = layout().dtype == Dtype::kFloat32 && !aside;
   const uint32_t* frames = uniques.frames();
   const size_t n = uniques.ids.size();
   ColdRows cold;
@@ -395,6 +400,15 @@ ColdRows Table::read(const Uniques& uniques, const float** rows, float* copies, 
 
 void Table::finish(ColdRows& rows, float* copies) const {
   naming_lost([&] { finish(rows, [&](size_t at, const Row& row) { row.read(copies + at); }); });
+}
+
+void Table::finish_aside(ColdRows& rows, float* copies) {
+  try {
+    finish_aside(rows, [&](size_t at, const Row& row) { row.read(copies + at); });
+  } catch (const RecordLost& lost) {
+    const std::lock_guard lock(mutex());
+    naming_lost([&] { throw lost; });
+  }
 }
 
 ColdRows& ColdRows::operator=(ColdRows&& other) noexcept {
@@ -428,7 +442,7 @@ void Table::begin_read(ColdRows& rows, bool urgent) const {
   rows.batch = residency_->read(wanted, urgent);
 }
 
-void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
+ColdRows Table::read_slots(const int64_t* slots, size_t n, float* out) const {
   ColdRows waiting;
   waiting.step = step_;
   const auto dim = static_cast<size_t>(config_.dim);
@@ -445,7 +459,7 @@ void Table::read_slots(const int64_t* slots, size_t n, float* out) const {
     else waiting.rows.push_back({i * dim, slot, updated(slot)});
   }
   begin_read(waiting, true);
-  finish(waiting, out);
+  return waiting;
 }
 
 uint64_t Table::num_alive(int p) const noexcept {
@@ -493,6 +507,13 @@ void Table::load_counters(uint64_t admitted, uint64_t refused, uint64_t evicted,
 }
 
 ExportedRows Table::export_partition(int p) {
+  ExportedRows out;
+  ColdRows cold = begin_export(p, out);
+  naming_lost([&] { finish(cold, [&](size_t at, const Row& row) { write_row(out, at, row); }); });
+  return out;
+}
+
+ColdRows Table::begin_export(int p, ExportedRows& out) {
   catch_up(p, p + 1);
   std::vector<SnapshotEntry> entries;
   entries.reserve(maps_[p].size());
@@ -500,7 +521,6 @@ ExportedRows Table::export_partition(int p) {
     if (!partitions_[p].stale || !expired(ledger_[slot].seen())) entries.push_back({id, slot});
   });
   sort_by_id(entries);
-  ExportedRows out;
   out.resize(entries.size(), layout());
   ColdRows cold;
   cold.step = step_;
@@ -509,8 +529,7 @@ ExportedRows Table::export_partition(int p) {
     write_out(out, i, entries[i], cold);
   }
   begin_read(cold, false);
-  naming_lost([&] { finish(cold, [&](size_t at, const Row& row) { write_row(out, at, row); }); });
-  return out;
+  return cold;
 }
 
 void ExportedRows::resize(size_t n, const RowLayout& fields) {

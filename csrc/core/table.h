@@ -6,12 +6,15 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "admission.h"
 #include "distinct.h"
 #include "eviction.h"
+#include "forks.h"
 #include "id_map.h"
 #include "init.h"
 #include "ledger.h"
@@ -61,6 +64,7 @@ struct Uniques : UniqueIds {
   std::vector<int64_t> times;    // latest time; filled where Table::wants_times()
   std::vector<double> scores;    // aged occurrences; filled where Table::wants_scores()
   std::vector<uint32_t> missing;
+  std::vector<std::pair<int64_t, uint32_t>> expired;  // of those missing: ids and the slots that they have still
   uint64_t num_refused = 0;
   uint64_t num_rows = 0;        // rows that the batch uses; filled by Table::count_rows
   uint64_t num_new = 0;         // those of them that will enter; likewise
@@ -123,7 +127,7 @@ class Table {
   const RowLayout& layout() const noexcept { return layout_; }
   uint64_t num_slots() const noexcept { return owners_.size() * Slabs::kChunk; }
   uint64_t key() const noexcept { return key_; }
-  // Throws std::logic_error in the child of a fork where rows lie on a disk.
+  // Throws ForkedChild in the child of a fork where rows lie on a disk.
   TableMutex& mutex() {
     if (residency_ && residency_->is_foreign()) throw_foreign();
     return mutex_;
@@ -140,9 +144,9 @@ class Table {
   bool wants_scores() const noexcept { return layout().has_score; }
 
   // --- one batch, in this order; turn, begin and reserve are serial, the others run per range of partitions
-  void turn_generations();                        // slots that no plan knows any more are free
-  void resolve(Uniques& uniques, bool training);  // probes; evaluation changes nothing. Ids that are not counted are
-                                                  // never missing: they get no row
+  void turn_generations();  // slots that no plan knows any more are free
+  // Probes, and changes nothing. Ids that are not counted are never missing: they get no row.
+  void resolve(Uniques& uniques, bool training) const;
   bool capped() const noexcept { return cap_ != 0; }
   // Whether it may refuse a batch: then no table changes before all tables have counted what the batch needs.
   bool counts_rows() const noexcept { return capped() || residency_ != nullptr; }
@@ -156,6 +160,7 @@ class Table {
   void fetch(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void arrive(const Uniques& uniques, const Residency::Plan& plan, Residency::Room& room);
   void begin_batch();
+  void end_expired(Uniques& uniques);            // rows that had expired, and counts of ids that are missing
   void admit(Uniques& uniques);                  // touches what was found; keeps in `missing` only what gets a row now
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
@@ -182,14 +187,16 @@ class Table {
   void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
 
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row
-  size_t num_copies(const Uniques& uniques) const noexcept;
+  // `aside`: of every id, so that they may be read without the mutex.
+  size_t num_copies(const Uniques& uniques, bool aside) const noexcept;
   // rows[u]: the row of each id; copies[first:]: [num_copies, dim], where those go. Rows that lie on a disk are there
   // after `finish`.
-  ColdRows read(const Uniques& uniques, const float** rows, float* copies, size_t first) const;
+  ColdRows read(const Uniques& uniques, const float** rows, float* copies, size_t first, bool aside) const;
   void finish(ColdRows& rows, float* copies) const;
+  void finish_aside(ColdRows& rows, float* copies);  // without the mutex
   void read_absent(int64_t id, float* out) const noexcept;
-  // [n, dim]; -1 gives the default vector.
-  void read_slots(const int64_t* slots, size_t n, float* out) const;
+  // [n, dim]; -1 gives the default vector. Rows that lie on a disk are there after `finish_aside`.
+  ColdRows read_slots(const int64_t* slots, size_t n, float* out) const;
 
   // --- update (table_update.cpp): one step of the rule over the rows of distinct ids
   uint64_t begin_update(double lr);
@@ -220,6 +227,8 @@ class Table {
 
   // --- persistence
   ExportedRows export_partition(int partition);
+  // Likewise, but rows that lie on a disk are there after `finish`, without the mutex.
+  ColdRows begin_export(int partition, ExportedRows& out);
   // A loaded row is up to date at the step that the table has, but for what it has missed. `room`: where rows lie on a
   // disk.
   void load_rows(const ExportedRows& rows, Residency::Room* room);
@@ -277,6 +286,7 @@ class Table {
   uint64_t num_alive(int partition) const noexcept;
   bool expired(int64_t seen) const noexcept;
   bool has_late_time(const Uniques& uniques, size_t u) const noexcept;
+  int64_t candidates_from() const noexcept;  // those that were last seen before are expired
   void expire_candidates(int partition);
   int64_t victim_key(uint32_t slot) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
@@ -294,6 +304,8 @@ class Table {
   void begin_read(ColdRows& rows, bool urgent) const;
   template <class F>
   void finish(ColdRows& rows, F&& visit) const;
+  template <class F>
+  void finish_aside(ColdRows& rows, F&& visit);
   Row row_in(ColdRows& rows, size_t i) const noexcept;
   // Before a row changes; after a slot was given to a new id; before a row goes.
   void changing(uint32_t slot) {
@@ -359,6 +371,19 @@ void Table::naming_lost(F&& work) const {
       });
     throw;
   }
+}
+
+// Likewise without the mutex, but where training may add to the steps that rows catch up with.
+template <class F>
+void Table::finish_aside(ColdRows& rows, F&& visit) {
+  if (rows.rows.empty()) return;
+  if (rows.batch) rows.batch->wait();
+  std::unique_lock lock(mutex(), std::defer_lock);
+  if (layout().has_updated) {
+    mutex_.lock_last();
+    lock = std::unique_lock(mutex_, std::adopt_lock);
+  }
+  finish(rows, visit);
 }
 
 // Waits for the rows, catches them up and calls visit(at, row) for each.

@@ -16,6 +16,12 @@ class TableMutex {
     mutex_.lock();
     waiting_.fetch_sub(1);
   }
+  // For those who only read: after everybody who waits. Nobody gives way to them.
+  void lock_last() {
+    give_way();
+    lock_unseen();
+  }
+  void lock_unseen() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   void give_way() const noexcept {
     while (waiting_.load() > 0) std::this_thread::yield();

@@ -25,6 +25,7 @@ class FaultyFile : public hotbed::File {
   std::atomic<int> rate[kNumFaults] = {};
   std::atomic<uint64_t> count[kNumFaults] = {};
   std::atomic<uint64_t> most_bytes{UINT64_MAX};  // of the disk
+  std::atomic<bool> writes_find_no_room{false};  // as of a file system that copies on write
   void heal() {
     for (auto& one : rate) one = 0;
   }
@@ -92,6 +93,7 @@ class FaultyFile : public hotbed::File {
   int64_t write(const uint8_t* from, size_t bytes, uint64_t offset) override {
     std::unique_lock lock(mutex_);
     if (happens(kWriteError)) return -EIO;
+    if (writes_find_no_room) return -ENOSPC;
     if (happens(kShortWrite)) bytes = (1 + draw_.below(bytes / hotbed::kBlockBytes)) * hotbed::kBlockBytes;
     std::erase_if(damaged_, [&](const Range& r) { return offset <= r.begin && r.end <= offset + bytes; });
     const hotbed::Blocks written = hotbed::allocate_blocks(bytes);

@@ -137,7 +137,8 @@ struct Drive {
     REQUIRE(step.sum_gradients({{grads.data(), kDim}}, {sums.data()}));
     step.apply({sums.data()}, {0.1});
     std::vector<float> rows(kSamples * kDim);
-    table->read_slots(slots.data(), slots.size(), rows.data());
+    ColdRows cold = table->read_slots(slots.data(), slots.size(), rows.data());
+    table->finish_aside(cold, rows.data());
     record(rows);
   }
 

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/forks.h"
+
 using namespace hotbed;
 
 namespace {
@@ -190,7 +192,7 @@ TEST_CASE("the child of a fork waits for no map, and ends its steps and its queu
     bool is_refused = false;
     try {
       task->wait();
-    } catch (const std::runtime_error&) { is_refused = true; }
+    } catch (const ForkedChild&) { is_refused = true; }
     task->release();
     step.reset();
     queue.reset();

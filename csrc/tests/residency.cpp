@@ -441,7 +441,7 @@ struct Plans {
   // The merged step outlives those that it is made of.
   void merge() {
     if (pairs.size() < 3) return;
-    std::vector<const Step*> of_ram, of_disk;
+    std::vector<Step*> of_ram, of_disk;
     std::vector<std::vector<float>> sums, merged_of_ram, merged_of_disk;
     std::vector<std::shared_ptr<std::set<uint32_t>>> slots;
     for (size_t i = 0; i < 3; i++) {

@@ -584,7 +584,7 @@ TEST_CASE("merged steps hold the sum of each id in the order of the steps, for a
         Group group({config("a", 3)});
         Draw draw(batch + num_steps);
         std::vector<std::unique_ptr<Step>> steps;
-        std::vector<const Step*> pointers;
+        std::vector<Step*> pointers;
         std::vector<std::vector<float>> arrays;
         std::vector<Sums> sums;
         std::vector<std::map<int64_t, std::vector<float>>> of_steps(num_steps);

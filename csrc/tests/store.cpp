@@ -3,6 +3,7 @@
 #include "core/store.h"
 
 #include <doctest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #ifdef __linux__
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -417,6 +419,47 @@ TEST_CASE("a full disk changes nothing, and compaction goes on in what there is"
   file.most_bytes = UINT64_MAX;
   fill_up();
   CHECK(dict.check_all().empty());
+}
+
+TEST_CASE("a write that finds no room is a full disk, and is tried again") {
+  for (const EngineKind engine : engines()) {
+    auto owned = std::make_unique<FaultyFile>(folder());
+    FaultyFile& file = *owned;
+    Store store(config_of(engine, std::move(owned)));
+    Dict dict(store, 1000, 8, 40 * 256);
+    uint32_t filled = 0;
+    const auto fill_up = [&](uint32_t end) {
+      for (; filled < end; filled++) dict.rewrite(filled);
+    };
+    fill_up(2 * 256);
+    for (int round = 0; round < 2; round++) {
+      file.writes_find_no_room = true;
+      CHECK_THROWS_AS(fill_up(dict.num_slots()), StorageFull);
+      CHECK(filled < 30 * 256);
+      CHECK_THROWS_AS(store.reserve(dict.number, 1), StorageFull);
+      CHECK_THROWS_AS(store.drain(), StorageFull);
+      CHECK(dict.check_all().empty());
+      file.writes_find_no_room = false;
+      fill_up(filled + 5 * 256);
+      store.drain();
+      CHECK(dict.check_all().empty());
+    }
+    CHECK_FALSE(store.has_failed());
+  }
+}
+
+TEST_CASE("what keeps a file from growing is named") {
+  const auto message = [](int error) { return StorageFull("/disk/x", 4096, 77, error).message; };
+  CHECK(message(ENOSPC).find("the disk has 77 free") != std::string::npos);
+  CHECK(message(EDQUOT).find("quota") != std::string::npos);
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(message(EFBIG).find(before.rlim_cur == RLIM_INFINITY ? "file system takes no file" : "ulimit -f") !=
+        std::string::npos);
+  const rlimit small{1 << 20, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  CHECK(message(EFBIG).find("a file of this process may have 1048576 (ulimit -f)") != std::string::npos);
+  setrlimit(RLIMIT_FSIZE, &before);
 }
 
 TEST_CASE("extents with records that are lost fill a disk up, and hold back nothing else") {

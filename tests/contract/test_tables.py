@@ -19,6 +19,8 @@ from on_disk import on_disk
 import hotbed as hb
 from hotbed.embedding.hashing import partition
 from hotbed.embedding.policy import evictions
+from hotbed.errors import RowShapeError, TableFull
+from hotbed.persist.digest import content_digest
 from hotbed.testing import TABLE_CHECKS, ReferenceTable, check_table
 
 pytestmark = pytest.mark.core
@@ -385,3 +387,59 @@ class TestRows:
             learn(two, *batch)
         assert len(one) > 0
         assert rows_of(one).equals(rows_of(two))
+
+
+REFUSED_POLICIES: dict[str, dict[str, Any]] = {
+    "ttl": {"evict": hb.Ttl(seconds=1)},
+    "ttl and lru": {"evict": [hb.Ttl(seconds=1), hb.Lru(1024)]},
+    "expiring counts": {
+        "admit": hb.MinCount(2, expire_seconds=1),
+        "evict": [hb.Ttl(seconds=1), hb.Lru(1024)],
+    },
+    "expiring sketch": {
+        "admit": hb.MinCount(2, expire_seconds=1, admission_bytes=1 << 18),
+        "evict": [hb.Ttl(seconds=1), hb.Lfu(1024)],
+    },
+    "lru": {"evict": hb.Lru(1024)},
+}
+
+
+def state_of(table: hb.Table) -> tuple[Any, ...]:
+    """What a table holds and counts, expired rows that were not swept included."""
+    stats = {name: count for name, count in table.stats.items() if "bytes" not in name}
+    return content_digest({"user": table}), stats, table.scalars(), table.min_count
+
+
+@pytest.mark.parametrize("policy", REFUSED_POLICIES)
+@pytest.mark.parametrize("tier", [hb.Ram(), on_disk(400)], ids=["ram", "disk"])
+def test_a_batch_that_is_refused_changes_nothing(tier: Any, policy: str) -> None:
+    """Neither rows that have expired and are not swept, nor counts, nor whether ids have times."""
+    keywords = REFUSED_POLICIES[policy]
+    if isinstance(tier, hb.Ram) and policy == "ttl":
+        return  # it refuses no batch
+    refused, spared = (hb.Table("user", 4, tier=tier, **keywords) for _ in range(2))
+    many = np.repeat(np.arange(100_000, 102_000), 2)
+    for number, table in enumerate((refused, spared)):
+        for start in range(2):
+            early = np.repeat(np.arange(60 * start, 60 * start + 60), 2)
+            if number == 0:
+                before = state_of(table)
+                refuse(table, np.concatenate([early, many]), (100 + start) * SECOND)
+                assert state_of(table) == before
+            table.find_or_insert(early, (10 + start) * SECOND)
+            table.find_or_insert(np.arange(200, 230), (10 + start) * SECOND)  # these wait
+        table.evict(100 * SECOND, range(0))  # the watermark moves; nothing is swept yet
+    before = state_of(refused)
+    refuse(refused, np.concatenate([np.arange(300), many]), 100 * SECOND)
+    with pytest.raises(RowShapeError):
+        refused.find_or_insert(np.arange(3), np.zeros(2, np.int64))
+    assert state_of(refused) == before
+    for table in (refused, spared):
+        table.find_or_insert(np.arange(200, 240), 100 * SECOND)
+        table.evict(100 * SECOND)
+    assert state_of(refused) == state_of(spared)
+
+
+def refuse(table: hb.Table, ids: np.ndarray, time: int) -> None:
+    with pytest.raises(TableFull):
+        table.find_or_insert(ids, time)

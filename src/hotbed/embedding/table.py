@@ -366,7 +366,9 @@ class Table:
                 that counts steps does not use it.
         """
         ids = self._own(ids)
-        step = self._map(ids, self.check_times(time, len(ids)), training=True)
+        times = self.check_times(time, len(ids))
+        step = self._map(ids, times, training=True)
+        self.took_times(times is not None)
         self.watch_admission()
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
@@ -460,7 +462,6 @@ class Table:
                 f"table {self.name!r}: batches with and without times cannot be mixed, got "
                 f"time={time!r}. Give times always or never."
             )
-        self._timed = time is not None
         if time is None:
             return None
         times = np.asarray(time)
@@ -470,6 +471,11 @@ class Table:
                 f"got {times.dtype} {list(times.shape)}. Convert them."
             )
         return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
+
+    def took_times(self, timed: bool) -> None:
+        """Note that a batch with or without times was mapped; from then on the two must not mix."""
+        if self.clock != "steps":
+            self._timed = timed
 
     def gather(self, slots: Any) -> NDArray[np.float32]:
         """Return the rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as `default`."""

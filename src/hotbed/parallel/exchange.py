@@ -120,6 +120,8 @@ class TableExchange:
             of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
             num_rows = self._ranks.gather(of_rank).sum(0).tolist()
         step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
+        if training:
+            self._layout.took_times(times)
         for table in self._layout.admitting:
             table.watch_admission()
         asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]

@@ -57,6 +57,10 @@ class FetchedIds(LocalIds):
         num_uniques = self.num_uniques()[number]
         torch.arange(num_uniques, out=slots[:num_uniques])
 
+    def let_go(self) -> None:
+        super().let_go()
+        self.asked.step.let_go()
+
     def find_nonfinite(self, sums: Sums) -> tuple[int, int] | None:
         places = self.ranks.gather_objects(super().find_nonfinite(sums))
         return next((place for place in places if place is not None), None)

@@ -87,6 +87,10 @@ class HalfIds:
             half.read(number, rows[start:], slots[start:])
             start += half.num_uniques()[number]
 
+    def let_go(self) -> None:
+        for half in self.mapped:
+            half.let_go()
+
     def leave_out(self, number: int, places: np.ndarray) -> None:
         start = 0
         for half in self.mapped:

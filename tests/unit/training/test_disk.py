@@ -26,7 +26,7 @@ from on_disk import mounted, room_for
 import hotbed as hb
 from hotbed.cli.checkpoints import print_checkpoint
 from hotbed.embedding.modules import table_modules
-from hotbed.errors import ConfigError, FormatError, StorageFull, TableFull
+from hotbed.errors import ConfigError, FormatError, StorageFull, TableError, TableFull
 from hotbed.persist import checkpoint
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
@@ -438,6 +438,94 @@ def test_gradients_of_two_batches_are_summed_in_frames_for_both_or_the_second_is
     assert accumulate(hb.Ram(), refused)[0] == learned
 
 
+KEPT = ("loss", "total", "output", "second forward", "eval forward", "no_grad", "graph", "nothing")
+
+
+def keep(kept: str, tier: hb.Ram | hb.Ssd, *, automatic: bool) -> tuple[str, list[Any]]:
+    """Train in a plain loop that keeps more of each step than it needs."""
+    network: Any
+    if automatic:
+        torch.manual_seed(3)
+        plain = torch.nn.Sequential(torch.nn.Embedding(1500, 4), torch.nn.Linear(4, 1))
+        adagrad = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+        network, optimizer, _ = hb.auto(plain, adagrad, tables={"0": {"tier": tier}})
+        optimizers = [optimizer]
+    else:
+        network = model_on(tier, evict=None).network
+        dense = torch.optim.Adam(hb.dense_parameters(network))
+        optimizers = [dense, hb.SparseOptimizer(network)]
+    left: list[Any] = []
+    total: Any = 0.0
+
+    def forward(batch: hb.Batch) -> Any:
+        return network(torch.as_tensor(batch.ids["user"].values) if automatic else batch).view(-1)
+
+    for batch in dataset():
+        batch = batch.map_arrays(torch.as_tensor)
+        if kept == "second forward":
+            left.append(forward(batch))
+        if kept == "eval forward":
+            left.append(forward(batch) if network.eval() else None)
+            network.train()
+        if kept == "no_grad":
+            with torch.no_grad():
+                left.append(forward(batch))
+        output = forward(batch)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            output, batch.labels["y"].float()
+        )
+        loss.backward(retain_graph=kept == "graph")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        total = total + loss
+        left += {"loss": [loss], "total": [total], "output": [output], "graph": [loss]}.get(
+            kept, []
+        )
+    tables = {table.name: table for module in table_modules(network) for table in module.tables}
+    return content_digest(tables), left
+
+
+@pytest.mark.parametrize("automatic", [False, True], ids=["plain", "auto"])
+def test_what_a_loop_keeps_of_a_step_keeps_no_rows_in_memory(disk: hb.Ssd, automatic: bool) -> None:
+    in_memory = {
+        twice: keep(twice, hb.Ram(), automatic=automatic)[0] for twice in ("no_grad", "nothing")
+    }
+    in_memory["second forward"] = in_memory["no_grad"]  # both count the ids twice
+    for kept in KEPT:
+        learned, left = keep(kept, disk, automatic=automatic)
+        assert len(left) == (0 if kept == "nothing" else ROWS // 64)
+        assert learned == in_memory.get(kept, in_memory["nothing"]), kept
+
+
+@pytest.mark.parametrize("pooling", ["sum", "max"])
+def test_a_graph_that_outlives_its_step_finds_its_rows_anew_or_says_why_not(
+    disk: hb.Ssd, pooling: Any
+) -> None:
+    read = []
+    for tier in (hb.Ram(), hb.Ssd(disk.path, ram_rows=24)):
+        table = hb.Table("t", 2, rule=RULES["deltas"], tier=tier)
+        bag = hb.EmbeddingBag(table, pooling)
+        sparse = hb.SparseOptimizer(bag)
+        kept = [bag(torch.arange(first, first + 8), torch.arange(0, 9, 2)) for first in (0, 4)]
+        kept[0].sum().backward(retain_graph=True)
+        kept[0].sum().backward(retain_graph=True)  # before the step: both count
+        sparse.step()
+        for first in range(100, 200, 8):  # the kept rows leave memory, and one goes for good
+            bag(torch.arange(first, first + 8), torch.arange(0, 9, 2)).sum().backward()
+            sparse.step()
+        table.remove(np.array([5]))
+        for output in kept:
+            if pooling == "max":
+                with pytest.raises(RuntimeError, match="an update has changed since"):
+                    output.sum().backward()
+            else:
+                output.sum().backward()
+                sparse.step()
+        read.append(table.lookup(np.arange(-2, 210)).tobytes())
+    assert read[0] == read[1]
+
+
 class Events(torch.utils.data.Dataset[hb.Batch]):
     """The batches of `dataset`, made where they are read; with a table, which is read for each."""
 
@@ -480,7 +568,7 @@ def test_a_loader_in_a_forked_child_leaves_the_tables_alone(disk: hb.Ssd) -> Non
         models.append(model)
     assert models[1].tables["user"].tier_stats["misses"] > 0
     assert rows_of(models[0]) == rows_of(models[1])
-    with pytest.raises(RuntimeError, match=r"table 'user'.*a child that was forked.*'spawn'"):
+    with pytest.raises(TableError, match=r"table 'user'.*a child that was forked.*'spawn'"):
         list(loaded(Events(models[1].tables["user"])))
     models[1].step(next(iter(dataset())))
 

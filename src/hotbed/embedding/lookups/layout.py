@@ -179,6 +179,12 @@ class FeatureLayout:
         times = [table.check_times(time, num_samples) for table in self.tables]
         return next((checked for checked in times if checked is not None), None)
 
+    def took_times(self, times: np.ndarray | None) -> None:
+        """Note that the tables have mapped a batch with these times."""
+        if self.timed:
+            for table in self.tables:
+                table.took_times(times is not None)
+
     def split(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]
     ) -> Iterator[Tensor | None]:

@@ -85,6 +85,9 @@ class LocalIds:
             ]
         )
 
+    def let_go(self) -> None:
+        self.step.let_go()
+
     def without_ids(self) -> LocalIds:
         step = Step([table.native for table in self.tables], [])
         step.map([], 0, training=False)
@@ -116,7 +119,7 @@ class LocalLookup(Lookup):
         except ValueError:
             host.check_offsets(layout.features)
             raise
-        _watch_admission(layout)
+        _mapped(layout, times, training=training)
         return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
 
     def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
@@ -167,7 +170,7 @@ class LocalLookup(Lookup):
         except ValueError:
             host.check_offsets(layout.features)
             raise
-        _watch_admission(layout)
+        _mapped(layout, times, training=training)
         return (results.flat, results.sequences), LocalIds(layout.tables, step)
 
     def sum_gradients(
@@ -310,7 +313,10 @@ def _address(times: np.ndarray | None) -> int:
     return 0 if times is None else times.ctypes.data
 
 
-def _watch_admission(layout: FeatureLayout) -> None:
+def _mapped(layout: FeatureLayout, times: np.ndarray | None, *, training: bool) -> None:
+    """Note what tables have to say of a batch that was mapped."""
+    if training:
+        layout.took_times(times)
     for table in layout.admitting:
         table.watch_admission()
 

@@ -20,8 +20,8 @@ from .layout import Group
 class MappedIds(Protocol):
     """The distinct ids of a batch in each table, mapped to rows.
 
-    Their rows are given to no other id while this lives. Only the lookup that mapped the ids knows
-    where the rows are.
+    Their rows are given to no other id while this lives, until `let_go`. Only the lookup that
+    mapped the ids knows where the rows are.
     """
 
     @property
@@ -69,6 +69,13 @@ class MappedIds(Protocol):
         In a partition the tables come in their order, and the ids of a table in that of their sums.
 
         `sums`: those of these ids.
+        """
+
+    def let_go(self) -> None:
+        """Let the rows leave memory, and the slots of those that go be given to other ids.
+
+        A step has applied the gradients, so that none are likely to come. For those that come all
+        the same, as of a graph that was kept, the rows are found anew by their ids.
         """
 
     def without_ids(self) -> MappedIds:

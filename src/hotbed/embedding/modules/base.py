@@ -203,6 +203,8 @@ def update_tables(
             part_rates.append(group_rates)
     if parts:
         modules[0].lookup.update(parts, part_rates)
+    for module in modules:
+        module.gradients.let_go()
 
 
 def table_modules(model: nn.Module) -> list[TableModule]:

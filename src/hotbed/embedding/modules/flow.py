@@ -82,6 +82,8 @@ def look_up(
     results, mapped = module.lookup.pool(
         module.layout, inputs, time, plan, training=training, keeps=keeps
     )
+    if keeps:
+        module.gradients.watch(mapped)
     if module.device.type != "cpu":
         flat, sequences = results
         results = flat.to(module.device), [rows.to(module.device) for rows in sequences]

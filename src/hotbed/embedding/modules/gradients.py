@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,6 +86,18 @@ class RowGradients:
         self._parameters = parameters
         self._pending: Pending | None = None
         self._device = torch.device("cpu")
+        # of the forward passes since the last step, as long as their graphs live
+        self._mapped: weakref.WeakSet[MappedIds] = weakref.WeakSet()
+
+    def watch(self, mapped: MappedIds) -> None:
+        """Let the rows of a forward pass go with the next step, however long its graph lives."""
+        self._mapped.add(mapped)
+
+    def let_go(self) -> None:
+        """Let the rows of all forward passes since the last step go."""
+        for mapped in self._mapped:
+            mapped.let_go()
+        self._mapped.clear()
 
     def add(
         self,

@@ -217,6 +217,8 @@ def update_targets(
         tables = [[part.mapped.tables[group.tables[0]] for group in part.groups] for part in sums]
         part_rates = [[rates.get(table.name, 0.0) for table in part] for part in tables]
         gradients[0][0].lookup.update(sums, part_rates)
+    for part in parts.values():
+        part.mapped.let_go()
 
 
 def _checked(target: Target, grad: Tensor) -> Tensor:
