@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,6 +42,25 @@ class HeldRows(Protocol):
             state: the position.
             since: `opened` of an earlier position, whose rows are left out; None = all rows.
         """
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the join counted so far, by name."""
+        ...
+
+    @property
+    def watermark(self) -> int:
+        """The watermark of the last turn, in microseconds."""
+        ...
+
+    @property
+    def newest(self) -> Callable[[], Sequence[Mapping[str, int]]]:
+        """Returns the newest event times by input and partition."""
+        ...
+
+    def levels(self) -> Mapping[str, int]:
+        """Return how much is open now, and the bytes that it takes."""
         ...
 
     def release(self, state: Mapping[str, Any]) -> None:

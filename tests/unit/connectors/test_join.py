@@ -755,3 +755,22 @@ def test_a_full_disk_pauses_reading_and_says_why(
     assert 0 < counts[-1] < 1000
     assert counts[-1] == counts[-100]
     assert caplog.text.count("reading waits, because open impressions and held outcomes fill") == 1
+
+
+def test_a_join_that_reads_for_a_minute_without_a_sample_says_what_holds_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shown = FakeStream({"id": np.arange(90), "time": np.arange(90)}, then=30)
+    clicks = FakeStream({"id": [0], "time": [7]})
+    seconds = iter(range(0, 100_000, 10))
+    live = Live(Journal(), tick_seconds=0.001, clock=lambda: float(next(seconds)))
+    join = Join(shown, clicks, on="id", within=1800, unit="s", idle_seconds=1e6)
+    for _ in islice(join.read(plan=ReadPlan(live=live)), 60):
+        pass
+    assert "no sample is decided: input 1 holds the windows open" in caplog.text
+    assert "newest event is of 1970-01-01T00:00:07+00:00 (unit 's')" in caplog.text
+    assert live.open_rows is not None
+    assert live.open_rows.levels()["open_impressions"] == 90
+    assert live.open_rows.levels()["held_outcomes"] == 1
+    assert live.open_rows.counts["impressions"] == 90
+    assert live.open_rows.newest() == [{"": 89_000_000}, {"": 7_000_000}]

@@ -9,6 +9,7 @@ import contextlib
 import io
 import socket
 import urllib.request
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from rich.console import Console
 pytest.importorskip("torch", reason="torch absent")
 
 import hotbed as hb
+from hotbed.connectors import Live, ReadPlan
 from hotbed.errors import ConfigError, DataError, MissingExtra
+from hotbed.testing import FakeStream
 from hotbed.training.run import Counts
 from hotbed.training.watching.history import History
 from hotbed.training.watching.readings import readings
@@ -388,6 +391,33 @@ def test_a_scrape_sees_the_stream_as_it_is(dataset: Any, network: Any) -> None:
     assert {"hotbed_loss", "hotbed_freshness_seconds", "hotbed_bytes"} <= set(last)
     assert {"hotbed_skipped_rows_total", "hotbed_dead_letters_total"} <= set(last)
     assert prometheus.address == ""  # the port is free again
+
+
+def test_readings_of_a_stream_show_what_its_join_holds(
+    dataset: Any, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = FakeStream({"id": np.arange(90), "time": np.arange(90)}, then=30)
+    clicks = hb.sources.Memory({"id": [3], "time": [5]})
+    join = hb.sources.Join(shown, clicks, on="id", within=5, unit="s")
+    live = Live()
+    for _ in islice(join.read(plan=ReadPlan(live=live)), 30):
+        pass
+    seen: list[dict[tuple[str, ...], float]] = []
+
+    class Look:
+        def on_step_end(self, run: Any) -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(run.dataset, "live", live)
+                values = readings(run)
+            seen.append({(value.name, *value.labels.values()): value.value for value in values})
+
+    stream(model_of(network), dataset(64), Look())
+    values = seen[-1]
+    assert values["join_impressions",] == 90
+    assert values["join_open_impressions",] == 6  # of 84 to 89
+    assert values["join_watermark_seconds",] == 89
+    assert values["join_newest_seconds", "0", ""] == 89
+    assert {("join_late",), ("join_unmatched",), ("join_spilled_bytes",)} <= set(values)
 
 
 def test_the_endpoint_goes_with_an_error_and_comes_again(dataset: Any, network: Any) -> None:

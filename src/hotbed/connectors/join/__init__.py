@@ -16,6 +16,7 @@ rules.py      when an impression becomes a sample: Wait, AsTheyCome
 segment.py    events sorted by key; their columns in memory or on disk
 settings.py   Outcome, a kind of outcome; and what a reading asks of a join
 spill.py      Spill: how much of the open impressions lies in memory, and where the rest
+stalls.py     a warning where a join reads events for a minute and none becomes a sample
 states.py     what is open at a position, as it is saved and put back
 turns.py      which rows of which input a turn takes, and which partitions are idle
 """

@@ -28,7 +28,18 @@ class Lanes:
 
     def to_json(self) -> list[dict[str, int]]:
         """Return the newest event times by input and partition."""
-        return [dict(sorted(highs.items())) for highs in self._highs]
+        return [dict(sorted(dict(highs).items())) for highs in list(self._highs)]
+
+    def last(self) -> tuple[int, str, int]:
+        """Return the input, the partition and the newest time of the one that is furthest behind.
+
+        Partitions that are idle and inputs that ended are passed over, unless there are no others.
+        """
+        every = [(n, name) for n in range(len(self._highs)) for name in self.names(n)]
+        active = [lane for lane in every if lane not in self._idle and lane[0] not in self._ended]
+        newest = [(self._highs[n].get(name, EARLIEST), n, name) for n, name in active or every]
+        high, number, name = min(newest)
+        return number, name, high
 
     def set_names(self, number: int, names: Sequence[str]) -> None:
         """Take over the partitions that an input has now; others of it have ended.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,7 @@ class OpenRows:
         keeps: rows are kept, also if they closed, until `release` was called.
         returns_unmatched: whether turns return the outcomes that met no impression.
         returns_accepted: whether turns return the impressions that came in them.
+        newest: returns the newest event times by input and partition.
     """
 
     windows: JoinWindows
@@ -92,6 +93,7 @@ class OpenRows:
     keeps: bool = False
     returns_unmatched: bool = False
     returns_accepted: bool = False
+    newest: Callable[[], Sequence[Mapping[str, int]]] = field(default=tuple)
 
     def __post_init__(self) -> None:
         self.impressions = Segments()
@@ -108,6 +110,14 @@ class OpenRows:
     def cutoff(self, watermark: int) -> int:
         """Return the earliest time of an event that matters at a watermark."""
         return max(EARLIEST, watermark - self.windows.longest)
+
+    def levels(self) -> dict[str, int]:
+        """Return how much is open now, and the bytes that it takes; any thread may ask."""
+        oldest = self.oldest
+        levels = {}
+        for name, log in (("open_impressions", self.impressions), ("held_outcomes", self.outcomes)):
+            levels[name] = sum(int((segment.times >= oldest).sum()) for segment in log.listed())
+        return {**levels, "memory_bytes": self.memory_bytes, "spilled_bytes": self.disk_bytes}
 
     # --- a turn
 

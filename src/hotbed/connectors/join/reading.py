@@ -16,6 +16,7 @@ from hotbed.connectors.join.intake import Intake
 from hotbed.connectors.join.lanes import Lanes
 from hotbed.connectors.join.open_rows import JoinWindows, OpenRows, TurnResult
 from hotbed.connectors.join.settings import JoinSettings
+from hotbed.connectors.join.stalls import Stalls
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
@@ -67,6 +68,8 @@ class JoinReading:
         self.open.returns_unmatched = join.keeps_unmatched
         self.open.returns_accepted = join.endless and plan.wishes.previews
         self._turns = JoinTurns(join, plan, self._inputs, self._lanes, self.open, state)
+        self._stalls = Stalls(join, self.live, self._lanes)
+        self.open.newest = self._lanes.to_json
         self._latest = LATEST  # of events, in turns that were decided without a bound
         if not join.endless:
             now = plan.latest_recorded(self.live.now())
@@ -111,6 +114,8 @@ class JoinReading:
             if result.accepted and not self._skip:
                 yield self._preview(result), Position({**before, "row": 0})
             samples = self._samples(result)
+            if self.join.endless:
+                self._stalls.note(turn["rows"], samples.num_rows)
             for start in range(self._skip, samples.num_rows, batch_rows):
                 end = min(start + batch_rows, samples.num_rows)
                 after = self.position()

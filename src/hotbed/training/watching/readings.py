@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotbed.connectors.times import EARLIEST
 from hotbed.embedding.tier import Ssd
 from hotbed.training.decisions.checkpoint import Checkpoint
 from hotbed.training.decisions.eviction_schedule import sweeping
@@ -114,10 +115,30 @@ def readings(run: Run, tables: Tables | None = None) -> list[Reading]:
         values.append(Reading("watermark_seconds", run.now / 1e6))
     for name, value in observations(run).items():
         values.append(Reading(name, value, total=name in TOTALS))
+    values += _join_readings(run)
     for checkpoint in run.callbacks.of(Checkpoint):
         values += _write_readings("save", checkpoint.saves)
         if checkpoint.publications is not None:
             values += _write_readings("publication", checkpoint.publications)
+    return values
+
+
+def _join_readings(run: Run) -> list[Reading]:
+    """Return what the join of a stream says; its reader may be ahead of training."""
+    live = getattr(run.dataset, "live", None)
+    open_rows = None if live is None else live.open_rows
+    if open_rows is None:
+        return []
+    values = [Reading(f"join_{key}", value) for key, value in open_rows.levels().items()]
+    for key, count in dict(open_rows.counts).items():
+        values.append(Reading(f"join_{key}", count, total=True))
+    if open_rows.watermark > EARLIEST:
+        values.append(Reading("join_watermark_seconds", open_rows.watermark / 1e6))
+    for number, highs in enumerate(open_rows.newest()):
+        for partition, newest in highs.items():
+            if newest > EARLIEST:
+                labels = {"input": str(number), "partition": partition}
+                values.append(Reading("join_newest_seconds", newest / 1e6, labels))
     return values
 
 
