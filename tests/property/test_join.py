@@ -298,7 +298,8 @@ def test_a_reader_that_dies_again_and_again_yields_what_the_journal_says(
                 takes = script(draw, len(rows.rows))
                 sources.append(FakeStream(rows.table(), takes, then=0))
             join = case.join(sources)
-            join = replace(join, idle_seconds=15, keeps_unmatched=True)
+            kinds = dict(draw.sample([*join.kinds.items()], len(join.kinds)))  # any order of labels
+            join = replace(join, outcomes=kinds, idle_seconds=15, keeps_unmatched=True)
             plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True, saved=saved))
             items = join.read(position or None, draw.randint(1, 5), plan)
             number, row = position.state.get("block", 0), position.state.get("row", 0)
