@@ -690,7 +690,9 @@ LAYER = hugectr.Layer_t
 
 def hugectr_model(**settings: Any) -> hugectr.Model:
     """A spread and a localized embedding, compiled over data in memory."""
-    solver = hugectr.CreateSolver(seed=7, batchsize=40, batchsize_eval=50, lr=0.05, **settings)
+    solver = hugectr.CreateSolver(
+        seed=7, batchsize=40, batchsize_eval=50, **{"lr": 0.05, **settings}
+    )
     reader = hugectr.DataReaderParams(
         hugectr.DataReaderType_t.Parquet,
         "train",
@@ -757,7 +759,7 @@ class Program(nn.Module):
             address; "static": static shape; "automatic": the model computes the ids.
     """
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, dropout: float = 0.0) -> None:
         super().__init__()
         self.mode = mode
         torch.manual_seed(7)
@@ -781,7 +783,8 @@ class Program(nn.Module):
             "user": mx_rec.create_table(torch.int64, 3, "user", init),
             "item": mx_rec.create_table(torch.int64, 3, "item", init, **padding, **mean),
         }
-        self.head = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), nn.Linear(4, 1))
+        last = nn.Sequential(nn.Dropout(dropout), nn.Linear(4, 1))
+        self.head = nn.Sequential(nn.Linear(9, 4), nn.Tanh(), *last)
         parameters, _ = mx_rec.get_dense_and_sparse_variable(self.head)
         self.dense = torch.optim.Adam(parameters, lr=0.01)
         self.hook = mx_rec.EvictHook(True, None, evict_step_interval=3)
@@ -831,6 +834,10 @@ class Program(nn.Module):
             self.update(loss * (len(batch) / num_samples))
             self.hook.after_run(global_step=step)
         return step
+
+    def learn_at(self, rate: float) -> None:
+        self.sparse.learning_rate = rate
+        self.learn(1, 2)
 
     def update(self, loss: Tensor) -> None:
         parameters = list(self.head.parameters())
@@ -1251,6 +1258,17 @@ def unequal_programs() -> None:
         mx_rec.terminate_config_initializer()
 
 
+def is_last_rank() -> bool:
+    return int(mx_rec.get_rank_id()) == int(mx_rec.get_rank_size()) - 1
+
+
+def other_program(learn: Callable[[], Any]) -> None:
+    try:
+        learn()
+    finally:
+        mx_rec.terminate_config_initializer()
+
+
 def spoiled_program(spoil: Callable[[Tensor], None]) -> None:
     """Spoil what the second rank gives a table."""
     program = Program("rows")
@@ -1285,7 +1303,19 @@ REFUSED |= {
         saved_by_first,
         "got rank 0 in Saver.save and ranks 1, 2 in next batch. ",
     ),
-    "programs with other weights": (unequal_programs, "got dense weights with the digest ["),
+    "programs with other weights": (unequal_programs, "network 0.weights with the digest ["),
+    "programs with other networks": (
+        lambda: other_program(lambda: Program("rows", dropout=0.1 * mx_rec.get_rank_id())),
+        "got network 0.network.2.p [0.0, 0.1, 0.2] on ranks 0 to 2",
+    ),
+    "programs with other rates": (
+        lambda: other_program(lambda: Program("rows").learn_at(0.05 + 0.45 * is_last_rank())),
+        "must update tables at the same rates, got [{'user': 0.05, 'item': 0.05}, {'user'",
+    ),
+    "networks of HugeCTR": (
+        lambda: hugectr_model(grains=4, lr=0.05 + int(os.environ["RANK"])).fit(max_iter=2),
+        "lr",
+    ),
     "gradients of some ranks": (
         lambda: spoiled_program(drop_gradient),
         "got those of [['user', 'item'], ['item'], ['user', 'item']] on ranks 0 to 2",

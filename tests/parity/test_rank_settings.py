@@ -6,12 +6,14 @@ step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +24,7 @@ pytest.importorskip("torch", reason="torch absent")
 import numpy as np
 import torch
 from forked import ranks_of
+from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import HotbedError
@@ -47,19 +50,37 @@ JOB: dict[str, Any] = {
 }
 
 
-def batch() -> hb.Batch:
-    return hb.Batch({"user": hb.Ids(np.arange(16))}, {}, {"y": np.ones(16, np.float32)})
+def batch(first: float = 1.0) -> hb.Batch:
+    labels = np.ones(16, np.float32)
+    labels[:4] = first
+    return hb.Batch({"user": hb.Ids(np.arange(16))}, {}, {"y": labels})
 
 
-def model_of(network: type[hb.models.DCNv2] = hb.models.DCNv2, rate: float = 0.1) -> hb.RecModel:
+def network_of(
+    network: type[hb.models.DCNv2] = hb.models.DCNv2, rate: float = 0.1, dropout: float = 0.0
+) -> hb.models.DCNv2:
     torch.manual_seed(0)
     schema = hb.Schema([hb.Label("y"), hb.Id("user")])
-    tables = hb.make_tables(schema, 2, rule=hb.Adagrad(lr=rate))
-    return hb.RecModel(network(schema, tables, hidden=(4,)), "bce", "adam", grains=4)
+    tables = hb.make_tables(schema, 2, rule=hb.Adagrad(lr=rate), admit=hb.MinCount(1))
+    return network(schema, tables, hidden=(4,), dropout=dropout)
 
 
-def fit(model: hb.RecModel, epochs: int = 1, callbacks: Any = ()) -> None:
-    model.fit([batch()], epochs=epochs, callbacks=list(callbacks), progress=False)
+def model_of(
+    network: type[hb.models.DCNv2] = hb.models.DCNv2,
+    loss: Any = "bce",
+    optimizer: Any = "adam",
+    metrics: Any = None,
+    *,
+    rate: float = 0.1,
+    dropout: float = 0.0,
+    **options: Any,
+) -> hb.RecModel:
+    made = network_of(network, rate, dropout)
+    return hb.RecModel(made, loss, optimizer, metrics, grains=4, **options)
+
+
+def fit(model: hb.RecModel, valid: Any = None, callbacks: Any = (), **options: Any) -> None:
+    model.fit([batch()], valid, callbacks=list(callbacks), progress=False, **options)
 
 
 def fit_network_of(folder: str, rank: int) -> None:
@@ -79,6 +100,289 @@ def job_of(**changes: Any) -> Job:
     return Job.from_json({**JOB, **changes})
 
 
+# --- what a program gives ------------------------------------------------------------------------
+
+factor = 1.0
+
+
+def weighed(scores: Tensor, labels: Tensor) -> Tensor:
+    return factor * nn.functional.binary_cross_entropy_with_logits(scores, labels)
+
+
+def around(other: float) -> Callable[..., Tensor]:
+    def loss(scores: Tensor, labels: Tensor) -> Tensor:
+        return other * weighed(scores, labels)
+
+    return loss
+
+
+def of_global(other: int) -> None:
+    with patch.dict(globals(), factor=1.0 + other):
+        fit(model_of(loss=weighed))
+
+
+class Weigher:
+    """A loss that is an object, with a name that it does not use."""
+
+    def __init__(self, other: float) -> None:
+        self.other = other
+        self.rank = os.environ["RANK"]
+        self.calls = 0
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Tensor:
+        self.calls += int(os.environ["RANK"])
+        return self.other * weighed(scores, labels)
+
+
+class Scaled(hb.models.DCNv2):
+    """A network that reads an attribute, one of its class, one of a bag, and a global."""
+
+    other = 1.0
+
+    def __init__(self, *arguments: Any, scale: float = 1.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.scale = scale
+        self.bag = SimpleNamespace(scale=1.0, rank=os.environ["RANK"])
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores: Tensor = super().forward(batch) * self.scale * self.other * self.bag.scale
+        return scores * factor
+
+
+def fit_changed(change: Callable[[Any], Any], **options: Any) -> None:
+    model = model_of(Scaled, **options)
+    change(model.network)
+    fit(model)
+
+
+def set_scale(network: Any, other: int) -> None:
+    network.bag.scale = 1.0 + other
+
+
+def of_class(other: int) -> None:
+    with patch.object(Scaled, "other", 1.0 + other):
+        fit(model_of(Scaled))
+
+
+def steps(change: Callable[[hb.RecModel], Any], other: int, **options: Any) -> None:
+    """Learn two steps; change the model before the second one on one rank."""
+    model = model_of(**options)
+    model.step(batch())
+    if other:
+        change(model)
+    model.step(batch())
+
+
+def freeze_dense(model: hb.RecModel) -> None:
+    next(iter(hb.dense_parameters(model.network))).requires_grad_(False)
+
+
+def freeze(model: hb.RecModel) -> None:
+    model.tables["user"].frozen = "rows"
+
+
+def loop(other: int, rate: float = 0.1, clip: float = 1.0, dropout: float = 0.0) -> None:
+    """A plain loop; `other`: a summand of its loss."""
+    network = network_of(dropout=dropout)
+    sparse = hb.SparseOptimizer(network)
+    sparse.set_learning_rates(rate)
+    sharded = hb.shard(network, torch.optim.SGD(hb.dense_parameters(network), 0.0), sparse)
+    network.train()
+    for _ in range(2):
+        sharded.backward(batch(), lambda part: network(part).mean() * (1 + other))
+        sharded.clip_gradients(clip)
+        sparse.step()
+        sparse.zero_grad()
+    network.eval()
+    network(batch(first=1.0))
+
+
+def looked_up(other: int) -> None:
+    """A loop in eval mode, with ids of its own on each rank."""
+    network = network_of()
+    hb.shard(
+        network, torch.optim.SGD(hb.dense_parameters(network), 0.1), hb.SparseOptimizer(network)
+    )
+    network.eval()
+    network(hb.Batch({"user": hb.Ids(np.arange(16) + other)}, {}, {}))
+
+
+class PlainNetwork(nn.Module):
+    """A network of torch alone, for `hb.auto`."""
+
+    def __init__(self, dropout: float, scale: float) -> None:
+        super().__init__()
+        self.user = nn.Embedding(20, 4)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(4, 1))
+        self.scale = scale
+
+    def forward(self, user: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.user(user)).squeeze(1)
+        return scores * self.scale
+
+
+def fit_by_auto(dropout: float = 0.0, scale: float = 1.0) -> None:
+    torch.manual_seed(0)
+    network: nn.Module = PlainNetwork(dropout, scale)
+    network, optimizer, _ = hb.auto(network, torch.optim.SGD(network.parameters(), 0.1))
+    fit(hb.RecModel(network, "bce", optimizer, grains=4))
+
+
+def evaluation(other: int) -> None:
+    each = hb.Evaluation(model_of())
+    each.add(batch())
+    each.add(batch(1.0 - other))
+
+
+def stream(other: int) -> None:
+    valid = [batch(1.0 - other)]
+    validate = hb.callbacks.Validate(every_steps=1)
+    model_of(metrics={"auc"}).online_train([batch()] * 2, [validate], valid=valid, progress=False)
+
+
+def best(metric: str) -> Any:
+    return hb.callbacks.BestWeights(metric)
+
+
+Differ = Callable[[int], Any]
+"""What a rank does; 1: it is the one that differs."""
+BCE = hb.losses.BCE
+TORCH_BCE = nn.BCEWithLogitsLoss
+CALLBACKS = hb.callbacks
+OTHERS: dict[str, tuple[Differ, str]] = {
+    "rate": (lambda n: fit(model_of(rate=0.1 + n)), r"table 'user' \[.*lr=0\.1.*lr=1\.1"),
+    "epochs": (
+        lambda n: fit(model_of(), epochs=1 + n),
+        r"the numbers of the first and the last epoch \[\(0, 0\),.* \(0, 1\)\]",
+    ),
+    "kind of loss": (
+        lambda n: fit(model_of(loss=["bce", "focal"][n])),
+        r"loss_fn\.kind \['bce',.* 'focal'\]",
+    ),
+    "weight of a loss": (
+        lambda n: fit(model_of(loss=BCE(pos_weight=2.0 + n))),
+        r"loss_fn\.pos_weight \[2\.0,.* 3\.0\]",
+    ),
+    "loss of torch": (
+        lambda n: fit(model_of(loss=TORCH_BCE(pos_weight=torch.tensor(1.0 + n)))),
+        r"loss_fn\.pos_weight \['torch\.float32 \[\] with the digest",
+    ),
+    "own loss": (lambda n: fit(model_of(loss=around(1.0 + n))), r"loss_fn\.other \[1\.0,.* 2\.0\]"),
+    "global of a loss": (of_global, r"loss_fn\.factor \[1\.0,.* 2\.0\]"),
+    "code of a loss": (
+        lambda n: fit(model_of(loss=[weighed, lambda a, b: 2 * weighed(a, b)][n])),
+        r"loss_fn\.code with the digest \[",
+    ),
+    "object as a loss": (
+        lambda n: fit(model_of(loss=Weigher(1.0 + n))),
+        r"loss_fn\.other \[1\.0,.* 2\.0\]",
+    ),
+    "partial loss": (
+        lambda n: fit(model_of(loss=functools.partial(around(1.0 + n)))),
+        r"loss_fn \[\[\{.*'other': 1\.0.*'other': 2\.0",
+    ),
+    "dropout": (lambda n: fit(model_of(dropout=n / 2)), r"network\.dropout \[0\.0,.* 0\.5\]"),
+    "changed dropout": (
+        lambda n: fit_changed(
+            lambda network: [
+                setattr(m, "rate", n / 2) for m in network.modules() if hasattr(m, "rate")
+            ],
+            dropout=0.2,
+        ),
+        r"network\.mlp\.1\.rate \[0\.0,.* 0\.5\]",
+    ),
+    "attribute": (
+        lambda n: fit_changed(lambda network: setattr(network, "scale", 1.0 + n)),
+        r"network\.scale \[1\.0,.* 2\.0\]",
+    ),
+    "attribute of a bag": (
+        lambda n: fit_changed(functools.partial(set_scale, other=n)),
+        r"network\.bag\.scale \[1\.0,.* 2\.0\]",
+    ),
+    "attribute of a class": (of_class, r"network\.class Scaled\.other \[1\.0,.* 2\.0\]"),
+    "amp_level": (
+        lambda n: fit(model_of(amp_level=["O0", "O1"][n])),
+        r"amp_level \[.*compute=None.*compute=torch\.bfloat16",
+    ),
+    "optimizer": (
+        lambda n: fit(model_of(optimizer=hb.Adam(lr=0.1 + n))),
+        r"optimizer \w+ \[\[\{.*'lr': 0\.1.*'lr': 1\.1",
+    ),
+    "metrics": (
+        lambda n: fit(model_of(metrics=[["auc"], ["log_loss"]][n])),
+        r"metrics\.auc\S* \[.*None\]",
+    ),
+    "interval": (
+        lambda n: fit(model_of(), callbacks=[CALLBACKS.Evict(step_interval=2 + n)]),
+        r"callback 0\.step_interval \[2,.* 3\]",
+    ),
+    "patience": (
+        lambda n: fit(model_of(), callbacks=[CALLBACKS.EarlyStopping("loss", 2 + n)]),
+        r"callback 0\.patience \[None,.* 3\]",
+    ),
+    "schedule": (
+        lambda n: fit(model_of(), callbacks=[CALLBACKS.LearningRate(lambda o: n)]),
+        r"callback 0\.\w+\.n \[0,.* 1\]",
+    ),
+    "max_steps": (lambda n: fit(model_of(), max_steps=5 + n), r"max_steps \[\[5\],.* \[6\]\]"),
+    "progressive": (
+        lambda n: fit(model_of(), progressive=bool(n)),
+        r"scores before a batch is learned \[None,.* False\]",
+    ),
+    "no validation": (
+        lambda n: fit(model_of(metrics={"auc"}), [batch()] if n else None),
+        r"validation data \[False,.* True\]|callbacks \[\[\],.* \['Validate'\]\]",
+    ),
+    "loss of a loop": (loop, r"loss_of\.other \[0,.* 1\]"),
+    "dropout of a loop": (lambda n: loop(0, dropout=n / 2), r"network\.dropout \[0\.0,.* 0\.5\]"),
+    "rate of a loop": (lambda n: loop(0, rate=0.1 + n), r"optimizer SparseOptimizer \["),
+    "dropout by auto": (lambda n: fit_by_auto(n / 2), r"network\.[\w.]*p \[0\.0,.* 0\.5\]"),
+    "attribute by auto": (
+        lambda n: fit_by_auto(scale=1.0 + n),
+        r"network\.[\w.]*scale \[1\.0,.* 2\.0\]",
+    ),
+}
+STEPS: dict[str, tuple[Differ, str]] = {
+    "rates of tables": (
+        lambda n: steps(lambda model: setattr(model, "table_learning_rates", 0.5), n),
+        r"learning rates \[\[.*\['user'\], 0\.1\).*\['user'\], 0\.5\)",
+    ),
+    "frozen table": (
+        lambda n: steps(freeze, n),
+        r"tables that are frozen\.user \[None,.* 'rows'\]",
+    ),
+    "frozen weight": (lambda n: steps(freeze_dense, n), r"weights with the digest \["),
+    "default": (
+        lambda n: steps(lambda model: model.tables["user"].set_default(1.0), n),
+        r"defaults and min_count of tables \[\[\(0\.0, 1\)\],.* \[\(1\.0, 1\)\]\]",
+    ),
+    "min_count": (
+        lambda n: steps(lambda model: model.tables["user"].set_min_count(3), n),
+        r"defaults and min_count of tables \[",
+    ),
+    "labels": (
+        lambda n: model_of().step(batch(1.0 - n)),
+        r"label 'y' of a batch with the digest \[",
+    ),
+    "clipped loop": (lambda n: loop(0, clip=1.0 + n), r"clip_gradients\.max_norm \[1\.0,.* 2\.0\]"),
+    "ids of a loop": (looked_up, r"ids that are looked up with the digest \["),
+}
+SCORED: dict[str, tuple[Differ, str]] = {
+    "evaluate": (lambda n: model_of().evaluate([batch(1.0 - n)]), r"label 'y' of a batch"),
+    "predict": (lambda n: model_of().predict([batch(1.0 - n)]), r"label 'y' of a batch"),
+    "more batches": (
+        lambda n: model_of().evaluate([batch()] * (1 + n)),
+        r"the end of the data \[True,.* False\]",
+    ),
+    "Evaluation": (evaluation, r"label 'y' of a batch with the digest"),
+    "valid": (
+        lambda n: fit(model_of(metrics={"auc"}), [batch(1.0 - n)], [best("auc")]),
+        r"label 'y' of a batch with the digest",
+    ),
+    "stream": (stream, r"label 'y' of a batch with the digest"),
+}
+
+
 def errors(folder: str) -> dict[str, str]:
     """What each kind of difference of the last rank ends with, and that nothing was learned."""
     os.chdir(folder)
@@ -96,8 +400,6 @@ def errors(folder: str) -> dict[str, str]:
     }
     calls: dict[str, Callable[[], None]] = {
         "network": lambda: fit_network_of(folder, int(is_last)),
-        "rate": lambda: fit(model_of(rate=0.1 + is_last)),
-        "epochs": lambda: fit(model_of(), epochs=1 + is_last),
         "callbacks": lambda: fit(
             model_of(), callbacks=[] if is_last else [hb.callbacks.Checkpoint(f"{folder}/state")]
         ),
@@ -105,6 +407,8 @@ def errors(folder: str) -> dict[str, str]:
         "flag": lambda: run.online(job_of(), max_steps=5 + is_last),
         "command": lambda: (run.online if is_last else run.train)(job_of()),
     }
+    for name, (differ, _) in {**OTHERS, **STEPS, **SCORED}.items():
+        calls[name] = functools.partial(differ, int(is_last))
     found = {}
     for name, call in calls.items():
         cases[name] = (contextlib.nullcontext(), call)
@@ -128,8 +432,6 @@ DIFFER = {
     "instructions": r"the instruction set, which ATEN_CPU_CAPABILITY can lower, \[.*'OTHER'\]",
     "threads": r"the threads of torch \[1,.* 2\]",
     "network": r"code of the network with the digest \[",
-    "rate": r"table 'user' \[.*lr=0\.1.*lr=1\.1",
-    "epochs": r"the numbers of the first and the last epoch \[\(0, 0\),.* \(0, 1\)\]",
     "callbacks": r"callbacks \[\['Checkpoint'\],.* \[\]\]",
     "job": r"job\.fit\.batch_size \[64,.* 65\]",
     "flag": r"--max-steps \[5,.* 6\]",
@@ -141,9 +443,21 @@ DIFFER = {
 def test_ranks_that_differ_are_refused_by_name_on_each(ranks: int, tmp_path: Path) -> None:
     found = ranks_of(errors, ranks, str(tmp_path))
     assert found == found[:1] * ranks
-    start = "ConfigError: ranks: all ranks must train the same model with the same settings, got "
-    for name, differ in DIFFER.items():
-        text = found[0][name]
-        assert text.startswith(start), text
-        assert re.search(differ, text), text
+    starts = {
+        "train the same model with the same settings": DIFFER | _texts(OTHERS),
+        "get the same batches and random numbers, and hold the same weights": _texts(STEPS),
+        "evaluate and predict the same batches": _texts(SCORED),
+    }
+    wrong = {}
+    for start, texts in starts.items():
+        for name, differ in texts.items():
+            text = found[0].get(name, "no error")
+            is_right = text.startswith(f"ConfigError: ranks: all ranks must {start}")
+            if not (is_right and re.search(rf"got {differ}", text)):
+                wrong[name] = text
+    assert not wrong
     assert not (tmp_path / "state").exists()
+
+
+def _texts(cases: dict[str, tuple[Differ, str]]) -> dict[str, str]:
+    return {name: text for name, (_, text) in cases.items()}

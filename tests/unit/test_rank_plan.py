@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "job.yaml").write_text(text)
     monkeypatch.setattr(of_job, "SECONDS", 0.05)
     monkeypatch.setattr(of_job, "_alone", lambda call, *arguments: call(*arguments))
-    of_two = [of_job.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01)] * 2
+    of_two = [of_job.RankSteps({8: 1e-4, 4 << 20: 5e-3}, 0.02, 0.01, 1.0)] * 2
     monkeypatch.setattr("hotbed.parallel.probe.on_two_ranks", lambda *arguments: of_two)
     monkeypatch.setenv("COLUMNS", "160")
     return str(tmp_path / "job.yaml")
@@ -214,6 +215,19 @@ def test_plan_prints_a_line_for_each_number_of_ranks_and_draws_a_page(
     page = (tmp_path / "plan.html").read_text()
     assert page.count("<figure>") == 4
     assert "256 ranks" in page
+
+
+def test_a_disturbed_measurement_is_told(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed_step = of_job._timed_step
+
+    def half_disturbed(*arguments: Any) -> tuple[float, float]:
+        seconds, _ = timed_step(*arguments)
+        return seconds, seconds / 2
+
+    monkeypatch.setattr(of_job, "_timed_step", half_disturbed)
+    printed = CliRunner().invoke(app, ["plan", job, "--ranks=2"])
+    assert printed.exit_code == 0, printed.output
+    assert "had a processor for 50% of their time" in printed.output
 
 
 def test_plan_of_a_number_of_ranks_says_what_each_has_and_that_it_does_not_fit(

@@ -15,6 +15,9 @@ from hotbed.job.workload import Sampled, workload_of
 if TYPE_CHECKING:
     from hotbed.parallel.plan import RanksPlan, Workload
 
+LEAST_CPU_SHARE = 0.85
+"""Share of the time of steps for which they must have a processor."""
+
 
 @dataclass(frozen=True)
 class JobPlan:
@@ -88,8 +91,18 @@ def plan(job: Job, wishes: Wishes) -> JobPlan:
         numbers = sorted({1, wishes.ranks})
     plans = [planned(work, ranks) for ranks in numbers]
     needed = None if wishes.ram is None else needed_ranks(work, wishes.ram)
-    notes = list(_notes(job, sampled, plans, wishes, needed))
+    notes = [*_disturbance(work), *_notes(job, sampled, plans, wishes, needed)]
     return JobPlan(work, plans, sampled, wishes.ram, needed, notes)
+
+
+def _disturbance(work: Workload) -> Iterator[str]:
+    """Yield a warning if the steps that were measured waited for a processor."""
+    if work.cpu_share < LEAST_CPU_SHARE:
+        yield (
+            f"Warning: the measurement was disturbed. Its steps had a processor for "
+            f"{work.cpu_share:.0%} of their time; other programs, or a disk, took the rest. All "
+            "times and speeds are wrong by about as much: plan again on an idle machine."
+        )
 
 
 def _notes(

@@ -154,7 +154,9 @@ def _with_two_ranks(job: Job, work: Workload) -> Workload:
     link = LinkSpeed(sorted(of_ranks[0].link.items()))
     step_seconds = max(of_rank.step_seconds for of_rank in of_ranks)
     wait_seconds = max(of_rank.wait_seconds for of_rank in of_ranks)
-    return replace(work, link=link).as_two_ranks(step_seconds, wait_seconds)
+    share = min(work.cpu_share, *(of_rank.cpu_share for of_rank in of_ranks))
+    work = replace(work, link=link, cpu_share=share)
+    return work.as_two_ranks(step_seconds, wait_seconds)
 
 
 @dataclass(frozen=True)
@@ -165,11 +167,13 @@ class RankSteps:
         link: seconds of a call, by the bytes that it sends.
         step_seconds: of a step.
         wait_seconds: of these, in calls to the other rank.
+        cpu_share: of the other seconds, for which the rank had a processor.
     """
 
     link: Mapping[int, float]
     step_seconds: float
     wait_seconds: float
+    cpu_share: float
 
 
 def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
@@ -179,18 +183,27 @@ def _as_rank(spec: Mapping[str, Any], steps: int) -> RankSteps:
     job = _by_grains(Job.from_json(spec))
     model = job.rec_model(job.fitted())
     connections = probe()
-    steps_and_waits = []
+    measured = []
     waited = 0.0
     with contextlib.closing(_batches(job, model)) as batches:
         for batch in islice(batches, steps):
-            began = time.perf_counter()
-            model.step(batch)
-            seconds = time.perf_counter() - began
+            seconds, cpu_seconds = _timed_step(model, batch)
             so_far = model.learner.end()[model.learner.shard.rank].wait_seconds
-            steps_and_waits.append((seconds, so_far - waited))
+            measured.append((seconds, so_far - waited, cpu_seconds))
             waited = so_far
-    seconds, waits = np.median(steps_and_waits[steps // 2 :], 0)
-    return RankSteps(connections.seconds, float(seconds), float(waits))
+    later = np.array(measured[steps // 2 :])
+    seconds, waits, _ = np.median(later, 0)
+    total, total_waits, total_cpu = later.sum(0)
+    share = min(total_cpu / max(total - total_waits, 1e-9), 1.0)
+    return RankSteps(connections.seconds, float(seconds), float(waits), float(share))
+
+
+def _timed_step(model: RecModel, batch: Batch) -> tuple[float, float]:
+    """Learn a batch; return the seconds that it took, and those of this thread on a processor."""
+    began = time.perf_counter()
+    began_cpu = time.thread_time()
+    model.step(batch)
+    return time.perf_counter() - began, time.thread_time() - began_cpu
 
 
 # --- what a process of its own measures -----------------------------------------------------------
@@ -212,7 +225,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
     process_bytes = _process_bytes(job, model)
     with contextlib.closing(_batches(job, model)) as every_batch:
         batches = list(islice(every_batch, BATCHES))
-    seconds = _step_seconds(job, schema, batches)
+    seconds, share = _step_seconds(job, schema, batches)
     counted, sampled, read_seconds = _read(job, model)
     tables = [
         _facts(table, counted[name], job, sampled, rows.get(name))
@@ -230,6 +243,7 @@ def _measured(spec: Mapping[str, Any], rows: Mapping[str, float]) -> tuple[Workl
         process_bytes=process_bytes,
         step_seconds=seconds,
         read_seconds=read_seconds,
+        cpu_share=share,
         link=LinkSpeed.of(0.0, math.inf),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
     )
@@ -294,34 +308,36 @@ def _process_bytes(job: Job, model: RecModel) -> float:
     return peak_bytes() - rows
 
 
-def _step_seconds(job: Job, schema: Schema, batches: Sequence[Batch]) -> dict[int, float]:
+def _step_seconds(
+    job: Job, schema: Schema, batches: Sequence[Batch]
+) -> tuple[dict[int, float], float]:
     """Return the seconds of a step by samples: of all grains, of half of them, of one, and less.
 
-    As many samples in as many grains are what a rank computes.
+    With them comes the share of the time for which the process had a processor. As many samples in
+    as many grains are what a rank computes.
     """
     assert isinstance(job.grains, int)
     whole = job.fit.batch_size
     parts = {1: job.grains, 2: job.grains // 2, job.grains: 1, 8 * job.grains: 1}
     seconds = {}
+    totals = np.zeros(2)
     for part, grains in parts.items():
         samples = max(whole // part, 1)
         model = replace(job, grains=max(grains, 1)).rec_model(schema)
-        seconds[samples] = _median_step(
-            model, [batch[:samples] for batch in batches], SECONDS / len(parts)
-        )
-    return seconds
+        parts_of_batches = [batch[:samples] for batch in batches]
+        times = _later_steps(model, parts_of_batches, SECONDS / len(parts))
+        seconds[samples] = float(np.median(times[:, 0]))
+        totals += times.sum(0)
+    return seconds, float(min(totals[1] / totals[0], 1.0))
 
 
-def _median_step(model: RecModel, batches: Sequence[Batch], limit: float) -> float:
-    """Return the median seconds of the later half of the steps that the time is enough for."""
-    times: list[float] = []
+def _later_steps(model: RecModel, batches: Sequence[Batch], limit: float) -> NDArray[np.float64]:
+    """Return the times of the later half of the steps that the time is enough for, [steps, 2]."""
+    times: list[tuple[float, float]] = []
     began = time.perf_counter()
     while len(times) < 6 or time.perf_counter() - began < limit:
-        batch = batches[len(times) % len(batches)]
-        start = time.perf_counter()
-        model.step(batch)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[len(times) // 2 :]))
+        times.append(_timed_step(model, batches[len(times) % len(batches)]))
+    return np.array(times[len(times) // 2 :])
 
 
 def _read(job: Job, model: RecModel) -> tuple[dict[str, DistinctIds], Sampled, float]:

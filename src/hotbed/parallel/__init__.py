@@ -30,7 +30,7 @@ from .halves import joined
 from .ids import AskedIds
 from .own_batches import OwnBatchLookup, reduced
 from .placement import Placement
-from .ranks import Ranks, digest_of, together
+from .ranks import Ranks, Requirement, digest_of, together
 from .sharded import ShardedLookup
 from .shards import WHOLE, RankShard, Shard
 from .software import digest_of_files
@@ -46,6 +46,7 @@ __all__ = [
     "RankShard",
     "RankWork",
     "Ranks",
+    "Requirement",
     "Shard",
     "ShardedLookup",
     "TableExchange",

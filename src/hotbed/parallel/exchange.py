@@ -10,9 +10,10 @@ The tables of all modules of a network go together: the number of messages does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,11 @@ from hotbed.embedding.lookups import (
 )
 from hotbed.embedding.policy import Lfu, Lru
 from hotbed.embedding.table import Step, Table
-from hotbed.errors import ConfigError
 
 from .calls import RankCall
 from .ids import AskedIds, Counts, OwnedIds
 from .placement import Placement
-from .ranks import Ranks
+from .ranks import STEP, Ranks, digest_of_values, name_difference
 
 
 class TableExchange:
@@ -73,7 +73,7 @@ class TableExchange:
         grain_ends: Sequence[int],
         *,
         training: bool,
-        digest: int = 0,
+        values: Mapping[str, Any] = MappingProxyType({}),
         logs: bool = False,
     ) -> AskedIds:
         """Ask the owners for the rows of a batch, and map what this rank is asked for.
@@ -83,11 +83,11 @@ class TableExchange:
             time: int64 microseconds, or None.
             grain_ends: the samples before which the grains end.
             training: whether tables may change.
-            digest: of what must be equal on all ranks.
+            values: plain ones, which must be equal on all ranks.
             logs: whether the map may be taken back.
 
         Raises:
-            ConfigError: on every rank, before a table changes: the digests differ.
+            ConfigError: on every rank, before a table changes: the values differ.
         """
         times = self._times(inputs, time) if training else None
         counted = time.counted if training and isinstance(time, CountedTimes) else None
@@ -98,7 +98,7 @@ class TableExchange:
             fronts.append(self._front(inputs, times, counted, ends_of_block))
         counts = [front.ask(self._owners, self._ranks.size) for front in fronts]
         timed = times is not None
-        asked = self._exchange_counts(counts, digest)
+        asked = self._exchange_counts(counts, values)
         step = Step([table.native for table in self._layout.tables], self._owner_columns)
         if counted is not None:
             step.mark(0)
@@ -225,11 +225,12 @@ class TableExchange:
             raise
         return step
 
-    def _exchange_counts(self, counts: Counts, digest: int) -> Counts:
+    def _exchange_counts(self, counts: Counts, values: Mapping[str, Any]) -> Counts:
         """Tell each rank how much is asked of it; return how much each rank asks of this one.
 
         `counts`: [block][rank][table]. Returned: [rank][block][table].
         """
+        digest = digest_of_values(values)
         num_tables = len(self._dims)
         sent = [
             torch.tensor([digest, *chain.from_iterable(of_block[rank] for of_block in counts)])
@@ -244,12 +245,7 @@ class TableExchange:
             ends = [num_tables * block for block in range(len(blocks) + 1)]
             asked.append([numbers[first:last] for first, last in pairwise(ends)])
         if any(other != digests[0] for other in digests):
-            raise ConfigError(
-                "ranks: all ranks must get the same batches and random numbers, and hold the same "
-                f"weights, got digests {digests}. Give each rank the same data, order and seed, "
-                "draw no random numbers on one rank alone, and clip gradients by ClipGradients or "
-                "the loop of hb.shard."
-            )
+            name_difference(self._ranks, values, STEP)
         return asked
 
     def _fetch_rows(self, ids: AskedIds) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,7 +84,13 @@ class OwnBatches:
         self._exchanges: dict[FeatureLayout, TableExchange] = {}
 
     def fetch(
-        self, layout: FeatureLayout, inputs: Sequence[Ids], time: Any, *, training: bool
+        self,
+        layout: FeatureLayout,
+        inputs: Sequence[Ids],
+        time: Any,
+        *,
+        training: bool,
+        is_shared: bool = False,
     ) -> Plan:
         """Return the plan of the batch of this rank, whose ids are `FetchedIds`.
 
@@ -92,6 +99,10 @@ class OwnBatches:
             inputs: the ids of each feature.
             time: int64 microseconds, or None.
             training: whether tables may change.
+            is_shared: whether all ranks must look up the same ids.
+
+        Raises:
+            ConfigError: on every rank: they do not.
         """
         if isinstance(time, CountedTimes):
             raise ConfigError(
@@ -104,8 +115,12 @@ class OwnBatches:
             self._exchanges[layout] = exchange
         num_samples = HostIds(layout.features, inputs).num_samples
         ends = [0] * self._first + [num_samples] * (self._placement.grains - self._first)
+        values = {}
+        if is_shared:
+            digests = [_digest_of_ids(ids) for ids in inputs]
+            values["ids that are looked up with the digest"] = digests
         with self._ranks.undivided():
-            asked = exchange.ask(inputs, time, ends, training=training)
+            asked = exchange.ask(inputs, time, ends, training=training, values=values)
             plan = exchange.fetch_whole(asked, inputs)
         local = plan.mapped
         assert isinstance(local, LocalIds), "an exchange maps them"
@@ -201,7 +216,7 @@ class OwnBatchLookup(LocalLookup):
         """Apply the sums of all ranks, as `Lookup.update`.
 
         Raises:
-            ConfigError: on every rank: they have sums of other tables.
+            ConfigError: on every rank: they have sums of other tables, or other rates.
         """
         self._ranks.place.phase = "update"
         owned = []
@@ -210,7 +225,7 @@ class OwnBatchLookup(LocalLookup):
             rate_of = {}
             for group, rate in zip(part.groups, group_rates, strict=True):
                 rate_of.update(dict.fromkeys(group.tables, rate))
-            self._check_tables(part, rate_of)
+            self._check_rates(part, rate_of)
             if rate_of:
                 with self._ranks.undivided():
                     sums = self._batches.sums_of_owner(_of_all_tables(part))
@@ -219,14 +234,20 @@ class OwnBatchLookup(LocalLookup):
         if owned:
             super().update(owned, owned_rates)
 
-    def _check_tables(self, part: Sums, updated: Container[int]) -> None:
-        tables = _fetched(part.mapped).layout.tables
-        here = [table.name for number, table in enumerate(tables) if number in updated]
-        names = self._ranks.gather_objects(here)
-        if any(of_rank != names[0] for of_rank in names):
+    def _check_rates(self, part: Sums, rate_of: Mapping[int, float]) -> None:
+        names = [table.name for table in _fetched(part.mapped).layout.tables]
+        rates = {name: rate_of[n] for n, name in enumerate(names) if n in rate_of}
+        every = self._ranks.gather_objects(rates)
+        if any(of_rank.keys() != rates.keys() for of_rank in every):
+            updated = [list(of_rank) for of_rank in every]
             raise ConfigError(
                 "ranks: all ranks must give gradients of the same tables, got those of "
-                f"{names} on ranks 0 to {self._ranks.size - 1}. Give zeros where a rank has none."
+                f"{updated} on ranks 0 to {self._ranks.size - 1}. Give zeros where a rank has none."
+            )
+        if any(of_rank != rates for of_rank in every):
+            raise ConfigError(
+                f"ranks: all ranks must update tables at the same rates, got {every} on ranks 0 to "
+                f"{self._ranks.size - 1}. Set the learning rate alike on each rank."
             )
 
     def _owned(self, sums: Sums, updated: Container[int]) -> Sums:
@@ -276,6 +297,14 @@ def _sum(every: Tensor, placement: Placement) -> Tensor:
     total = joined(grains)
     assert total is not None, "each rank has a part"
     return total
+
+
+def _digest_of_ids(ids: Ids) -> int:
+    digest = 0
+    for array in (ids.values, ids.offsets):
+        if array is not None:
+            digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
+    return digest
 
 
 def _fetched(mapped: MappedIds) -> FetchedIds:

@@ -216,6 +216,7 @@ class Workload:
         copy_seconds: a byte that is sent, beside the call that sends it: to gather and to add it.
         slack_seconds: of a step, in which ranks wait for the slowest.
         whole_host: whether each rank has the cores of a machine; else all share those of one.
+        cpu_share: of the time of the steps that were measured, for which they had a processor.
     """
 
     tables: Sequence[TableFacts]
@@ -232,6 +233,7 @@ class Workload:
     copy_seconds: float = 0.0
     slack_seconds: float = 0.0
     whole_host: bool = False
+    cpu_share: float = 1.0
 
     def placement(self, ranks: int) -> Placement:
         """Return where rows and grains lie: grains of the job, or the least that are enough."""

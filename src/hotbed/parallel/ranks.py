@@ -7,8 +7,10 @@ import hashlib
 import pickle
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -37,6 +39,30 @@ ROOM = 2048
 T = TypeVar("T")
 _Message = tuple[bool, Any, Exception | None]
 """From rank 0: whether it is the last, what was made, and the error of making it."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """What ranks compare.
+
+    Attributes:
+        must: what all of them must do alike.
+        advice: where they do not.
+    """
+
+    must: str
+    advice: str
+
+
+SETTINGS = Requirement(
+    "train the same model with the same settings",
+    "Start the same program with the same seed on each rank.",
+)
+STEP = Requirement(
+    "get the same batches and random numbers, and hold the same weights and rates",
+    "Give each rank the same data, order and seed, draw no random numbers on one rank alone, set "
+    "rates and frozen alike, and clip gradients by ClipGradients or the loop of hb.shard.",
+)
 
 
 class Ranks:
@@ -343,23 +369,50 @@ class Ranks:
                     self._failure = error
                     self._tell = None
 
-    def check_equal(self, settings: Mapping[str, Any]) -> None:
-        """Raise ConfigError, on every rank, if their software or a setting differs."""
-        every = self.gather_objects({**software(), **settings})
-        names = dict.fromkeys(name for of_rank in every for name in of_rank)
-        for name in names:
-            values = [of_rank.get(name) for of_rank in every]
-            if any(value != values[0] for value in values):
-                raise ConfigError(
-                    f"ranks: all ranks must train the same model with the same settings, got "
-                    f"{name} {values} on ranks 0 to {self.size - 1}. Start the same program with "
-                    "the same seed on each rank."
-                )
+    def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
+        """Raise ConfigError, on every rank, if their software or a setting differs.
+
+        Args:
+            settings: plain values, of which each in a mapping is named by its path.
+            requirement: what must be alike, for the message.
+        """
+        values = {**software(), **settings}
+        own_digest = torch.tensor([digest_of_values(values)])
+        digests = self.meet(self._call("compare"), [own_digest] * self.size)
+        if any(digest != own_digest for digest in digests):
+            name_difference(self, values, requirement)
 
 
 def together() -> AbstractContextManager[None]:
     """Return a block whose errors are raised by every process of the job; see `Ranks.together`."""
     return Ranks.of_job().together() if trains_together() else nullcontext()
+
+
+def name_difference(ranks: Ranks, values: Mapping[str, Any], requirement: Requirement) -> None:
+    """Raise ConfigError, on every rank, with the first value that differs, if there is one."""
+    every = ranks.gather_objects(_by_path(values))
+    for name in dict.fromkeys(name for of_rank in every for name in of_rank):
+        of_ranks = [of_rank.get(name) for of_rank in every]
+        if any(repr(value) != repr(of_ranks[0]) for value in of_ranks):
+            raise ConfigError(
+                f"ranks: all ranks must {requirement.must}, got {name} {of_ranks} on ranks 0 to "
+                f"{ranks.size - 1}. {requirement.advice}"
+            )
+
+
+def digest_of_values(values: Mapping[str, Any]) -> int:
+    """Return a digest of plain values, for `Ranks.compare`."""
+    return zlib.crc32(repr(values).encode())
+
+
+def _by_path(values: Any, path: str = "") -> dict[str, Any]:
+    """Return the values in a tree of them, by their dotted paths."""
+    if not isinstance(values, Mapping):
+        return {path: values}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _by_path(value, f"{path}.{name}" if path else str(name))
+    return flat
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:

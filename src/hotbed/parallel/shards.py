@@ -16,7 +16,7 @@ from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.snapshot import Spread
 
 from .placement import Placement
-from .ranks import Ranks, digest_of
+from .ranks import SETTINGS, Ranks, Requirement, digest_of
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Shard:
         """Return what `make` returns, or raise what it raises, in the first process."""
         return make()
 
-    def check_equal(self, settings: Mapping[str, Any]) -> None:
+    def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
         """Raise ConfigError, in all processes, if a setting is not the same in all of them."""
 
     def gathered(self, value: T) -> list[T]:
@@ -129,8 +129,8 @@ class RankShard(Shard):
     def from_first(self, make: Callable[[], T]) -> T:
         return self._ranks.from_first(make)
 
-    def check_equal(self, settings: Mapping[str, Any]) -> None:
-        self._ranks.check_equal(settings)
+    def check_equal(self, settings: Mapping[str, Any], requirement: Requirement = SETTINGS) -> None:
+        self._ranks.check_equal(settings, requirement)
 
     def gathered(self, value: T) -> list[T]:
         return self._ranks.gather_objects(value)

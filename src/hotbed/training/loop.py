@@ -35,6 +35,7 @@ from hotbed.training.ahead import MapStage
 from hotbed.training.feed import opened
 from hotbed.training.learned_types import check_encoder
 from hotbed.training.run import Run
+from hotbed.training.stages.agreement import check_scored
 from hotbed.training.stages.example import Example, prepare
 from hotbed.training.stages.learner import Update
 from hotbed.training.stages.scorer import LOSS, Progressive
@@ -68,6 +69,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                 callbacks("on_step_begin", run)
                 for example in examples:
                     run.example = example
+                    if update is None:
+                        check_scored(shard, example)
                     if observer is not None:
                         observer.observe(example)
                         callbacks("on_predicted", run)
@@ -92,6 +95,8 @@ def pass_over(data: Iterable[Any], run: Run, update: Update | None = None) -> No
                 callbacks("on_step_end", run)
                 if update is not None:
                     shard.enter("reading", run.model.counters["steps"] + 1)
+    if update is None:
+        check_scored(shard, None)
     run.example = None
     run.loss = None
 

@@ -54,6 +54,7 @@ from hotbed.training.loop import (
 from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
+from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.learner import check_not_moved
 from hotbed.training.stages.network import adapter_of
@@ -315,6 +316,7 @@ class RecModel:
         Metrics of several labels are named `label.metric`.
         """
         self._check_measurable("evaluate")
+        self._compare_ranks()
         scorer = self._scorer()
         if not self._observe(data, scorer, callbacks):
             raise DataError("evaluate: no batch, got empty data. Give data with rows.")
@@ -328,6 +330,7 @@ class RecModel:
         cross-entropy of logits, else the outputs of the network. Tables are only read. Labels and
         weights are not read and may be missing.
         """
+        self._compare_ranks()
         collector = Collector(Scorer(self.network, self._criterion, {}, precision=self._precision))
         self._observe(to_predict(data), collector, ())
         return collector.predictions()
@@ -623,7 +626,9 @@ class RecModel:
         schema = getattr(goal.dataset, "schema", None)
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
-        self.learner.shard.check_equal(_settings(goal, callbacks))
+        if self.learner.shard.size > 1:
+            settings = {**_settings(goal, callbacks, observer), **self._measured()}
+            self.learner.shard.check_equal(settings)
         _log_frozen_lookups(self.network)
         shard = self.learner.shard
         run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
@@ -631,6 +636,19 @@ class RecModel:
         run.agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
         run.counts.epoch = goal.first_epoch
         return run
+
+    def _measured(self) -> dict[str, Any]:
+        """Return what an evaluation computes, as ranks compare it."""
+        return {
+            "metrics": compared(self.metrics),
+            "eval_network": compared(self.eval_network),
+            "eval_indexes": self._indexes,
+        }
+
+    def _compare_ranks(self) -> None:
+        """Raise ConfigError, on every rank, if they would evaluate other models."""
+        if self.learner.shard.size > 1:
+            self.learner.shard.check_equal({**self.learner.settings, **self._measured()})
 
     def _learn_schema(self, schema: Any, encoder: Any) -> None:
         """Take over the schema of the data that are learned next, if they have one.
@@ -713,6 +731,7 @@ class Evaluation:
 
     def __init__(self, model: RecModel) -> None:
         model._check_measurable("evaluation")
+        model._compare_ranks()
         self._model = model
         self._scorer = model._scorer()
 
@@ -747,17 +766,28 @@ _OF_EACH_RUN = (StreamLimits, History, ProgressBar, Prometheus)
 """Callbacks that every run has, or that ask nothing of other ranks."""
 
 
-def _settings(goal: Goal, callbacks: Callbacks) -> dict[str, Any]:
+def _settings(goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> dict[str, Any]:
     """Return what all ranks must have alike before a training, beside the model."""
-    kinds = [type(callback) for callback in callbacks.all]
-    of_hotbed = [kind for kind in kinds if kind.__module__.startswith("hotbed.")]
-    return {
+    of_hotbed = [
+        callback
+        for callback in callbacks.all
+        if any(kind.__module__.startswith("hotbed.") for kind in type(callback).__mro__)
+        and not isinstance(callback, _OF_EACH_RUN)
+    ]
+    limits = callbacks.of(StreamLimits)
+    settings: dict[str, Any] = {
         "a stream": goal.online,
         "the numbers of the first and the last epoch": (goal.first_epoch, goal.end_epoch - 1),
         "batches of an epoch": goal.epoch_steps,
         "batches ahead": goal.depth,
-        "callbacks": [kind.__name__ for kind in of_hotbed if kind not in _OF_EACH_RUN],
+        "validation data": goal.valid is not None,
+        "scores before a batch is learned": None if observer is None else observer.by_training,
+        "max_steps": [limit.max_steps for limit in limits],
+        "callbacks": [type(callback).__name__ for callback in of_hotbed],
     }
+    for number, callback in enumerate(of_hotbed):
+        settings[f"callback {number}"] = compared(callback)
+    return settings
 
 
 def _log_frozen_lookups(network: nn.Module) -> None:

@@ -55,20 +55,20 @@ class StreamLimits:
         if max_steps is not None:
             checks.whole_number("max_steps", max_steps, 0, advice=advice)
         checks.at_least("max_seconds", max_seconds, 0, advice)
-        self._steps = max_steps
+        self.max_steps = max_steps
         self._seconds = max_seconds
         self._until = 0.0
 
     def on_epoch_begin(self, run: Run) -> None:
         self._until = time.monotonic() + (self._seconds or 0.0)
-        if self._steps is not None and run.step >= self._steps:
+        if self.max_steps is not None and run.step >= self.max_steps:
             run.stop(f"{run.step} steps")
 
     def barrier(self, step: int, now: int | None) -> bool:
-        return self._steps is not None and step >= self._steps
+        return self.max_steps is not None and step >= self.max_steps
 
     def on_step_end(self, run: Run) -> None:
-        if self._steps is not None and run.step >= self._steps:
+        if self.max_steps is not None and run.step >= self.max_steps:
             run.stop(f"{run.step} steps")
         self.on_idle(run)
 

@@ -18,6 +18,7 @@ from hotbed.optim.ranks import check_not_wrapped, trains_together
 from hotbed.optim.sparse import SparseOptimizer
 from hotbed.parallel import Shard, at
 from hotbed.training.arguments import check_names, tables_of
+from hotbed.training.stages.compared import compared
 from hotbed.training.stages.example import CPU, prepare
 from hotbed.training.stages.grains import GrainLearner
 from hotbed.training.stages.learner import parameters_of
@@ -118,6 +119,7 @@ class ShardedLoop:
             )
         if not self._has_begun:
             learner.begin()
+            learner.shard.check_equal({"loss_of": compared(loss_of)})
             self._has_begun = True
         learner.call = lambda part: _checked(loss_of(part))
         earlier = learner.set_aside()

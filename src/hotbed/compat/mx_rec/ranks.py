@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,10 +20,11 @@ from hotbed.parallel import (
     Placement,
     Ranks,
     RankShard,
-    digest_of,
+    digest_of_files,
     reduced,
     sum_counters,
 )
+from hotbed.training.stages.agreement import settings_of_network
 
 
 class ProgramRanks:
@@ -53,12 +57,15 @@ class ProgramRanks:
         self, options: Options, models: Iterable[nn.Module], tables: Mapping[str, Table]
     ) -> None:
         """Raise ConfigError, on every rank, unless all of them run the same program."""
-        weights = [parameter for model in models for parameter in dense_parameters(model)]
-        settings = {
+        program = getattr(sys.modules["__main__"], "__file__", None)
+        settings: dict[str, Any] = {
             "the keywords of init": str(options),
             "the tables": list(tables),
-            "dense weights with the digest": digest_of(weights),
+            "code of the program with the digest": digest_of_files([Path(program or "")]),
         }
+        for number, model in enumerate(models):
+            weights = list(dense_parameters(model))
+            settings[f"network {number}"] = settings_of_network(model, weights)
         for name, table in tables.items():
             settings[f"table {name!r}"] = str(table.config)
         self.ranks.check_equal(settings)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from typing import Any
 
 from hotbed.data.batch import Batch, changed
 from hotbed.embedding.table import MapQueue
@@ -16,8 +17,8 @@ from hotbed.training.stages.network import NetworkLookups
 
 from .planner import obstacle_of
 
-Ask = Callable[[TableExchange, Batch, int], AskedIds]
-"""Ask for the ids of a batch; the number is the digest of what must be equal on all ranks."""
+Ask = Callable[[TableExchange, Batch, Mapping[str, Any]], AskedIds]
+"""Ask for the ids of a batch; the values must be equal on all ranks."""
 Statistics = dict[str, dict[str, int]]
 GRACE_SECONDS = 5
 """How long a rank that ends a pass waits for the others, which end it, too."""
@@ -28,13 +29,13 @@ class Question:
 
     Attributes:
         batch: of the ids.
-        digest: of what was equal on all ranks when the batch was planned.
+        values: what was equal on all ranks when the batch was planned.
         answer: the ids, and the statistics of the tables after their map; None = not begun.
     """
 
-    def __init__(self, batch: Batch, digest: int) -> None:
+    def __init__(self, batch: Batch, values: Mapping[str, Any]) -> None:
         self.batch = batch
-        self.digest = digest
+        self.values = values
         self.answer: Future[tuple[AskedIds, Statistics]] | None = None
 
     @property
@@ -59,7 +60,7 @@ class RankMapper:
         placement: which of them owns which rows and computes which grains.
         lookups: of the network.
         ask: asks for the ids of a batch.
-        digest_of: returns the digest of a batch.
+        values_of: returns what must be equal on all ranks in the step of a batch.
     """
 
     waits = True
@@ -70,13 +71,13 @@ class RankMapper:
         placement: Placement,
         lookups: NetworkLookups,
         ask: Ask,
-        digest_of: Callable[[Batch], int],
+        values_of: Callable[[Batch], Mapping[str, Any]],
     ) -> None:
         self._ranks = ranks
         self._placement = placement
         self._lookups = lookups
         self._ask = ask
-        self._digest_of = digest_of
+        self._values_of = values_of
         self._is_ahead = False
         self._exchange: TableExchange | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -154,7 +155,7 @@ class RankMapper:
 
     def _asked_later(self, example: Example) -> Example:
         assert example.batch is not None, "the loop divides batches"
-        question = Question(example.looked_up, self._digest_of(example.batch))
+        question = Question(example.looked_up, self._values_of(example.batch))
         self._waiting.append(question)
         return example.planned(question)
 
@@ -170,7 +171,7 @@ class RankMapper:
             layouts = [module.layout for module in self._lookups.collections]
             self._exchange = TableExchange(self._connections, self._placement, layouts)
         try:
-            asked = self._ask(self._exchange, question.batch, question.digest)
+            asked = self._ask(self._exchange, question.batch, question.values)
         except Exception as error:
             self._error = error
             raise

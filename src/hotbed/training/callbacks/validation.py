@@ -139,7 +139,7 @@ class Judge(ABC):
 
     def _look(self, run: Run) -> None:
         name = self._name(run)
-        value = run.metrics[name]
+        value = run.learner.shard.from_first(lambda: run.metrics[name])  # all ranks judge alike
         gain = value - self.best
         if self._smaller(name):
             gain = -gain

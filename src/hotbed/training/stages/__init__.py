@@ -3,6 +3,7 @@
 
 agreement.py      what ranks compare before and at each step
 example.py        an item of a dataset as the arguments of a network
+compared.py       settings of a program as plain values, which ranks compare
 batch_weights.py  weights of ids that a batch brings along, and that learn
 criterion.py      the loss function of a model, checked against labels and outputs
 grains.py         a step that runs its batch grain by grain, and joins what they leave

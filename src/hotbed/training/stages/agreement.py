@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,36 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch
 from hotbed.embedding.table import Table
-from hotbed.parallel import Placement, digest_of, digest_of_files
+from hotbed.parallel import Placement, Requirement, Shard, digest_of, digest_of_files
+from hotbed.training.stages.compared import compared
+from hotbed.training.stages.criterion import Criterion
+from hotbed.training.stages.example import Example
 
 CHECKED_WEIGHTS = 16
 """The first weights of each dense parameter, which the ranks compare at each step."""
 
+SCORED = Requirement(
+    "evaluate and predict the same batches",
+    "Give each rank the same data, order and seed: every rank scores all rows.",
+)
 
-def settings_of(
-    network: nn.Module, tables: Sequence[Table], weights: Sequence[Tensor], placement: Placement
-) -> dict[str, Any]:
-    """Return what all ranks must have alike before the first step, by the words for it.
+
+def settings_of_network(network: nn.Module, weights: Sequence[Tensor]) -> dict[str, Any]:
+    """Return what all ranks must have alike before the first step: code, settings and weights.
 
     `weights`: the parameters and buffers of the dense part.
     """
-    settings = {
+    return {
         "code of the network with the digest": digest_of_files(_files_of(network)),
+        "network": compared(network, weights=False),
+        "parameters that learn": [weight.requires_grad for weight in weights],
+        "weights with the digest": digest_of(weights),
+    }
+
+
+def settings_of_tables(tables: Sequence[Table], placement: Placement) -> dict[str, Any]:
+    """Return how all ranks must hold and update rows."""
+    settings: dict[str, Any] = {
         "the threads of torch": torch.get_num_threads(),
         "grains": placement.grains,
         "whole_tables": sorted(placement.whole_tables),
@@ -37,26 +52,95 @@ def settings_of(
     }
     for table in tables:
         settings[f"table {table.name!r}"] = f"{table.config}, frozen={table.frozen}"
-    settings["weights with the digest"] = digest_of(weights)
     return settings
 
 
-def digest_of_step(batch: Batch, weights: Sequence[Tensor]) -> int:
-    """Return a digest of a batch, of the state of torch's generator, and of some weights."""
-    arrays = [*batch.dense.values(), *batch.labels.values(), batch.weight, batch.time]
-    for ids in batch.ids.values():
-        arrays += [ids.values, ids.offsets, ids.weights]
-    digest = zlib.crc32(torch.get_rng_state().numpy().data, batch.num_samples)
+def settings_of_learning(
+    criterion: Criterion | None, precision: Any, optimizers: Iterable[torch.optim.Optimizer | None]
+) -> dict[str, Any]:
+    """Return the loss, the number format of `amp_level`, and what the optimizers do."""
+    loss = None if criterion is None else compared(criterion.loss_fn)
+    settings = {"loss_fn": loss, "amp_level": str(precision)}
+    for optimizer in optimizers:
+        if optimizer is not None:
+            name = f"optimizer {type(optimizer).__name__}"
+            settings[name] = [_of_group(group) for group in optimizer.param_groups]
+    return settings
+
+
+def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Table]) -> Any:
+    """Return digests of a batch, of the state of torch's generator, and of some weights, by name.
+
+    With them come the settings of tables that may change between steps.
+    """
+    digest = 0
+    for weight in weights:
+        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
+        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
+        digest = zlib.crc32(bytes([weight.requires_grad]), digest)
+    return {
+        **values_of_batch(batch),
+        "torch's generator with the digest": zlib.crc32(torch.get_rng_state().numpy().data),
+        "tables that are frozen": {table.name: table.frozen for table in tables if table.frozen},
+        "defaults and min_count of tables": [(table.default, table.min_count) for table in tables],
+        "weights with the digest": digest,
+    }
+
+
+def values_of_batch(batch: Batch) -> dict[str, Any]:
+    """Return the number of samples of a batch, and the digest of each column, by name."""
+    columns = {
+        **{f"column {name!r}": [values] for name, values in batch.dense.items()},
+        **{f"label {name!r}": [values] for name, values in batch.labels.items()},
+        **{
+            f"ids of {name!r}": [ids.values, ids.offsets, ids.weights]
+            for name, ids in batch.ids.items()
+        },
+        "weights of samples": [batch.weight],
+        "times": [batch.time],
+    }
+    values: dict[str, Any] = {"a batch with this number of samples:": batch.num_samples}
+    for name, arrays in columns.items():
+        values[f"{name} of a batch with the digest"] = _digest_of_arrays(arrays)
+    return values
+
+
+def check_scored(shard: Shard, example: Example | None) -> None:
+    """Raise ConfigError, on every rank, if they score other batches; None: at the end."""
+    if shard.size == 1:
+        return
+    values: dict[str, Any] = {"the end of the data": example is None}
+    if example is not None and example.batch is not None:
+        values |= values_of_batch(example.batch)
+    shard.check_equal(values, SCORED)
+
+
+def values_of_rates(optimizers: Iterable[torch.optim.Optimizer | None]) -> dict[str, Any]:
+    """Return the learning rates of dense parameters and of tables."""
+    return {
+        "learning rates": [
+            (group.get("tables"), float(group["lr"]))
+            for optimizer in optimizers
+            if optimizer is not None
+            for group in optimizer.param_groups
+        ]
+    }
+
+
+def _digest_of_arrays(arrays: Sequence[Any]) -> int:
+    digest = 0
     for array in arrays:
         if torch.is_tensor(array):  # weights of ids may learn, on all ranks or on none
             digest = zlib.crc32(bytes([array.requires_grad]), digest)
             array = array.detach()
         if array is not None:
             digest = zlib.crc32(np.ascontiguousarray(array).data, digest)
-    for weight in weights:
-        first = weight.detach().reshape(-1)[:CHECKED_WEIGHTS]
-        digest = zlib.crc32(first.view(torch.uint8).numpy().data, digest)
     return digest
+
+
+def _of_group(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group of parameters."""
+    return {name: compared(value) for name, value in group.items() if name != "params"}
 
 
 def _files_of(network: nn.Module) -> list[Path]:

@@ -142,6 +142,11 @@ class StepLearner:
         """End a training, and return what each rank did in it; [] where one process trains."""
         return []
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all ranks must have alike before they learn or score; {} where one trains."""
+        return {}
+
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
@@ -277,6 +282,11 @@ class SelfUpdating:
         """End a training, and log if the network never changes."""
         self._unchanged.look()
         return []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all ranks must have alike before they learn or score; {} where one trains."""
+        return {}
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
         """Return the statistics as they are: there is one rank."""

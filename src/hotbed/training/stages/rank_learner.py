@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,13 @@ from hotbed.parallel import (
 )
 from hotbed.persist.spread import keep_own_rows
 from hotbed.training.ahead.rank_mapper import Question, RankMapper
-from hotbed.training.stages.agreement import digest_of_step, settings_of
+from hotbed.training.stages.agreement import (
+    settings_of_learning,
+    settings_of_network,
+    settings_of_tables,
+    values_of_rates,
+    values_of_step,
+)
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.grains import GrainLearner, GrainResult, Joined, all_rows, check_agree
 
@@ -47,6 +53,7 @@ class RankLearner(GrainLearner):
     ranks than grains.
     """
 
+    _max_norm = 0.0  # that gradients were clipped to last
     _own_outputs: list[Any] | None  # of the grains of this rank; None = `outputs` is there
 
     def _connect(self) -> None:
@@ -78,8 +85,8 @@ class RankLearner(GrainLearner):
             self._ranks,
             self._placement,
             self._lookups,
-            lambda tables, batch, digest: self._ask(tables, batch, digest, logs=True),
-            self._digest,
+            lambda tables, batch, values: self._ask(tables, batch, values, logs=True),
+            self._values,
         )
         self.planner = self._mapper
         self._count_anew()
@@ -93,10 +100,21 @@ class RankLearner(GrainLearner):
             DenseExchange(self._ranks, self._placement, like, dtype)
             for dtype in sorted(dtypes - {torch.float32}, key=str)
         ]
-        weights = [*self._dense_parameters, *self._buffers]
-        settings = settings_of(self.network, self._tables, weights, self._placement)
-        self._ranks.check_equal(settings)
+        self._ranks.check_equal(self.settings)
         self._count_anew()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        weights = [*self._dense_parameters, *self._buffers]
+        return {
+            **settings_of_tables(self._tables, self._placement),
+            **settings_of_network(self.network, weights),
+            **settings_of_learning(self.criterion, self.precision, [self.dense, self.sparse]),
+        }
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        self._max_norm = max_norm
+        return super().clip_gradients(max_norm)
 
     def end(self) -> list[RankWork]:
         super().end()
@@ -179,7 +197,7 @@ class RankLearner(GrainLearner):
             self._asked = question.asked
         else:
             assert example.batch is not None, "the loop divides batches"
-            self._asked = self._ask(self._exchange, batch, self._digest(example.batch))
+            self._asked = self._ask(self._exchange, batch, self._values(example.batch))
         of_grains: list[list[list[Ids]] | None] = [None] * len(grains)
         for number, grain in enumerate(grains):
             if grain is not None:
@@ -188,11 +206,14 @@ class RankLearner(GrainLearner):
         self._mapper.go_on()
         return plans
 
-    def _digest(self, batch: Batch) -> int:
-        return digest_of_step(batch, self._dense_parameters)
+    def _values(self, batch: Batch) -> Mapping[str, Any]:
+        """Return what all ranks must have alike in the step of a batch."""
+        of_step = values_of_step(batch, self._dense_parameters, self._tables)
+        rates = values_of_rates([self.dense, self.sparse])
+        return {**of_step, **rates, "clip_gradients.max_norm": self._max_norm}
 
     def _ask(
-        self, tables: TableExchange, batch: Batch, digest: int, *, logs: bool = False
+        self, tables: TableExchange, batch: Batch, values: Mapping[str, Any], *, logs: bool = False
     ) -> AskedIds:
         for module in self._collections:
             if not module.training:
@@ -206,7 +227,7 @@ class RankLearner(GrainLearner):
             times_of(batch),
             batch.grain_ends,
             training=True,
-            digest=digest,
+            values=values,
             logs=logs,
         )
 

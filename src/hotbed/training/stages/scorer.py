@@ -345,6 +345,11 @@ class Progressive:
                 observed.append((self.total.outputs_of(part, grain), grain))
         return observed
 
+    @property
+    def by_training(self) -> bool:
+        """Whether the forward pass that learns a batch scores it."""
+        return self._learner is not None
+
     def barrier(self, step: int, now: int | None) -> bool:
         """Return True if scoring reads tables, as they were before the batch was mapped."""
         return self._learner is None
