@@ -360,7 +360,7 @@ def test_names_files_and_shares_that_contradict_each_other_are_refused(
         (([], [], [0]), {"rows": 1}, r"predict\.rows: unknown argument"),
         ((1, "x"), {}, r"predict\.data_reader_type: missing argument"),
         ((0, "x", DataReaderType_t.Norm, Check_t.Sum), {}, r"predict\.num_batches"),
-        ((1, "x", DataReaderType_t.Raw, Check_t.Non), {}, r"slot_size_array: missing argument"),
+        ((1, "x", DataReaderType_t.Parquet, Check_t.Non), {}, r"slot_size_array: missing argument"),
         ((["a", "b"], [], [0, 0, 0, 0]), {}, "dense_feature: expected numbers"),
     ],
 )

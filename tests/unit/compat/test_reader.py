@@ -15,6 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr.clauses import Graph
+from hotbed.compat.hugectr.json.graph import write_graph
+from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.reader import Columns, columns_of, evaluation_data, training_data
 from hotbed.connectors import Memory, Norm, write_file_list
 from hotbed.data import Batch, Dataset, Id, Label, Schema, Shift
@@ -144,7 +147,9 @@ def test_sources_of_a_list_are_read_in_turn(tmp_path: Path) -> None:
 
 def test_raw_files_have_offsets_logs_and_a_shuffled_training_reader(tmp_path: Path) -> None:
     source = write_raw(tmp_path)
-    one_hot = reader("Raw", source, slot_size_array=[1000, 50, 7], num_samples=ROWS)
+    one_hot = reader(
+        "Raw", source, slot_size_array=[1000, 50, 7], num_samples=ROWS, adds_slot_offsets=True
+    )
     assert columns_of(one_hot, INPUT).offsets == (0, 1000, 1050)
     batches = list(data(one_hot, drop_incomplete_batch=False))
     keys = ids(batches, "deep_0")
@@ -155,6 +160,80 @@ def test_raw_files_have_offsets_logs_and_a_shuffled_training_reader(tmp_path: Pa
     np.testing.assert_allclose(dense, expected, rtol=1e-6)
     evaluated = list(data(one_hot, evaluation_data, drop_incomplete_batch=False))
     assert ids(evaluated, "deep_1") == list(range(1250, 1260))
+
+
+def old_input() -> hugectr.Input:
+    """An input of v3.0.1, which holds its reader."""
+    return hugectr.Input(
+        data_reader_type=hugectr.DataReaderType_t.Raw,
+        source="train.bin",
+        eval_source="train.bin",
+        check_type=hugectr.Check_t.Non,
+        label_dim=1,
+        label_name="label",
+        dense_dim=2,
+        dense_name="dense",
+        slot_size_array=[1000, 50, 7],
+        data_reader_sparse_param_array=[
+            hugectr.DataReaderSparseParam(hugectr.DataReaderSparse_t.Distributed, 3, 1, 3)
+        ],
+        sparse_names=["data"],
+    )
+
+
+def json_input() -> hugectr.Input:
+    """The clause of a JSON file for training, of v2.3 to v3.0.1."""
+    sparse = {"top": "d", "type": "DistributedSlot", "max_feature_num_per_sample": 3, "slot_num": 3}
+    data = {
+        "type": "Data",
+        "format": "Raw",
+        "source": "train.bin",
+        "eval_source": "train.bin",
+        "check": "None",
+        "num_samples": ROWS,
+        "eval_num_samples": ROWS,
+        "label": {"top": "label", "label_dim": 1},
+        "dense": {"top": "dense", "dense_dim": 2},
+        "sparse": [sparse],
+        "slot_size_array": [1000, 50, 7],
+    }
+    return read_graph({"layers": [data]}).input
+
+
+ONE_HOT = hugectr.AsyncParam(
+    1, 1, 1, 1, 512, False, hugectr.Alignment_t.Non, multi_hot_reader=False
+)
+OFFSETS = (0, 1000, 1050)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "offsets"),
+    [
+        ("Norm", {"adds_slot_offsets": True}, (0, 0, 0)),
+        ("Raw", {}, (0, 0, 0)),
+        ("Raw", {"adds_slot_offsets": True}, OFFSETS),
+        ("RawAsync", {"async_param": ONE_HOT}, (0, 0, 0)),
+        ("RawAsync", {"async_param": ONE_HOT, "adds_slot_offsets": True}, OFFSETS),
+        ("RawAsync", {"async_param": hugectr.AsyncParam(1, 4, shuffle=False)}, (0, 0, 0)),
+    ],
+)
+def test_offsets_are_added_as_the_release_of_the_reader_does(
+    kind: str, arguments: dict[str, Any], offsets: tuple[int, ...]
+) -> None:
+    """Parquet readers have a test of their own below: they add offsets in all releases."""
+    sized = reader(kind, "train.bin", slot_size_array=[1000, 50, 7], **arguments)
+    assert columns_of(sized, INPUT).offsets == offsets
+
+
+def test_readers_of_old_inputs_and_json_files_add_offsets() -> None:
+    for held in (old_input(), json_input()):
+        assert held.reader is not None
+        assert columns_of(held.reader, held).offsets == OFFSETS
+        written = dataclasses.replace(
+            held, reader=None, slot_size_array=(1000, 50, 7), adds_slot_offsets=True
+        )
+        graph = write_graph(Graph(written, (), (), ""), hugectr.CreateOptimizer())
+        assert read_graph(graph).input.adds_slot_offsets  # so that `predict` over Raw adds them
 
 
 def test_raw_float_values_are_used_as_they_are(tmp_path: Path) -> None:
@@ -236,7 +315,7 @@ def test_data_that_does_not_fit_the_input_is_refused(tmp_path: Path) -> None:
         data(reader("Raw", raw, num_samples=11))
     assert len(data(reader("Raw", raw, num_samples=8))) == 2
     with pytest.raises(ConfigError, match="one size for each of 3 slots, got 2 sizes"):
-        columns_of(reader("Raw", raw, slot_size_array=[1, 2]), INPUT)
+        columns_of(reader("Raw", raw, slot_size_array=[1, 2], adds_slot_offsets=True), INPUT)
     three = hugectr.Input(1, "label", 3, "dense", INPUT.data_reader_sparse_param_array)
     for kind, source in (("Norm", norm), ("Raw", raw)):
         wrong = reader(kind, source, check_type=hugectr.Check_t.Sum)

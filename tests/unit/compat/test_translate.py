@@ -105,6 +105,21 @@ def test_offsets_of_the_reader_shift_the_keys_of_each_slot() -> None:
     assert translation.embeddings[0].slots == ("data1_0", "data1_1")
 
 
+def test_a_hybrid_embedding_adds_its_own_offsets_once() -> None:
+    """HugeCTR's RawAsync reader adds none; where the reader adds them, they are not added twice."""
+    graph = two_slots()
+    (plain,) = graph.embeddings
+    hybrid = dataclasses.replace(
+        plain, embedding_type=hugectr.Embedding_t.HybridSparseEmbedding, slot_size_array=(100, 7)
+    )
+    graph = dataclasses.replace(graph, embeddings=(hybrid,))
+    for offsets in ((0, 0), (0, 100)):
+        translation = translate(graph, ADAM, Columns(("y",), (), ("C1", "C2"), offsets))
+        assert translation.embeddings[0].offsets == (0, 100)
+        batch = first_batch(translation, {"y": [1.0], "C1": [5], "C2": [5]})
+        assert [batch.ids[name].values.tolist() for name in ("data1_0", "data1_1")] == [[5], [105]]
+
+
 def test_slots_and_their_embedding_are_placed_alike() -> None:
     """A reader of v3.0 sorts keys by placement, which its embedding has to know."""
     graph = two_slots()

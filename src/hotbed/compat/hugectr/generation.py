@@ -12,7 +12,7 @@ from pathlib import Path
 from hotbed.compat.hugectr.clauses import DataReaderParams, Input, Solver
 from hotbed.compat.hugectr.enums import Check_t, DataReaderType_t
 from hotbed.compat.hugectr.parquet import METADATA_FILE, ColumnPlace, FileStats, Metadata
-from hotbed.compat.hugectr.reader import raw_source
+from hotbed.compat.hugectr.reader import adds_sizes, raw_source
 from hotbed.connectors import (
     Distribution,
     Generated,
@@ -218,7 +218,8 @@ def _layout_of(
         hotness = list(raw.slots.values())
     all_sizes = filled_sizes(reader.slot_size_array or sizes or [1000] * len(hotness))
     firsts = [0] * len(hotness)
-    if kind is DataReaderType_t.Norm:  # its reader adds nothing to keys
+    has_shared_keys = kind in (DataReaderType_t.Norm, DataReaderType_t.Raw)
+    if has_shared_keys and not adds_sizes(reader):
         firsts = list(itertools.accumulate(all_sizes[:-1], initial=0))
     slots: list[Keys] = []
     for size, count, first in zip(all_sizes, hotness, firsts, strict=True):

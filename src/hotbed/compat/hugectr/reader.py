@@ -76,8 +76,12 @@ def _with_sizes(columns: Columns, sizes: tuple[int, ...]) -> Columns:
     """Return columns whose slots have keys of their own, of these sizes; as they are without."""
     if not sizes:
         return columns
-    offsets = tuple(itertools.accumulate(sizes[:-1], initial=0))
-    return replace(columns, offsets=offsets, sizes=sizes)
+    return replace(columns, offsets=offsets_of_sizes(sizes), sizes=sizes)
+
+
+def offsets_of_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the first key of each slot, of slots of these sizes."""
+    return tuple(itertools.accumulate(sizes[:-1], initial=0))
 
 
 def named_columns(input: Input) -> Columns:
@@ -158,11 +162,7 @@ def numbered(name: str, count: int) -> tuple[str, ...]:
 
 
 def offset_sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, ...]:
-    """Return `slot_size_array`, whose prefix sums the readers of some formats add; else nothing.
-
-    The multi-hot reader of v23.04 and later adds nothing: an embedding collection has a table of
-    its own for each of its inputs.
-    """
+    """Return `slot_size_array`, whose prefix sums some readers add to keys; else nothing."""
     sizes = reader.slot_size_array
     if not sizes or not adds_sizes(reader):
         return ()
@@ -175,10 +175,16 @@ def offset_sizes(reader: DataReaderParams, slots: Sequence[str]) -> tuple[int, .
 
 
 def adds_sizes(reader: DataReaderParams) -> bool:
-    """Return whether a reader of this format adds the prefix sums of `slot_size_array` to keys."""
-    if reader.data_reader_type is DataReaderType_t.RawAsync:
-        return not reader.async_param.multi_hot_reader
-    return reader.data_reader_type is not DataReaderType_t.Norm
+    """Return whether a reader adds the prefix sums of `slot_size_array` to keys.
+
+    The reader of Parquet files does so in all releases; that of Raw files and the one-hot RawAsync
+    reader up to v3.0.1. The multi-hot reader of v23.04 and later never does: an embedding
+    collection has a table of its own for each of its inputs.
+    """
+    kind = reader.data_reader_type
+    if kind is DataReaderType_t.RawAsync and reader.async_param.multi_hot_reader:
+        return False
+    return kind is DataReaderType_t.Parquet or (kind in _ONE_FILE and reader.adds_slot_offsets)
 
 
 def _paths(source: str | Sequence[str]) -> tuple[str, ...]:

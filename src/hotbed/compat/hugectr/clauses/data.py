@@ -94,7 +94,13 @@ class AsyncParam:
 
 @clause("reader")
 class DataReaderParams:
-    """What to read: `DataReaderParams` of v3.1 and later."""
+    """What to read: `DataReaderParams` of v3.1 and later.
+
+    Attributes:
+        adds_slot_offsets: whether keys of Raw and one-hot RawAsync files get the prefix sums of
+            `slot_size_array`, as up to v3.0.1: readers of JSON files and of an `Input` have it.
+            It is an argument of Hotbed's.
+    """
 
     data_reader_type: DataReaderType_t = required()
     source: str | tuple[str, ...] = required()
@@ -112,6 +118,7 @@ class DataReaderParams:
     async_param: AsyncParam = AsyncParam(
         16, 4, 512000, 4, 512, False, Alignment_t.Non, False, False
     )
+    adds_slot_offsets: bool = False
 
 
 def _sparse_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
@@ -214,7 +221,7 @@ def _old_input(values: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of an input that holds its reader and names of its sparse slots."""
     values = _one_label(values)
     reader = {key: values.pop(key) for key in _READER_OF_INPUT if key in values}
-    reader = {"float_label_dense": True, **reader}  # the default of v3.0
+    reader = {"float_label_dense": True, "adds_slot_offsets": True, **reader}  # as in v3.0
     params = values.pop("data_reader_sparse_param_array", ())
     names = values.pop("sparse_names", ())
     if len(params) != len(names):
@@ -239,6 +246,7 @@ class Input:
         reader: what to read, which v3.0 and JSON files give here, else None.
         slot_size_array: that of the reader of training, in graphs that this package writes; None
             in those of HugeCTR, which do not say it.
+        adds_slot_offsets: of that reader, if its files were Raw or RawAsync.
     """
 
     label_dims: tuple[int, ...] = required()
@@ -249,6 +257,7 @@ class Input:
     data_reader_sparse_param_array: tuple[DataReaderSparseParam, ...] = required()
     reader: DataReaderParams | None = None
     slot_size_array: tuple[int, ...] | None = None
+    adds_slot_offsets: bool = False
 
     def __post_init__(self) -> None:
         if len(self.label_dims) != len(self.label_names):

@@ -85,6 +85,14 @@ class ServedModel:
         """
         return learner_of(self.graph, self.params, translation, tables_of(self.params, translation))
 
+    @property
+    def adds_slot_offsets(self) -> bool:
+        """Whether training added offsets to the keys of Raw files, as up to v3.0.1."""
+        inputs = self.graph.input
+        if inputs.reader is not None:
+            return inputs.reader.adds_slot_offsets
+        return inputs.adds_slot_offsets
+
     def slot_sizes(self) -> tuple[int, ...]:
         """Return the `slot_size_array` of training; () if it had none.
 

@@ -321,6 +321,7 @@ class InferenceSession:
             num_samples=values.get("num_samples", 0),
             eval_num_samples=values.get("num_samples", 0),
             slot_size_array=values.get("slot_size_array", ()),
+            adds_slot_offsets=self._model.adds_slot_offsets,
             **optional,
         )
         if "slot_size_array" in values or not adds_sizes(reader):

@@ -3,7 +3,7 @@
 
 HugeCTR leaves some parameters out. Here they are written too, so that a graph is the same once it
 is read again: `projection_dim` of MultiCross, `shape` of Reshape, Select, weights of labels,
-embedding collections, and `slot_size_array` of the reader.
+embedding collections, and `slot_size_array` of the reader, with `adds_slot_offsets` of Raw files.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def _data(data: Input) -> dict[str, Any]:
     clause: dict[str, Any] = {"type": "Data", "label": label, "dense": dense, "sparse": sparse}
     if data.slot_size_array is not None:
         clause["slot_size_array"] = list(data.slot_size_array)
+    if data.adds_slot_offsets:
+        clause["adds_slot_offsets"] = True
     return clause
 
 

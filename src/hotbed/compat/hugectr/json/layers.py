@@ -99,7 +99,8 @@ def _read_data(layer: Any) -> Input:
     where = "layers.0"
     if _type_of(layer, where) != "Data":
         raise ConfigError(f"{where}.type: not Data, got {layer['type']!r}. Put the data first.")
-    values = read_clause(layer, where, ["name", "type", "label", "dense", "sparse", *_READER])
+    others = ["name", "type", "label", "dense", "sparse", "adds_slot_offsets"]
+    values = read_clause(layer, where, [*others, *_READER])
     needed(values, where, ["label", "dense", "sparse"])
     label_keys = ["top", "label_dim", "label_weights"]
     label = read_clause(values["label"], f"{where}.label", label_keys)
@@ -118,6 +119,7 @@ def _read_data(layer: Any) -> Input:
         data_reader_sparse_param_array=tuple(sparse),
         reader=_read_reader(values, where),
         slot_size_array=values.get("slot_size_array"),
+        adds_slot_offsets=values.get("adds_slot_offsets", False),
     )
 
 
@@ -133,7 +135,7 @@ def _read_reader(values: Mapping[str, Any], where: str) -> DataReaderParams | No
     reader["check_type"] = member(Check_t, values["check"], f"{where}.check")
     reader.setdefault("eval_source", "")
     reader["cache_eval_data"] = int(values.get("cache_eval_data", 0))
-    return DataReaderParams(**reader)
+    return DataReaderParams(**reader, adds_slot_offsets=True)
 
 
 _SPARSE = (

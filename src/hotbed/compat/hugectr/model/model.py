@@ -566,7 +566,11 @@ class Model:
         graph = self.graph
         if self.reader is not None:
             sizes = offset_sizes(self.reader, named_columns(graph.input).slots)
-            inputs = dataclasses.replace(graph.input, slot_size_array=sizes)
+            inputs = dataclasses.replace(
+                graph.input,
+                slot_size_array=sizes,
+                adds_slot_offsets=bool(sizes) and self.reader.adds_slot_offsets,
+            )
             graph = dataclasses.replace(graph, input=inputs)
         text = json.dumps(write_graph(graph, self.optimizer), indent=2)
         check_local("graph_to_json.graph_config_file", graph_config_file)

@@ -16,8 +16,8 @@ from hotbed.compat.hugectr.clauses import (
     OptParams,
     SparseEmbedding,
 )
-from hotbed.compat.hugectr.enums import Update_t
-from hotbed.compat.hugectr.reader import Columns, numbered
+from hotbed.compat.hugectr.enums import Embedding_t, Update_t
+from hotbed.compat.hugectr.reader import Columns, numbered, offsets_of_sizes
 from hotbed.compat.hugectr.translate.network import Network
 from hotbed.compat.hugectr.translate.translation import EmbeddingOf
 from hotbed.config import did_you_mean
@@ -136,6 +136,8 @@ class Inputs:
     def _add_embedding(self, embedding: SparseEmbedding) -> None:
         """Add one table, a column for each slot, and the input [n, slots, vec]."""
         sparse = self._sparse(embedding.bottom_name)
+        if embedding.embedding_type is Embedding_t.HybridSparseEmbedding:
+            sparse = _with_own_offsets(sparse, embedding.slot_size_array)
         _check_placement(self._input, embedding)
         name = embedding.sparse_embedding_name
         slots = self._add_slots(sparse, name, str(embedding.combiner), sparse.sizes)
@@ -261,6 +263,18 @@ class Inputs:
                 "or TrainPSType_t.Staged."
             )
         self.tables[name] = Table(name, dim, rule=rule, init=init, tier=tier, seed=self._seed)
+
+
+def _with_own_offsets(sparse: Sparse, sizes: tuple[int, ...]) -> Sparse:
+    """Return slots with the offsets that a hybrid embedding adds where the reader adds none."""
+    if not sizes or any(sparse.offsets):
+        return sparse
+    if len(sizes) != len(sparse.names):
+        raise ConfigError(
+            f"sparse_embedding.slot_size_array: expected one size for each of {len(sparse.names)} "
+            f"slots, got {len(sizes)} sizes. Give a size for each slot."
+        )
+    return sparse._replace(offsets=offsets_of_sizes(sizes), sizes=sizes)
 
 
 def _check_placement(input: Input, embedding: SparseEmbedding) -> None:
