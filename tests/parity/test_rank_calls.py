@@ -131,8 +131,11 @@ class Once:
             self.action(run)
 
 
-def within(folder: str) -> dict[str, str]:
-    """What a fit of 8 steps ends with, where the first rank alone does something in it."""
+def within(folder: str, depth: int) -> dict[str, str]:
+    """What a fit of 8 steps ends with, where the first rank alone does something in it.
+
+    `depth`: of mapping ahead; 0 = none.
+    """
     os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
     rank = int(os.environ["RANK"])
     arguments: Mapping[str, Any] = {
@@ -144,7 +147,8 @@ def within(folder: str) -> dict[str, str]:
     }
     found = {}
     for name, settings in arguments.items():
-        call = functools.partial(model_of().fit, dataset(), progress=False, **settings)
+        data = hb.Ahead(dataset(), depth=depth) if depth else dataset()
+        call = functools.partial(model_of().fit, data, progress=False, **settings)
         found[name] = error_of(call)
     return found
 
@@ -158,8 +162,11 @@ WITHIN = {
 }
 
 
-def test_a_call_of_one_rank_in_a_fit_is_told_with_the_step_of_the_other(tmp_path: Path) -> None:
-    first, second = ranks_of(within, 2, str(tmp_path))
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_call_of_one_rank_in_a_fit_is_told_with_the_step_of_the_other(
+    depth: int, tmp_path: Path
+) -> None:
+    first, second = ranks_of(within, 2, str(tmp_path), depth)
     for name, place in WITHIN.items():
         told = rf"got rank 0 in {place} and rank 1 in step \d, [A-Za-z._]+\. Call fit, save"
         for error in (first[name], second[name]):

@@ -22,7 +22,7 @@ software.py     the software of a process, which all ranks must have alike
 traffic.py      Traffic and RankWork: what a rank sent, how long it waited, and what it trained
 """
 
-from .calls import at
+from .calls import RankCall, at
 from .counters import Counters, sum_counters
 from .dense import DenseExchange
 from .exchange import TableExchange
@@ -43,6 +43,7 @@ __all__ = [
     "DenseExchange",
     "OwnBatchLookup",
     "Placement",
+    "RankCall",
     "RankShard",
     "RankWork",
     "Ranks",

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from typing import Any
 
+import torch
+
 from hotbed.data.batch import Batch, changed
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import HotbedError
-from hotbed.parallel import AskedIds, Placement, Ranks, TableExchange, Traffic
+from hotbed.parallel import AskedIds, Placement, RankCall, Ranks, TableExchange, Traffic
 from hotbed.training.stages.example import Example
 from hotbed.training.stages.network import NetworkLookups
 
@@ -20,6 +22,7 @@ from .planner import obstacle_of
 Ask = Callable[[TableExchange, Batch, Mapping[str, Any]], AskedIds]
 """Ask for the ids of a batch; the values must be equal on all ranks."""
 Statistics = dict[str, dict[str, int]]
+NOTHING = torch.empty(0, dtype=torch.int64)
 GRACE_SECONDS = 5
 """How long a rank that ends a pass waits for the others, which end it, too."""
 
@@ -104,6 +107,9 @@ class RankMapper:
     def map(self, example: Example) -> Example:
         if not self._is_ahead:
             return example
+        # questions meet on other connections: a rank that is in another call is found here
+        call = RankCall.of("map", self._ranks.place)
+        self._ranks.meet(call, [NOTHING] * self._ranks.size)
         if example.error is not None:
             raise example.error
         batch = example.batch
