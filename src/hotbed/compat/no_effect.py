@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 class NoEffect:
@@ -13,13 +13,16 @@ class NoEffect:
     Args:
         door: name of its package, which is that of its log, too.
         reasons: argument -> why it has no effect; ends the sentence `has no effect, because ...`.
+        warned: arguments that concern rows, updates, devices or databases: their lines are
+            warnings. The others are about kernels and threads, and are logged as information.
 
     Attributes:
         logged: the arguments that were logged.
     """
 
-    def __init__(self, door: str, reasons: Mapping[str, str]) -> None:
+    def __init__(self, door: str, reasons: Mapping[str, str], warned: Collection[str]) -> None:
         self.reasons = reasons
+        self.warned = frozenset(warned)
         self.logged: set[str] = set()
         self._door = door
         self._log = logging.getLogger(f"hotbed.compat.{door}")
@@ -35,4 +38,5 @@ class NoEffect:
             return
         self.logged.add(name)
         reason = self.reasons[name]
-        self._log.info("%s: %s has no effect, because %s", self._door, name, reason)
+        level = logging.WARNING if name in self.warned else logging.INFO
+        self._log.log(level, "%s: %s has no effect, because %s", self._door, name, reason)

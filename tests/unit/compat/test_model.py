@@ -144,7 +144,7 @@ def test_vvgpu_names_the_command_that_starts_as_many_processes(
     caplog.clear()
     made(solver(vvgpu=[[0]]))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    ranks.log_devices(solver(vvgpu=[[0, 1], [0]]))
+    ranks.log_devices(solver(vvgpu=[[0, 1], [0]]), torch.device("cpu"))
     assert "vvgpu" not in caplog.text
 
 

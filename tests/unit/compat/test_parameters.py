@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,19 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 from parameter_pages import DOORS, FOLDER, KINDS, Door
+
+import hotbed.compat.hugectr as hugectr
+from hotbed.compat.hugectr.inference import (
+    InferenceParams,
+    ParameterServerConfig,
+    PersistentDatabaseParams,
+    UpdateSourceParams,
+    VolatileDatabaseParams,
+)
+from hotbed.compat.hugectr.knobs import KNOBS
+from hotbed.compat.mindspore_rec import no_effect as mindspore_no_effect
+from hotbed.compat.mx_rec import no_effect as rec_sdk_no_effect
+from hotbed.compat.no_effect import NoEffect
 
 EACH = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 SECTIONS = [
@@ -71,6 +85,72 @@ def test_each_rule_has_its_test(door: Door) -> None:
             if not any(rule.test in _tests(FOLDER / file) for file in rule.files):
                 missing.append((rule.files, rule.test))
     assert missing == []
+
+
+LOGS = [KNOBS, rec_sdk_no_effect.ARGUMENTS, mindspore_no_effect.ARGUMENTS]
+
+
+@pytest.mark.parametrize("arguments", LOGS, ids=["hugectr", "mx_rec", "mindspore_rec"])
+def test_lines_about_rows_updates_devices_and_databases_are_warnings(
+    arguments: NoEffect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "logged", set())
+    caplog.set_level("INFO", "hotbed.compat")
+    assert arguments.warned
+    assert arguments.warned <= set(arguments.reasons)
+    for name in arguments.reasons:
+        arguments.log_no_effect(name)
+    levels = {record.args[1]: record.levelname for record in caplog.records}
+    assert levels == {
+        name: "WARNING" if name in arguments.warned else "INFO" for name in arguments.reasons
+    }
+
+
+def call_hugectr() -> None:
+    """Settings of HugeCTR that say where rows live and who updates them."""
+    hugectr.CreateSolver(kafka_brockers="10.0.0.1:9092", use_mixed_precision=True, scaler=1024)
+    source = {"source": "a", "eval_source": "a", "check_type": hugectr.Check_t.Non}
+    remote = hugectr.data.DataSourceParams(hugectr.FileSystemType_t.HDFS)
+    hugectr.DataReaderParams(hugectr.DataReaderType_t.Norm, **source, data_source_params=remote)
+    hugectr.EmbeddingCollectionConfig().shard([["a"]], [("dp", ["a"])])
+    databases = {
+        "volatile_db": VolatileDatabaseParams(type=hugectr.DatabaseType_t.redis_cluster),
+        "persistent_db": PersistentDatabaseParams(backend=hugectr.DatabaseType_t.rocks_db),
+        "update_source": UpdateSourceParams(brokers="10.0.0.1:9092"),
+    }
+    words = ("m", 64, 0.9, "d", ["s"], 1, True, 0.5, True)
+    InferenceParams(*words, **databases, refresh_interval=5.0)
+
+
+def call_parameter_server() -> None:
+    """The same databases for all models of a server."""
+    source = UpdateSourceParams(brokers="10.0.0.1:9092")
+    ParameterServerConfig({}, {}, {}, [], update_source=source)
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (
+            call_hugectr,
+            "solver.kafka_brockers solver.scaler reader.data_source_params "
+            "embedding_collection.shard inference_params.device_id "
+            "inference_params.use_gpu_embedding_cache inference_params.volatile_db "
+            "inference_params.persistent_db inference_params.update_source "
+            "inference_params.refresh_interval",
+        ),
+        (call_parameter_server, "inference_params.update_source"),
+    ],
+)
+def test_calls_warn_of_what_they_leave_out(
+    call: Callable[[], None],
+    names: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KNOBS, "logged", set())
+    call()
+    assert {record.args[1] for record in caplog.records} == set(names.split())
 
 
 @cache

@@ -53,8 +53,8 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
                 keywords = by_order(name, list(fields), args, keywords)
             for key, argument in keywords.items():
                 knob = f"{name}.{key}"
-                if knob in NO_EFFECT and (key not in fields or argument != fields[key].default):
-                    KNOBS.log_no_effect(knob)
+                if knob in NO_EFFECT:
+                    KNOBS.log_no_effect(knob, when=_differs(fields.get(key), argument))
             values = {}
             for key, argument in keywords.items():
                 if key in fields:
@@ -77,6 +77,15 @@ def clause(name: str, form: Form | None = None) -> Callable[[type[T]], type[T]]:
         return cast(type[T], dataclass)
 
     return decorate
+
+
+def _differs(field: dataclasses.Field[Any] | None, argument: Any) -> bool:
+    """Return whether an argument differs from its default; of a needed switch, that is off."""
+    if field is None:
+        return True
+    if field.default is _REQUIRED:
+        return argument is not False
+    return bool(argument != field.default)
 
 
 def by_order(

@@ -60,6 +60,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.eval_inter_iteration_overlap": Knob("v4.0", _PIPELINE),
     "solver.use_embedding_collection": Knob("v3.7", "tables of all kinds are looked up together"),
     "solver.use_model_oversubscriber": Knob("v2.3", "a model keeps its rows in memory"),
+    "solver.kafka_brockers": Knob("v3.7", "a callback, hb.callbacks.Checkpoint, publishes rows"),
     "solver.auc_threshold": Knob("v3.1", "no release reads it; eval_metrics has the threshold"),
     "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
     "optimizer.atomic_update": Knob("v2.3", _SUMS),
@@ -116,7 +117,33 @@ NO_EFFECT: Mapping[str, Knob] = {
         {"volatile_db": "v3.2", "persistent_db": "v3.2"},
         "rows lie in files that processes map and share",
     ),
-    **_inference({"update_source": "v3.3"}, "models follow a trainer by its published versions"),
+    **_inference(
+        {"update_source": "v3.3"},
+        "no Kafka is read: the rows stay as they are; hotbed serve --follow takes new versions",
+    ),
 }
 
-KNOBS = NoEffect("hugectr", {name: knob.reason for name, knob in NO_EFFECT.items()})
+WARNED = (
+    "solver.use_model_oversubscriber",
+    "solver.temp_embedding_dir",
+    "solver.kafka_brockers",
+    "solver.scaler",
+    "reader.data_source_params",
+    "sparse_embedding.hybrid_embedding_param",
+    "sparse_embedding.plan_file",
+    "sparse_embedding.plan_file1",
+    "embedding_collection.shard",
+    "inference_params.use_mixed_precision",
+    "inference_params.device_id",
+    "inference_params.use_gpu_embedding_cache",
+    "inference_params.deployed_devices",
+    "inference_params.cache_refresh_percentage_per_iteration",
+    "inference_params.refresh_delay",
+    "inference_params.refresh_interval",
+    "inference_params.volatile_db",
+    "inference_params.persistent_db",
+    "inference_params.update_source",
+)
+"""What concerns rows, updates, devices or databases: these lines are warnings."""
+
+KNOBS = NoEffect("hugectr", {name: knob.reason for name, knob in NO_EFFECT.items()}, WARNED)

@@ -11,6 +11,7 @@ from hotbed.compat.hugectr.clauses import LearningRate, Solver
 from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model import DataReader, LearningRateScheduler, Model
 from hotbed.compat.hugectr.model.model import KeysetReader
 from hotbed.errors import ConfigError
@@ -50,6 +51,8 @@ class Session:
         use_model_oversubscriber: bool = False,
         temp_embedding_dir: str = "",
     ) -> None:
+        KNOBS.log_no_effect("solver.use_model_oversubscriber", when=use_model_oversubscriber)
+        KNOBS.log_no_effect("solver.temp_embedding_dir", when=bool(temp_embedding_dir))
         spec = _read(config_file)
         graph = read_graph(spec)
         optimizer = read_optimizer(spec["optimizer"])

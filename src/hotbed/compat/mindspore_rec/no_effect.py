@@ -22,4 +22,7 @@ REASONS: Mapping[str, str] = {
 }
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
-ARGUMENTS = NoEffect("mindspore_rec", REASONS)
+WARNED = ("CheckpointConfig.keep_checkpoint_per_n_minutes", "HashEmbeddingLookup.vocab_cache_size")
+"""What concerns rows and what is kept of them: these lines are warnings."""
+
+ARGUMENTS = NoEffect("mindspore_rec", REASONS, WARNED)

@@ -50,4 +50,18 @@ REASONS: Mapping[str, str] = {
 }
 """Argument -> why it has no effect."""
 
-ARGUMENTS = NoEffect("mx_rec", REASONS)
+WARNED = (
+    "init.rank_id",
+    "init.rank_size",
+    "init.local_rank_size",
+    "init.use_shm_swap",
+    "init.recent_key_count_threshold",
+    "create_table.ssd_data_path",
+    "create_table.is_dp",
+    "create_table.enable_merge",
+    "create_table.shard_num",
+    "create_table.apply_gradients_strategy",
+)
+"""What concerns rows, updates or devices: these lines are warnings."""
+
+ARGUMENTS = NoEffect("mx_rec", REASONS, WARNED)

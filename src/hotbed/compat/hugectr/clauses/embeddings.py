@@ -16,6 +16,7 @@ from hotbed.compat.hugectr.enums import (
     HybridEmbeddingType,
     Initializer_t,
 )
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.errors import ConfigError
 
 
@@ -191,6 +192,9 @@ class EmbeddingCollectionConfig:
         use_exclusive_keys: bool = False,
         comm_strategy: CommunicationStrategy = CommunicationStrategy.Uniform,
     ) -> None:
+        KNOBS.log_no_effect("embedding_collection.use_exclusive_keys", when=use_exclusive_keys)
+        is_uniform = comm_strategy is CommunicationStrategy.Uniform
+        KNOBS.log_no_effect("embedding_collection.comm_strategy", when=not is_uniform)
         self.use_exclusive_keys = use_exclusive_keys
         self.comm_strategy = comm_strategy
         self.lookups: list[EmbeddingLookup] = []
@@ -223,7 +227,8 @@ class EmbeddingCollectionConfig:
         shard_strategy: Any,
         compression_strategy: Mapping[CompressionStrategy, Any] | None = None,
     ) -> None:
-        """Say which devices hold which tables; here one process holds all."""
+        """Say which devices hold which tables; here rows lie on processes by their ids."""
+        KNOBS.log_no_effect("embedding_collection.shard")
         self.shards = (shard_matrix, shard_strategy, compression_strategy)
 
 
@@ -234,4 +239,5 @@ class EmbeddingPlanner(EmbeddingCollectionConfig):
         self, *plan: Any, **plan_by_name: Any
     ) -> EmbeddingCollectionConfig:
         """Return the collection; the plan says which devices hold which tables."""
+        KNOBS.log_no_effect("embedding_collection.shard", when=bool(plan or plan_by_name))
         return self

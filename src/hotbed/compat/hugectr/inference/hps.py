@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.inference.params import InferenceParams, ParameterServerConfig
 from hotbed.compat.hugectr.json.inference import read_ps_config
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.weights import SparseFile, load_served
 from hotbed.config import did_you_mean
 from hotbed.data.batch import as_ids
@@ -67,6 +68,7 @@ class HPS:
             DataError: there is no such model or table.
             RowShapeError: the keys are not integers [n].
         """
+        KNOBS.log_no_effect("inference_params.device_id", when=device_id != 0)
         vectors: NDArray[np.float32] = self._table(model_name, table_id).lookup(as_ids(h_keys))
         return vectors
 
@@ -87,7 +89,7 @@ class HPS:
 
         wanted = from_dlpack(keys).reshape(-1)
         out = from_dlpack(out_tensor)
-        vectors = self.lookup(wanted.numpy(), model_name, table_id)
+        vectors = self.lookup(wanted.numpy(), model_name, table_id, device_id)
         if out.numel() != vectors.size:
             raise DataError(
                 f"lookup_fromdlpack: expected a tensor of {vectors.size} numbers for "

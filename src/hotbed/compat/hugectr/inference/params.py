@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.enums import (
     EmbeddingCacheType_t,
     UpdateSourceType_t,
 )
+from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.errors import ConfigError
 
 __all__ = [
@@ -189,3 +190,6 @@ class ParameterServerConfig:
     def __post_init__(self) -> None:
         names = [params.model_name for params in self.inference_params_array]
         check_names("ps_config.inference_params_array", names)
+        for key in ("volatile_db", "persistent_db", "update_source"):
+            differs = getattr(self, key) != type(self).__dataclass_fields__[key].default
+            KNOBS.log_no_effect(f"inference_params.{key}", when=differs)

@@ -173,8 +173,7 @@ def CreateEmbeddingCache(
             f"CreateEmbeddingCache.i64_input_key: expected {model.params.i64_input_key}, that of "
             f"the parameter server, got {i64_input_key!r}. Let both say the same."
         )
-    KNOBS.log_no_effect("inference_params.device_id")
-    KNOBS.log_no_effect("inference_params.use_gpu_embedding_cache")
+    KNOBS.log_no_effect("inference_params.use_gpu_embedding_cache", when=use_gpu_embedding_cache)
     return ServedCache(
         parameter_server, model_name, cache_size_percentage if use_gpu_embedding_cache else None
     )
@@ -226,6 +225,7 @@ class InferenceSession:
                 f"{embedding_cache!r:.80}. Write InferenceSession(config_file, device_id, cache)."
             )
         _check_file("InferenceSession.config_file", config_file, embedding_cache.model)
+        KNOBS.log_no_effect("inference_params.device_id", when=device_id != 0)
         self._open(embedding_cache)
 
     def _open(self, cache: ServedCache) -> None:

@@ -67,6 +67,7 @@ from hotbed.compat.hugectr.translate.tiers import tiers_of
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Batch
 from hotbed.data.dataset import Dataset
+from hotbed.embedding.modules.state import device_of
 from hotbed.embedding.rule import Ftrl
 from hotbed.errors import ConfigError
 from hotbed.files import writing
@@ -210,7 +211,7 @@ class Model:
             grains=grains_of(self.solver),
             whole_tables=localized_tables(self.translation),
         )
-        log_devices(self.solver)
+        log_devices(self.solver, device_of(self.network))
         self.tensors = Tensors(self.learner, self.translation)
         self._files = ModelFiles(
             self.learner, self.translation, graph, self.solver, self.etc_params

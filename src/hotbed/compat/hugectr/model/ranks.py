@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import random
 
+import torch
+
 from hotbed.compat.hugectr.clauses import FitParams, Solver, SparseEmbedding
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.data.grains import grains_for
@@ -52,11 +54,18 @@ def seed_of(solver: Solver) -> int:
     return int(seed)
 
 
-def log_devices(solver: Solver) -> None:
-    """Log how to start as many processes as `vvgpu` has devices, if there are not as many."""
+def log_devices(solver: Solver, device: torch.device) -> None:
+    """Warn of devices that do not train, and say how to start as many processes as `vvgpu` has.
+
+    Mixed precision is that of a GPU: warn, too, where the model is not on one.
+    """
+    if solver.use_mixed_precision and device.type == "cpu":
+        _LOG.warning(
+            "hugectr: solver.use_mixed_precision has no effect on a CPU: it computes in float32"
+        )
     devices = sum(len(of_node) for of_node in solver.vvgpu)
     if devices not in (1, world_size()):
-        _LOG.info(
+        _LOG.warning(
             "hugectr: solver.vvgpu names %d devices, and %d process(es) train. To train on %d, "
             "start `torchrun --nproc-per-node %d -m hotbed.compat.hugectr.run script.py`",
             devices,
