@@ -94,6 +94,7 @@ TORCH = (
     "persist/publish/export",
     "persist/publish/independence",
     "persist/publish/plain/",
+    "persist/publish/pooled_inputs",
     "persist/publish/read_lengths",
     "persist/publish/rejection",
     "compat/",

@@ -117,6 +117,8 @@ class InferenceSession:
             self._plain = PlainInputs(graph["ids"], ids_session)
         # inputs that the network does not use are not in its graph
         self._inputs = {argument.name for argument in self._session.get_inputs()}
+        poolings = {column.name: column.pooling for column in model.schema.ids}
+        self._weighed = list[str]()
         self._features = dict[str, list[str]]()
         self._sequences = dict[str, list[str]]()
         self._lookups = dict[str, LookupCall]()
@@ -126,6 +128,8 @@ class InferenceSession:
             sequences = [feature for feature, _, pooling in features if pooling == "none"]
             self._features[name] = [feature for feature, _, _ in features]
             self._sequences[name] = sequences
+            if self._plain is None:
+                self._weighed += [each for each in sequences if poolings[each] != "none"]
             # After all else that may fail: a cache advances to this version here, and requests of
             # the version before bypass it from then on.
             self._lookups[name] = _lookup(model, features, embedding_cache)
@@ -213,8 +217,9 @@ class InferenceSession:
             feeds["dense"] = _concatenate(request, self._dense)
         request = replace(request, ids=self._newest(request.ids))
         self._check_entries(request, itertools.chain(*self._sequences.values()))
+        looked_up = self._without_weights(request.ids)
         for name, lookup in self._lookups.items():
-            flat, sequences, late = lookup(request.ids, request.num_samples, asked)
+            flat, sequences, late = lookup(looked_up, request.num_samples, asked)
             num_late += late
             feeds[name] = flat
             features = self._sequences[name]
@@ -235,6 +240,15 @@ class InferenceSession:
             if isinstance(history, Ids) and history.offsets is not None:
                 newest[name] = history.newest(length)
         return newest
+
+    def _without_weights(self, ids: FeatureIds) -> FeatureIds:
+        """Return ids without the weights of those that the graph weighs, so that it gets rows."""
+        changed = dict(ids)
+        for name in self._weighed:
+            weighed = ids[name]
+            if isinstance(weighed, Ids):
+                changed[name] = Ids(weighed.values, weighed.offsets)
+        return changed
 
     def _check_entries(self, request: ScoreRequest, features: Iterable[str]) -> None:
         """Raise RequestTooLarge if lists, one for each candidate, have more than `most_entries`."""
@@ -306,6 +320,9 @@ class InferenceSession:
             )
         feeds[f"{lookup}/{feature}"] = rows
         feeds[offsets_input] = offsets
+        for name, values in ((f"ids/{feature}", ids.values), (f"weights/{feature}", ids.weights)):
+            if name in self._inputs:
+                feeds[name] = np.tile(values, len(rows) // max(num_rows, 1))
 
     def predict_source(self, source: Source, batch_size: int = 4096) -> Iterator[pa.RecordBatch]:
         """Yield the predictions of every row of a source, in its order.

@@ -483,7 +483,8 @@ class RecModel:
             raise ConfigError(
                 "export: the model has no schema, got none. Train or evaluate it on a Dataset."
             )
-        return export_graph(self.network, self.schema, activate)
+        schema = typed(self.schema, self.schema, self.encoder)
+        return export_graph(self.network, schema, activate)
 
     def _request_schema(self) -> Schema | None:
         """Return the schema of a server's requests, with the types that were learned from."""

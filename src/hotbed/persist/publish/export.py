@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, Ids, SideBySide
 from hotbed.data.fitted import FittedMap
-from hotbed.data.schema import Schema
-from hotbed.embedding.lookups import Pooled
+from hotbed.data.schema import Id, Schema
+from hotbed.data.transforms import Split
+from hotbed.embedding.lookups import Feature, Pooled
 from hotbed.embedding.modules import Flow, FlowModule, device_of, table_modules, with_flow
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
@@ -41,12 +42,14 @@ from hotbed.persist.publish.independence import (
     made_up_lengths,
 )
 from hotbed.persist.publish.onnx_session import onnx_runtime, open_graph
+from hotbed.persist.publish.pooled_inputs import pooled_inputs
 from hotbed.persist.publish.read_lengths import read_lengths
 from hotbed.persist.publish.rejection import rejection
 from hotbed.persist.publish.version import OnnxGraph, write_published
 from hotbed.persist.store import open_store
 
 DENSE_INPUT = "dense"
+_OF_FEATURES = ("offsets", "ids", "weights")  # kinds of inputs
 TOLERANCE = 1e-5
 _ROWS = 5  # of the batch that the graph is traced and checked with
 
@@ -142,7 +145,8 @@ class _DenseHalf(Half):
         self.outputs: list[str] = []
         self._names: list[str] = []
         self._shapes: dict[str, torch.Size] = {}
-        self._sequences = {column.name: column.pooling == "none" for column in schema.ids}
+        self._has_list = {column.name: _has_list(column, schema) for column in schema.ids}
+        self._has_weights = {column.name for column in schema.ids if column.weights is not None}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
         self._device = device_of(network)  # of its tensors; ids and offsets are on the host
@@ -153,13 +157,16 @@ class _DenseHalf(Half):
         generator = torch.Generator().manual_seed(0)  # the global one stays as it is
         ids = {}
         inputs = dict[str, Tensor]()
-        for number, (name, is_sequence) in enumerate(self._sequences.items()):
+        for number, (name, has_list) in enumerate(self._has_list.items()):
             num_ids = _ROWS
             offsets = None
-            if is_sequence:
-                num_ids = _ROWS + 2 + number  # no two sequences have the same size
+            if has_list:
+                num_ids = _ROWS + 2 + number  # no two lists have the same size
                 offsets = torch.tensor([0, 2, 3, 3, 5, num_ids])
-            ids[name] = Ids(torch.zeros(num_ids, dtype=torch.int64), offsets)
+            weights = None
+            if name in self._has_weights:
+                weights = torch.rand(num_ids, generator=generator)
+            ids[name] = Ids(torch.arange(num_ids) % 2, offsets, weights)
         if self._widths:
             width = sum(self._widths.values())
             numbers = torch.rand(_ROWS, width, generator=generator)
@@ -183,7 +190,7 @@ class _DenseHalf(Half):
         """Return a made-up request of so many candidates, once the inputs are recorded."""
         generator = torch.Generator().manual_seed(seed)
         lengths = {}
-        for number, name in enumerate(self._sequences):
+        for number, name in enumerate(self._has_list):
             if f"offsets/{name}" in self._names:
                 lengths[name] = made_up_lengths(num_rows, shared, number)
         inputs = {}
@@ -193,6 +200,10 @@ class _DenseHalf(Half):
             if kind == "offsets":
                 assert feature is not None
                 inputs[name] = torch.tensor([0, *lengths[feature]]).cumsum(0)
+            elif kind == "ids":
+                inputs[name] = torch.randint(2, (size,), generator=generator)
+            elif kind == "weights":
+                inputs[name] = torch.rand(size, generator=generator)
             else:
                 numbers = torch.randn(size, *self._shapes[name], generator=generator)
                 inputs[name] = numbers.to(self._device)
@@ -215,7 +226,7 @@ class _DenseHalf(Half):
         """Return which dimension of each input changes, as torch.export takes it."""
         rows = torch.export.Dim("rows")
         items = {}
-        for number, name in enumerate(self._sequences):
+        for number, name in enumerate(self._has_list):
             items[name] = torch.export.Dim(f"items_{number}")
         sizes = []
         for name in self._names:
@@ -223,7 +234,7 @@ class _DenseHalf(Half):
             size: Any = rows
             if kind == "offsets":
                 size = rows + 1
-            elif feature is not None and self._sequences[feature]:
+            elif feature is not None and f"offsets/{feature}" in self._names:
                 size = items[feature]
             sizes.append({0: size})
         return tuple(sizes)
@@ -237,7 +248,10 @@ class _DenseHalf(Half):
         """Return the output, or several by name, before they are activated."""
         named = dict(zip(self._names, inputs, strict=True))
         nothing = torch.zeros(0, dtype=torch.int64)
-        ids = {name: Ids(nothing, named.get(f"offsets/{name}")) for name in self._sequences}
+        ids = {}
+        for name in self._has_list:
+            values = named.get(f"ids/{name}", nothing)
+            ids[name] = Ids(values, named.get(f"offsets/{name}"), named.get(f"weights/{name}"))
         return self._run(_Replaying(self.lookups, named), ids, named)
 
     # If its own trace fails, torch.onnx tries Dynamo, which lets sizes depend on values.
@@ -247,6 +261,14 @@ class _DenseHalf(Half):
         batch = Batch(ids, dense, num_samples=_num_samples(inputs))
         with with_flow(flow, self._modules_with_tables):
             return self.network(batch)
+
+
+def _has_list(column: Id, schema: Schema) -> bool:
+    """Return whether a sample may have any number of ids."""
+    if column.pooling == "none" or column.weights is not None:
+        return True
+    is_split = any(isinstance(transform, Split) for transform in column.transforms)
+    return is_split or schema.shapes.get(column.source) != "value"
 
 
 def _num_samples(inputs: Mapping[str, Tensor]) -> int:
@@ -267,7 +289,7 @@ def _parts_of(name: str) -> tuple[str, str | None]:
     (('lookup', None), ('lookup', 'user'), ('offsets', 'user'))
     """
     kind, *rest = name.split("/", 2)
-    if kind == "offsets":
+    if kind in _OF_FEATURES:
         return kind, "/".join(rest)
     return kind, rest[1] if len(rest) == 2 else None
 
@@ -288,35 +310,54 @@ class _Recording(Flow):
         self.generator = generator
 
     def pool(self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
-        names = [self._name_of(module, ids) for ids in inputs]
         lookup = f"lookup/{len(self.lookups)}"
-        self.lookups[lookup] = [
-            (name, feature.table, feature.pooling)
-            for name, feature in zip(names, module.layout.features, strict=True)
-        ]
-        layout = module.layout
-        flat = torch.rand(_ROWS, layout.output_dim, generator=self.generator).to(module.device)
-        if layout.output_dim:
-            self.inputs[lookup] = flat
-        sequences = []
-        for name, dim, pooled in zip(names, layout.dims, layout.pooled, strict=True):
-            if pooled:
-                continue
-            ids = self.ids[name]
-            rows = torch.rand(len(ids.values), dim, generator=self.generator).to(module.device)
-            sequences.append(rows)
-            self.inputs[f"{lookup}/{name}"] = rows
-            if ids.offsets is not None:
-                self.inputs[f"offsets/{name}"] = ids.offsets
-        return flat, sequences
+        specs = self.lookups[lookup] = []
+        width = 0
+        for feature, dim, ids in zip(
+            module.layout.features, module.layout.dims, inputs, strict=True
+        ):
+            name, is_weighed = self._name_of(module, feature, ids)
+            pooling = "none" if is_weighed else feature.pooling
+            specs.append((name, feature.table, pooling))
+            if pooling != "none":
+                width += dim
+        if width:
+            flat = torch.rand(_ROWS, width, generator=self.generator)
+            self.inputs[lookup] = flat.to(module.device)
+        features = zip(specs, module.layout.features, module.layout.dims, strict=True)
+        for (name, _, pooling), feature, dim in features:
+            if pooling == "none":
+                self._add_rows(lookup, name, dim, module.device)
+                if feature.pooling != "none":
+                    self._add_weighed(name)
+        return pooled_inputs(module, lookup, specs, self.inputs, inputs)
 
-    def _name_of(self, module: FlowModule, ids: Ids) -> str:
-        for name, graph in self.ids.items():
-            if graph is ids:
-                return name
+    def _add_rows(self, lookup: str, name: str, dim: int, device: torch.device) -> None:
+        """Make the rows of a feature an input, and where those of each candidate begin."""
+        ids = self.ids[name]
+        rows = torch.rand(len(ids.values), dim, generator=self.generator)
+        self.inputs[f"{lookup}/{name}"] = rows.to(device)
+        if ids.offsets is not None:
+            self.inputs[f"offsets/{name}"] = ids.offsets
+
+    def _add_weighed(self, name: str) -> None:
+        """Make what a network may compute the weights of a feature from an input."""
+        ids = self.ids[name]
+        self.inputs[f"ids/{name}"] = ids.values
+        if ids.weights is not None:
+            self.inputs[f"weights/{name}"] = ids.weights
+
+    def _name_of(self, module: FlowModule, feature: Feature, ids: Ids) -> tuple[str, bool]:
+        """Return the name of looked up ids, and whether the network gave them other weights."""
+        for name, original in self.ids.items():
+            if original is ids:
+                return name, False
+            is_alike = original.values is ids.values and original.offsets is ids.offsets
+            if is_alike and feature.pooling != "none":
+                return name, True
         raise ConfigError(
             f"export: {type(module).__name__} must look up features of the schema, got ids that "
-            "the network made. Give it batch.ids[name] as it is."
+            "the network made. Give it batch.ids[name] as it is, or batch.with_weights."
         )
 
 
@@ -332,13 +373,8 @@ class _Replaying(Flow):
 
     def pool(self, module: FlowModule, inputs: Sequence[Ids], time: Any, plan: Any) -> Pooled:
         lookup = next(self._rest)
-        flat = self.inputs.get(lookup, torch.zeros(_ROWS, 0, device=module.device))
-        sequences = [
-            self.inputs[f"{lookup}/{name}"]
-            for name, _, pooling in self.lookups[lookup]
-            if pooling == "none"
-        ]
-        return flat, sequences
+        specs = self.lookups[lookup]
+        return pooled_inputs(module, lookup, specs, self.inputs, inputs)
 
 
 def _export(half: _DenseHalf, inputs: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:

@@ -50,9 +50,10 @@ def _reads_newest(half: Half, feature: str, length: int, inputs: Mapping[str, Te
         whole[start] = torch.arange(num_rows + 1) * (length + _OLD_ENTRIES)
         newest[start] = torch.arange(num_rows + 1) * length
         for name, values in inputs.items():
-            if name.split("/", 2)[2:] == [feature]:
-                shape = (num_rows, length + _OLD_ENTRIES, *values.shape[1:])
-                entries = torch.randn(shape, generator=generator)
+            is_row = name.split("/", 2)[2:] == [feature]
+            if is_row or name in (f"ids/{feature}", f"weights/{feature}"):
+                entries = values.new_zeros(num_rows, length + _OLD_ENTRIES, *values.shape[1:])
+                entries = _drawn(entries, generator)
                 whole[name] = entries.flatten(0, 1)
                 newest[name] = entries[:, _OLD_ENTRIES:].flatten(0, 1)
         if not _equal(half.raw(*whole.values()), half.raw(*newest.values())):
@@ -62,7 +63,7 @@ def _reads_newest(half: Half, feature: str, length: int, inputs: Mapping[str, Te
 
 def _drawn(values: Tensor, generator: torch.Generator) -> Tensor:
     if values.is_floating_point():
-        return torch.randn(values.shape, generator=generator)
+        return torch.randn(values.shape, generator=generator).to(values.device)
     return values
 
 

@@ -86,8 +86,9 @@ class OnnxGraph:
         lookups: for each lookup of the network its features (name, table, pooling). The graph's
             input with the name of the lookup takes the pooled features side by side, float32
             [n, width]. For a feature that is not pooled, `<lookup>/<feature>` takes the rows,
-            float32 [m, dim]. If the feature is a sequence in the schema, `offsets/<feature>` takes
-            int64 [n + 1]; else m is n.
+            float32 [m, dim]. If it has lists, `offsets/<feature>` takes int64 [n + 1]; else m is n.
+            If the network weighs its ids, the graph pools them, and `ids/<feature>` takes int64 [m]
+            and `weights/<feature>` the weights of the request, float32 [m].
         dense: columns that the input `dense` takes side by side, float32 [n, sum of widths].
         outputs: names of the predictions, one for each label.
         lengths: of sequences, how many of their newest rows the network reads, where that is known.
