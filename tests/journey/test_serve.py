@@ -348,7 +348,7 @@ def test_every_transform_gives_the_training_score_in_a_process_without_torch(
         kinds = {one["name"]: one["datatype"] for one in told["inputs"]}
         texts = {"item", "genres", "title", "grade"}
         assert kinds == {
-            name: "BYTES" if name in texts else "FP32" if name == "price" else "INT64"
+            name: "BYTES" if name in texts else "FP64" if name == "price" else "INT64"
             for name in asked
         }
         inputs = [
