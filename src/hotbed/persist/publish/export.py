@@ -145,7 +145,8 @@ class _DenseHalf(Half):
         self.outputs: list[str] = []
         self._names: list[str] = []
         self._shapes: dict[str, torch.Size] = {}
-        self._has_list = {column.name: _has_list(column, schema) for column in schema.ids}
+        self._has_list = {column.name: _has_list(column) for column in schema.ids}
+        self._bags = {column.name for column in schema.ids if _is_bag(column, schema)}
         self._has_weights = {column.name for column in schema.ids if column.weights is not None}
         self._widths = {column.name: column.width for column in schema.dense}
         self._modules_with_tables = table_modules(network)
@@ -153,7 +154,21 @@ class _DenseHalf(Half):
         self._activate = activate
 
     def record(self) -> dict[str, Tensor]:
-        """Run the network once, and return made-up inputs by name."""
+        """Run the network once, and return made-up inputs by name.
+
+        If it weighs bags, it runs again, with any number of ids in them.
+        """
+        inputs = self._recorded()
+        weighed = {name for name in self._bags if f"ids/{name}" in inputs}
+        if not all(self._has_list[name] for name in weighed):
+            self._has_list.update(dict.fromkeys(weighed, True))
+            self.lookups.clear()
+            inputs = self._recorded()
+        self._names = list(inputs)
+        self._shapes = {name: values.shape[1:] for name, values in inputs.items()}
+        return inputs
+
+    def _recorded(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(0)  # the global one stays as it is
         ids = {}
         inputs = dict[str, Tensor]()
@@ -172,8 +187,6 @@ class _DenseHalf(Half):
             numbers = torch.rand(_ROWS, width, generator=generator)
             inputs[DENSE_INPUT] = numbers.to(self._device)
         self._run(_Recording(self.lookups, ids, inputs, generator), ids, inputs)
-        self._names = list(inputs)
-        self._shapes = {name: values.shape[1:] for name, values in inputs.items()}
         return inputs
 
     @property
@@ -263,12 +276,15 @@ class _DenseHalf(Half):
             return self.network(batch)
 
 
-def _has_list(column: Id, schema: Schema) -> bool:
+def _has_list(column: Id) -> bool:
+    """Return whether a feature is looked up as a list, or has weights that a network may read."""
+    return column.pooling == "none" or column.weights is not None
+
+
+def _is_bag(column: Id, schema: Schema) -> bool:
     """Return whether a sample may have any number of ids."""
-    if column.pooling == "none" or column.weights is not None:
-        return True
     is_split = any(isinstance(transform, Split) for transform in column.transforms)
-    return is_split or schema.shapes.get(column.source) != "value"
+    return is_split or schema.shapes.get(column.source, "value") != "value"
 
 
 def _num_samples(inputs: Mapping[str, Tensor]) -> int:
