@@ -110,6 +110,44 @@ def made(
     return built
 
 
+def factorization_machine() -> hugectr.Model:
+    """A compiled graph without dense parameters and buffers."""
+    source = {"source": "train.txt", "eval_source": "test.txt", "check_type": hugectr.Check_t.Non}
+    reader = hugectr.DataReaderParams(hugectr.DataReaderType_t.Parquet, **source)
+    built = hugectr.Model(solver(), reader, hugectr.CreateOptimizer())
+    sparse = hugectr.DataReaderSparseParam("data", 1, True, 3)
+    built.add(hugectr.Input(1, "label", 2, "dense", [sparse]))
+    kind = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+    built.add(hugectr.SparseEmbedding(kind, 1, 4, "sum", "rows", "data"))
+    dense = hugectr.DenseLayer
+    built.add(dense(Layer.Reshape, ["rows"], ["flat"], leading_dim=12))
+    built.add(dense(Layer.FmOrder2, ["flat"], ["pairs"], out_dim=4))
+    built.add(dense(Layer.ReduceSum, ["pairs"], ["logit"], axis=1))
+    built.add(dense(Layer.BinaryCrossEntropyLoss, ["logit", "label"], ["loss"]))
+    built.compile()
+    return built
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["fit", "train"])
+def test_a_graph_without_dense_parameters_learns(*, fits: bool, tmp_path: Path) -> None:
+    built = factorization_machine()
+    before = weights(built)
+    if fits:
+        built.fit(max_iter=4, snapshot=0, eval_interval=2)
+    else:
+        built.start_data_reading()
+        assert built.train()
+    assert 0 < built.get_current_loss() < 1
+    assert not same(weights(built), before)
+    assert np.abs(built.check_out_tensor("rows")).max() > 0
+    built.save_params_to_files(f"{tmp_path}/fm", 1)
+    read = factorization_machine()
+    read.load_dense_weights(f"{tmp_path}/fm_dense_1.model")
+    read.load_dense_optimizer_states(f"{tmp_path}/fm_opt_dense_1.model")
+    read.load_sparse_weights([f"{tmp_path}/fm0_sparse_1.model"])
+    assert same(weights(read), weights(built))
+
+
 def weights(built: hugectr.Model) -> dict[str, np.ndarray]:
     """Every dense parameter, and the rows of every table by id."""
     values = {name: value.detach().numpy().copy() for name, value in parameters(built)}

@@ -84,8 +84,7 @@ class LastStep:
         self._inputs = {}  # before the lookups, so that they take the same memory again
         self._batch = arguments[0]
         self._random_state = torch.get_rng_state()
-        with torch.no_grad():
-            torch._foreach_copy_(self._before, self._weights)
+        _copy(self._weights, self._before)
 
     def _keep_inputs(self, inputs: nn.Module, arguments: Any, tensors: dict[str, Tensor]) -> None:
         if inputs.training:
@@ -97,18 +96,14 @@ class LastStep:
         now = [weight.detach().clone() for weight in self._weights]
         inputs = self._graph.inputs
         try:
-            self._set_weights(self._before)
+            _copy(self._before, self._weights)
             self._graph.inputs = _Given(self._inputs)  # type: ignore[assignment]  # its stand-in
             with torch.random.fork_rng(devices=[]), in_train_mode(self._graph):
                 torch.set_rng_state(self._random_state)
                 yield
         finally:
             self._graph.inputs = inputs
-            self._set_weights(now)
-
-    def _set_weights(self, weights: list[Tensor]) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self._weights, weights)
+            _copy(now, self._weights)
 
 
 class _Given(nn.Module):
@@ -120,6 +115,13 @@ class _Given(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         return _leaves(self._tensors)
+
+
+def _copy(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """Copy values; a graph may have neither weights nor buffers, and torch takes no empty list."""
+    if targets:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources)
 
 
 def _leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -139,7 +139,8 @@ def load_dense_states(
     names = _state_names(optimizer)
     weights = translation.dense_weights
     arrays = _read(Path(path), weights, len(names))
-    blocks = [arrays[block : block + len(weights)] for block in range(0, len(arrays), len(weights))]
+    count = len(weights)
+    blocks = [arrays[place * count : (place + 1) * count] for place in range(len(names))]
     for name, block in zip(names, blocks, strict=True):
         if name in _SQUARES:
             for array in block:

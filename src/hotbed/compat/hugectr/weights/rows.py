@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
+
+log = logging.getLogger("hotbed.compat.hugectr")
 
 _BATCH_ROWS = 65_536
 
@@ -63,22 +66,30 @@ def _list_column(matrix: NDArray[Any]) -> pa.Array:
 
 
 def check_read(path: Path, keys: NDArray[Any], valid: range | None = None) -> None:
-    """Raise FormatError if a key comes twice, or is not one that the slots have.
+    """Raise FormatError if a key comes twice; warn of keys that the slots do not have.
+
+    Such keys are ordinary ones in training, so that files of a trained model may hold them.
 
     Args:
         path: of the rows, in messages.
         keys: [n].
         valid: the keys by `slot_size_array`; None = any.
     """
-    if valid is not None and len(keys):
-        for key in (int(keys.min()), int(keys.max())):
-            if key not in valid:
-                row = int(np.argmax(keys == key))
-                raise FormatError(
-                    f"{path}: row {row}: expected a key from {valid.start} to {valid.stop - 1}, as "
-                    f"slot_size_array says, got {key}. Correct slot_size_array, or give the file "
-                    "of this very model."
-                )
+    if valid is not None:
+        is_outside = (keys < valid.start) | (keys >= valid.stop)
+        if is_outside.any():
+            row = int(np.argmax(is_outside))
+            log.warning(
+                "%s: row %d: expected a key from %d to %d, as slot_size_array says, got %d, and "
+                "%d such keys of %d. Correct slot_size_array, unless training had these keys, too.",
+                path,
+                row,
+                valid.start,
+                valid.stop - 1,
+                int(keys[row]),
+                np.count_nonzero(is_outside),
+                len(keys),
+            )
     if len(np.unique(keys)) == len(keys):
         return
     order = np.argsort(keys, kind="stable")

@@ -121,7 +121,7 @@ def load_sparse(path: str | Path, table: Table, format: SparseFile) -> int:
     Raises:
         PersistError: there is no such file.
         FormatError: a file does not have the size of its rows, its keys or slots have another
-            width or kind, a key comes twice or is outside of `format.keys`. Nothing has changed.
+            width or kind, or a key comes twice. Nothing has changed.
     """
     keys, vectors = _read(Path(path), table.dim, format)
     if not len(keys):
