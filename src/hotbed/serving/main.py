@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotbed import config
-from hotbed.errors import ConfigError
-from hotbed.persist.format import holds_nothing
+from hotbed.errors import ConfigError, HotbedError
 from hotbed.persist.publish import Follower
 from hotbed.serving.process import log_as_json
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
-from hotbed.serving.server.scoring.models import Models
-from hotbed.serving.stores.following import Following, collecting, nothing_yet, open_follower
+from hotbed.serving.server.scoring.models import Models, check_model_name
+from hotbed.serving.stores.following import Following, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
 
 log = logging.getLogger("hotbed.serving")
@@ -43,12 +42,16 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     options, limits, remote = _build_settings(settings)
     log_as_json()
     by_name = models_of(sources)
+    for name in by_name:
+        check_model_name(name)
     followed = followed_of(watch, by_name)
     store = options.parameter_server()
     models = Models(store, limits, remote.connect, remote.cache())
-    for name, source in by_name.items():
-        if options.workers == 1 or not is_remote(source):
-            models.add(name, source, is_followed=(name, source) in followed)
+    own = [name for name in by_name if options.workers == 1 or not is_remote(by_name[name])]
+    _load_each(
+        own,
+        lambda name: models.add(name, by_name[name], is_followed=(name, by_name[name]) in followed),
+    )
     server: Server | WorkerPool
     if options.workers == 1:
         server = Server(models, options)  # listens from here on
@@ -77,11 +80,12 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     by_name = models_of(sources)
     followed = followed_of(watch, by_name)
     server = RowsServer(options.parameter_server(), list(by_name), options)
-    for name, source in by_name.items():
-        if (name, source) in followed and holds_nothing(source):
-            log.warning("model %s: %s", name, nothing_yet(source))
-        else:
-            server.load_or_keep(name, source)
+    _load_each(
+        by_name,
+        lambda name: server.load_or_keep(
+            name, by_name[name], is_followed=(name, by_name[name]) in followed
+        ),
+    )
     following = Following(
         lambda name, error: log.warning(
             "model %s: %s; it keeps the version that it has", name, error
@@ -94,6 +98,20 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     with _following(followed, follow):
         server.run()
         following.close()
+
+
+def _load_each(names: Iterable[str], load: Callable[[str], None]) -> None:
+    """Load each model. One that cannot be loaded stops the others only if all of them fail."""
+    names = list(names)
+    failures = list[Exception]()
+    for name in names:
+        try:
+            load(name)
+        except (HotbedError, OSError) as error:
+            log.error("model %s: it is not served: %s", name, error)
+            failures.append(error)
+    if failures and len(failures) == len(names):
+        raise failures[0]
 
 
 def _build_settings(settings: Mapping[str, Any]) -> tuple[Options, ServerLimits, RemoteOptions]:

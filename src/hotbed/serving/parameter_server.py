@@ -22,6 +22,7 @@ from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import TemporaryFolder
 from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
 from hotbed.serving.stores.opening import open_row_store
+from hotbed.serving.stores.successors import check_grows
 from hotbed.serving.stores.writing import make_newest, tidy, write_served
 
 log = logging.getLogger("hotbed.serving")
@@ -85,6 +86,9 @@ class ParameterServer(RowStore):
         delta only the changes are written. If the folder already holds versions followed from the
         same state, the first load of the process resumes with the newest of them.
 
+        A Reader brings the next version of the model: one of a model with other inputs or outputs
+        is rejected, and one that is earlier. To load such a version, unload the model first.
+
         Args:
             name: name of the model.
             source: a path, or a Reader from a `Follower`.
@@ -94,13 +98,16 @@ class ParameterServer(RowStore):
         Raises:
             ConfigError: the state does not fit the model.
             FormatError: a file of the source is bad.
-            PersistError: the folder cannot be written, or another process writes it.
+            PersistError: a Reader went back to an earlier version, the folder cannot be written,
+                or another process writes it.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
         with self._lock, self._writing():
             folder = ModelFolder(self.folder, name)
             before = self.find(name)
             try:
+                if before is not None and isinstance(source, Reader):
+                    check_grows(before, reader)
                 if before is not None and self._resumes(name, reader, before):
                     newest = before
                 else:
@@ -191,10 +198,10 @@ class ParameterServer(RowStore):
         return self._folder_lock.busy
 
     def _resumes(self, name: str, reader: Reader, before: MappedVersion) -> bool:
-        """Return whether `before` was followed from the state of `reader` by an earlier process."""
+        """Return whether `before` is the state of `reader`, or an earlier process followed it on."""
         if name in self._loaded or before.spec["dtype"] != self._dtype:
             return False
-        return bool(before.spec["origin"] == reader.manifest.digest)
+        return reader.manifest.digest in (before.digest, before.spec["origin"])
 
     def _take(self, name: str, folder: ModelFolder) -> MappedVersion:
         newest = folder.newest()

@@ -11,6 +11,7 @@ mapped.py        read the served folder
 messages.py      load the messages of gRPC services; those of the parameter server
 opening.py       choose the store of rows at an address
 remote.py        read a parameter server in another process over gRPC
+successors.py    check that a state may follow a served version: of its model, and not earlier
 table_files.py   write the files of a version's tables
 writing.py       write the served folder: each version is on disk before CURRENT names it
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hotbed.errors import ConfigError, NotServed
 from hotbed.files import Where
-from hotbed.persist.format import Reader
+from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
 from hotbed.persist.publish import Follower, TopicFeed
 from hotbed.serving.stores.backoff import Backoff
 from hotbed.serving.stores.locking import TemporaryFolder
@@ -230,12 +230,17 @@ class _Subscription:
             self._take_errors.report(failure)
 
 
-def nothing_yet(source: Where) -> NotServed:
-    """Return why a model is not served whose source has no version yet."""
-    return NotServed(
-        f"{source}: no version is published yet, got an empty or missing folder. It is served "
-        "once its trainer publishes the first."
-    )
+def open_newest(source: Where) -> Reader:
+    """Open the newest version at a source that is followed.
+
+    Raises NotServed where none is published yet, FormatError for a torn one.
+    """
+    if holds_nothing(source):
+        raise NotServed(
+            f"{source}: no version is published yet, got an empty or missing folder. It is served "
+            "once its trainer publishes the first."
+        )
+    return open_checkpoint(source)
 
 
 def collecting(sources: Iterable[str]) -> AbstractContextManager[Path]:

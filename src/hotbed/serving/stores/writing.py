@@ -20,7 +20,7 @@ from hotbed.files import is_partial, new_file, writing
 from hotbed.frozen import RowDtype
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.publish.version import request_schema
-from hotbed.persist.store import MANIFEST_FILE, LocalStore
+from hotbed.persist.store import LocalStore
 from hotbed.serving.stores.mapped import (
     FORMAT,
     FORMAT_VERSION,
@@ -31,6 +31,7 @@ from hotbed.serving.stores.mapped import (
     map_file_of,
     names_a_file,
 )
+from hotbed.serving.stores.successors import check_same_model, published_at
 from hotbed.serving.stores.table_files import TableFiles, write_small
 
 log = logging.getLogger("hotbed.serving")
@@ -54,10 +55,10 @@ def write_served(
         before: the version before. It gives the graph where `reader` does not bring one.
         dtype: type of the rows.
         origin: digest of the state that a start loads and that this one was followed from; None
-            where it is this state.
+            where it is this state. A state that was followed must be one of the same model.
 
     Raises:
-        ConfigError: the state does not fit the model.
+        ConfigError: the state does not fit the model, or is one of another model.
         FormatError: a file of the state is bad.
         NotWritten: the disk is full or refuses.
     """
@@ -84,6 +85,8 @@ def _spec(
     """Write the files of a version, and return the content of the version's own file."""
     manifest = reader.manifest
     network = _network(folder, reader, before)
+    if before is not None and origin is not None:
+        _check_follows(before, reader, network)
     tables = {}
     for number, name in enumerate(reader.table_names):
         tables[name] = TableFiles(folder.path, reader, number, dtype, before).write()
@@ -93,7 +96,7 @@ def _spec(
         "name": folder.name,
         "version": manifest.version,
         "digest": manifest.digest,
-        "published": manifest.published or _modified(reader),
+        "published": published_at(reader),
         "learned": manifest.learned,
         "dtype": dtype,
         "configs": {entry.name: entry.config for entry in manifest.tables},
@@ -102,6 +105,16 @@ def _spec(
         **network,
         "tables": tables,
     }
+
+
+def _check_follows(before: MappedVersion, reader: Reader, network: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the state of another model than `before`."""
+    place = str(reader.folder)
+    graph = network["graph"]
+    check_same_model(before, network["schema"], graph, place)
+    learned = request_schema(reader.manifest)
+    if learned is not None and reader.links[0].manifest.graph is None:
+        check_same_model(before, learned, graph, place)
 
 
 def make_newest(folder: ModelFolder, key: str) -> None:
@@ -230,10 +243,3 @@ def _weights(
             f"lacks, got none for {missing[0]!r}. Export the model again."
         )
     return weights
-
-
-def _modified(reader: Reader) -> float | None:
-    """Return when a version was written, in Unix seconds; None in an object store."""
-    if not isinstance(reader.store, LocalStore):
-        return None
-    return (Path(reader.folder) / MANIFEST_FILE).stat().st_mtime

@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from hotbed.errors import ConfigError, DataError, NotServed, NotWritten, PersistError
+from hotbed.errors import ConfigError, DataError, HotbedError, NotServed, PersistError
 from hotbed.files import map_file
 from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
@@ -36,6 +36,7 @@ from hotbed.serving.server.endpoints.grpc import (
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.server.options import RowsOptions
 from hotbed.serving.stores.base import ModelVersion
+from hotbed.serving.stores.following import open_newest
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
 log = logging.getLogger("hotbed.serving")
@@ -273,15 +274,19 @@ class RowsServer(Stoppable):
         self._service.meters.since[name] = time.time()
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
-    def load_or_keep(self, name: str, source: str) -> None:
-        """Load a model; if its rows cannot be written, keep the version that the folder holds."""
+    def load_or_keep(self, name: str, source: str, *, is_followed: bool = False) -> None:
+        """Load a model; if it cannot be loaded, keep the version that the folder of rows holds.
+
+        If the folder holds none, a source that is followed may be empty; other errors are raised.
+        """
         try:
-            self.load(name, source)
-        except NotWritten as error:
+            self.load(name, open_newest(source) if is_followed else source)
+        except (HotbedError, OSError) as error:
             version = self._server.find(name)
-            if version is None:
+            if version is None and not isinstance(error, NotServed):
                 raise
-            log.warning("model %s: %s; version %d stays", name, error, version.version)
+            stays = "it is not served" if version is None else f"version {version.version} stays"
+            log.warning("model %s: %s; %s", name, error, stays)
 
     def run(self) -> None:
         meters = self._service.meters

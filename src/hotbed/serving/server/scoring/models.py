@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from hotbed.errors import ConfigError, HotbedError, NotServed, NotWritten, PersistError
+from hotbed.errors import ConfigError, HotbedError, NotServed
 from hotbed.files import Where
-from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
+from hotbed.persist.format import Reader
 from hotbed.persist.publish import Follower
 from hotbed.serving.arguments import column_shapes
 from hotbed.serving.cache import EmbeddingCache
@@ -26,7 +26,7 @@ from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
-from hotbed.serving.stores.following import Following, nothing_yet
+from hotbed.serving.stores.following import Following, open_newest
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
@@ -280,55 +280,43 @@ class Models:
     def add(self, name: str, source: Where, *, is_followed: bool = False) -> None:
         """Add a model, and load it.
 
-        If its rows cannot be written, serve the version that the folder of rows holds. A source
-        that is followed may be empty: the model is not ready until its first version is there.
+        If it cannot be loaded, serve the version that the folder of rows holds; `reason` says why.
+        A source that is followed may be empty: the model is not ready until its first version is
+        there.
 
         Raises:
             ConfigError: the name does not fit into a URL, or is reserved.
             HotbedError: whatever `ParameterServer.load` raises.
         """
-        if not name or set(name) & set("/?#%"):
-            raise ConfigError(
-                f"model {name!r}: expected a name for a URL, without / ? # %, got {name!r}. "
-                "Give the model another: NAME=SOURCE."
-            )
-        if name == "stats":  # /v2/models/stats returns the statistics of all models
-            raise ConfigError(
-                "model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE."
-            )
+        check_model_name(name)
         if is_remote(source):
             self._add_remote(name, str(source))
         else:
             find = partial(self._find, name, source, is_followed)
             model = Model(name, find, self.limits, self.readers)
             self._models[name] = model
-            if is_followed and holds_nothing(source):
-                model.failed(nothing_yet(source))
-                return
             try:
-                self.load(name)
-            except NotWritten:
-                version = self._server.find(name)
-                if version is None:
-                    raise
-                model.serve(version, model.problem)
+                model.serve(find())
+            except (HotbedError, OSError) as error:
+                model.failed(error)
+                self._serve_kept(model, error)
+
+    def _serve_kept(self, model: Model, error: Exception) -> None:
+        """Serve the version that the folder of rows holds, as the source gave `error`.
+
+        If the folder holds none, wait for the first version of a source that has none yet, and
+        raise any other error.
+        """
+        kept = self._server.find(model.name)
+        if kept is not None:
+            model.serve(kept, model.problem)
+        elif not isinstance(error, NotServed):
+            raise error
 
     def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
-        """Load the newest version at a source.
-
-        Raises:
-            PersistError: the source is followed, and went back to an earlier version.
-        """
-        served = self.named(name).served
-        if is_followed and served is not None:
-            newest = open_checkpoint(source).manifest
-            if newest.version < served.version.version:
-                raise PersistError(
-                    f"{source}: versions only grow, got version {newest.version} after version "
-                    f"{served.version.version}, which stays. Publish the earlier state again to "
-                    "return to it."
-                )
-        return self._server.load(name, source, InferenceSession)
+        """Load the newest version at a source; a source that is followed keeps to its model."""
+        newest = open_newest(source) if is_followed else source
+        return self._server.load(name, newest, InferenceSession)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Add a model that another process loads, and serve the version that `find` returns.
@@ -488,6 +476,19 @@ class Models:
                 loaded = self._server.load(model.name, reader, InferenceSession)
                 if not self.stopping:
                     model.serve(loaded)
+
+
+def check_model_name(name: str) -> None:
+    """Raise ConfigError for a name that does not fit into a URL, or that is reserved."""
+    if not name or set(name) & set("/?#%"):
+        raise ConfigError(
+            f"model {name!r}: expected a name for a URL, without / ? # %, got {name!r}. "
+            "Give the model another: NAME=SOURCE."
+        )
+    if name == "stats":  # /v2/models/stats returns the statistics of all models
+        raise ConfigError(
+            "model 'stats': the protocol keeps this name. Give the model another: NAME=SOURCE."
+        )
 
 
 class ParentProcess(Protocol):

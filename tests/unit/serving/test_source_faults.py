@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fault of the source, at a start, while a server follows, or in a load: the last good version
+is served, with a reason, until the source is mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hotbed as hb
+from hotbed.errors import ConfigError, HotbedError
+from hotbed.persist.checkpoint import capture
+from hotbed.persist.publish import Follower, PublishDirectory
+from hotbed.persist.saver import Saver
+from hotbed.persist.store import MANIFEST_FILE
+from hotbed.serving.main import _load_each
+from hotbed.serving.server.endpoints.rows_service import RowsServer
+from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.stores.successors import check_same_model
+
+from .conftest import Trainer, wait_for
+
+
+@dataclass(frozen=True)
+class Published:
+    """Folders of published versions: three fulls of the model, and one of another model."""
+
+    folder: Path
+    other: Path
+    versions: list[int]
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, exported: Path) -> Published:
+    root = tmp_path_factory.mktemp("source faults")
+    trainer = Trainer(root, exported)
+    trainer.publisher = PublishDirectory(root / "published", keep=3)
+    trainer.publisher.graph = trainer.model.graph()
+    versions = [trainer.publish(seed, full=True) for seed in range(3)]
+    schema = hb.Schema([hb.Label("label"), hb.Id("shop"), hb.Id("query")])
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(0, 2, 64) for name in ("label", "shop", "query")}
+    tables = hb.make_tables(schema, dim=2)
+    other = hb.RecModel(hb.models.DNN(schema, tables, hidden=[4]), "bce", hb.Adam(lr=0.01))
+    other.fit(hb.Dataset(hb.sources.Memory(rows), schema, 64), progress=False)
+    saver = Saver(root / "other run")
+    saver.submit(capture(other.state(), changes=False))
+    saved = saver.wait()
+    assert saved is not None
+    publisher = PublishDirectory(root / "other")
+    publisher.graph = other.graph()
+    publisher.publish(saved)
+    return Published(root / "published", root / "other", versions)
+
+
+class Source:
+    """A copy of the published folder, whose CURRENT names the second version, and its faults.
+
+    `number`: of the version that CURRENT names once the fault is mended.
+    """
+
+    def __init__(self, published: Published, place: Path) -> None:
+        self.published = published
+        self.path = place / "source"
+        self.number = 1
+        self.mend()
+
+    def mend(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        shutil.copytree(self.published.folder, self.path)
+        self.point_to(self.number)
+
+    def point_to(self, number: int) -> None:
+        folder = sorted(self.path.glob("checkpoint-*"))[number]
+        digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+        (self.path / "CURRENT").write_text(f"{folder.name} {digest}\n")
+
+    def missing(self) -> None:
+        shutil.rmtree(self.path)
+
+    def empty(self) -> None:
+        shutil.rmtree(self.path)
+        self.path.mkdir()
+
+    def torn_pointer(self) -> None:
+        (self.path / "CURRENT").write_text("torn")
+
+    def torn_part(self) -> None:
+        for part in max(self.path.glob("checkpoint-*")).rglob("*.arrow"):
+            part.write_bytes(part.read_bytes()[:-7])
+        self.number = 2
+        self.point_to(2)
+
+    def other_model(self) -> None:
+        shutil.rmtree(self.path)
+        shutil.copytree(self.published.other, self.path)
+
+    def older(self) -> None:
+        self.point_to(0)
+
+
+FAULTS = {
+    "missing": "missing",
+    "empty": "empty",
+    "torn_pointer": "CURRENT",
+    "torn_part": "torn",
+    "other_model": "another model",
+    "older": "versions only grow",
+}
+
+
+@pytest.fixture
+def source(published: Published, tmp_path: Path) -> Source:
+    return Source(published, tmp_path)
+
+
+@pytest.fixture
+def models(source: Source, tmp_path: Path) -> Iterator[Models]:
+    """Of a server whose folder of rows holds the newest version."""
+    hb.ParameterServer(tmp_path / "rows").load("m", source.path)
+    found = Models(hb.ParameterServer(tmp_path / "rows"))
+    yield found
+    found.close()
+
+
+def follow(models: Models, source: Source) -> None:
+    models.follow("m", lambda: Follower(source.path), 0.02)
+
+
+def assert_served(models: Models, source: Source, number: int) -> None:
+    (entry,) = models.index()
+    assert (entry["version"], entry["state"]) == (str(source.published.versions[number]), "READY")
+
+
+@pytest.mark.parametrize(("fault", "reason"), FAULTS.items())
+def test_start_serves_the_kept_version_until_the_source_is_mended(
+    models: Models, source: Source, fault: str, reason: str
+) -> None:
+    getattr(source, fault)()
+    models.add("m", source.path, is_followed=True)
+    assert_served(models, source, 1)
+    assert reason in models.index()[0]["reason"]
+    follow(models, source)
+    source.mend()
+    wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
+    assert_served(models, source, source.number)
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty", "torn_pointer", "torn_part"])
+def test_start_without_watch_serves_the_kept_version_until_a_load(
+    models: Models, source: Source, fault: str
+) -> None:
+    getattr(source, fault)()
+    models.add("m", source.path)
+    assert_served(models, source, 1)
+    assert models.index()[0]["reason"] != ""
+    source.mend()
+    models.load("m")
+    assert models.index()[0]["reason"] == ""
+    assert_served(models, source, source.number)
+
+
+@pytest.mark.parametrize(("fault", "reason"), FAULTS.items())
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_running_server_keeps_its_version_with_a_reason(
+    models: Models, source: Source, fault: str, reason: str, is_followed: bool
+) -> None:
+    """While it follows, and in a load that a client requests."""
+    models.add("m", source.path, is_followed=True)
+    if is_followed:
+        follow(models, source)
+        wait_for(lambda: models.named("m").swaps == 1, "the follower is there")
+    getattr(source, fault)()
+    if is_followed:
+        wait_for(lambda: reason in models.index()[0]["reason"], "the reason is shown")
+    else:
+        with pytest.raises(HotbedError, match=reason):
+            models.load("m")
+        assert reason in models.index()[0]["reason"]
+    assert_served(models, source, 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_parameter_server_starts_with_the_kept_version(
+    source: Source, tmp_path: Path, fault: str
+) -> None:
+    hb.ParameterServer(tmp_path / "rows").load("m", source.path)
+    getattr(source, fault)()
+    store = hb.ParameterServer(tmp_path / "rows")
+    server = RowsServer(store, ["m"], RowsOptions(port=0))
+    server.load_or_keep("m", str(source.path), is_followed=True)
+    assert store.model("m").version == source.published.versions[1]
+
+
+def test_other_model_and_earlier_version_are_served_after_an_unload(
+    models: Models, source: Source
+) -> None:
+    models.add("m", source.path, is_followed=True)
+    for fault in ("older", "other_model"):
+        source.mend()
+        getattr(source, fault)()
+        models.unload("m")
+        models.load("m")
+        assert models.index()[0]["reason"] == ""
+    assert models.named("m").current.inputs.allowed == {"shop", "query"}
+
+
+def test_bad_model_stops_no_other_model(models: Models, source: Source, tmp_path: Path) -> None:
+    sources = {"n": tmp_path / "typo", "m": source.path}
+    _load_each(sources, lambda name: models.add(name, sources[name]))
+    assert [entry["state"] for entry in models.index()] == ["UNAVAILABLE", "READY"]
+    assert "there is no checkpoint" in models.index()[0]["reason"]
+    with pytest.raises(HotbedError, match="there is no checkpoint"):
+        _load_each(["n"], lambda name: models.add(name, sources[name]))
+
+
+COLUMNS = [hb.Label("label"), hb.Id("user"), hb.Dense("price", width=2)]
+TYPES = {"user": "integer", "price": "number"}
+GRAPH = {"outputs": ["prediction"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "types", "graph", "difference"),
+    [
+        (COLUMNS, TYPES, GRAPH, ""),
+        (COLUMNS, {}, GRAPH, ""),
+        (COLUMNS, {**TYPES, "user": "uint64", "price": "float32"}, GRAPH, ""),
+        ([COLUMNS[2], hb.Id("user", table="people")], TYPES, GRAPH, ""),
+        (COLUMNS[:2], TYPES, GRAPH, "inputs"),
+        ([*COLUMNS, hb.Id("item")], TYPES, GRAPH, "inputs"),
+        ([*COLUMNS[:2], hb.Dense("price")], TYPES, GRAPH, "price"),
+        ([*COLUMNS[:2], hb.Id("price")], TYPES, GRAPH, "price"),
+        (COLUMNS, {**TYPES, "user": "text"}, GRAPH, "'user'"),
+        (COLUMNS, {**TYPES, "user": "timestamp[ms]"}, GRAPH, "'user'"),
+        (COLUMNS, TYPES, {"outputs": ["click"]}, "outputs"),
+        (COLUMNS, TYPES, {"outputs": ["prediction", "click"]}, "outputs"),
+        (COLUMNS, TYPES, {**GRAPH, "ids": {"widths": {"prediction": [3]}}}, "outputs"),
+    ],
+)
+def test_models_differ_by_inputs_types_and_outputs(
+    exported: Path, columns: Any, types: Any, graph: Any, difference: str
+) -> None:
+    version = hb.ParameterServer().load("m", exported)
+    before = replace(version, schema=hb.Schema(COLUMNS).with_types(TYPES, {}), graph=GRAPH)
+    after = hb.Schema(columns).with_types(types, {}).to_json()
+    if difference:
+        with pytest.raises(ConfigError, match=f"folder: .*another model.*{difference}"):
+            check_same_model(before, after, graph, "folder")
+    else:
+        check_same_model(before, after, graph, "folder")
