@@ -100,6 +100,7 @@ class Server(Stoppable):
             self._tokens,
             self._grpc_tls,
             self._shares_ports,
+            options.request_seconds,
             options.idle_seconds,
         )
         self.grpc_port = server.port

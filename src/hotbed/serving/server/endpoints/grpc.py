@@ -8,8 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import resource
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,6 +67,7 @@ log = logging.getLogger("hotbed.serving")
 UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
 _OPEN = (f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch")  # calls that need no token
 STREAMS = 256  # calls of one connection at the same time
+_MOST_CONNECTIONS = 1 << 20  # where the system does not limit open files
 _CALL_BYTES = 64 << 10  # of a request other than for predictions
 # the longest message, unless an option or a loaded model allows longer ones
 _INFER_BYTES = 16 << 20
@@ -434,6 +445,81 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         return self._refused
 
 
+class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Ends calls whose messages do not arrive in time.
+
+    gRPC calls a handler of one message when that has arrived, and waits for it without a limit. Each
+    such handler becomes one of a stream here, which reads its message itself.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limited: dict[Any, Any] = {}  # by handler of the server, of which there are a few
+
+    async def intercept_service(self, proceed: Any, details: Any) -> Any:
+        handler = await proceed(details)
+        if handler is None or handler.stream_unary:  # those only reject calls
+            return handler
+        limited = self._limited.get(handler)
+        if limited is None:
+            limited = self._limited[handler] = self._limit(handler)
+        return limited
+
+    def _limit(self, handler: Any) -> Any:
+        codecs = handler.request_deserializer, handler.response_serializer
+        if handler.unary_unary:
+            return grpc.stream_unary_rpc_method_handler(self._answer(handler.unary_unary), *codecs)
+        stream = self._stream(handler.unary_stream) if handler.unary_stream else None
+        stream = stream or self._converse(handler.stream_stream)
+        return grpc.stream_stream_rpc_method_handler(stream, *codecs)
+
+    def _answer(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def answer(_: Any, context: Any) -> Any:
+            return await call(await self._read_one(context), context)
+
+        return answer
+
+    def _stream(self, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+        async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
+            async for part in call(await self._read_one(context), context):
+                yield part
+
+        return answer
+
+    def _converse(
+        self, call: Callable[..., AsyncIterator[Any]]
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
+            async for part in call(self._messages(context), context):
+                yield part
+
+        return answer
+
+    async def _messages(self, context: Any) -> AsyncIterator[Any]:
+        while (message := await self._read(context)) is not grpc.aio.EOF:
+            yield message
+
+    async def _read_one(self, context: Any) -> Any:
+        message = await self._read(context)
+        if message is grpc.aio.EOF:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the call: expected a message, got none. Send it."
+            )
+        return message
+
+    async def _read(self, context: Any) -> Any:
+        """Return the next message of a call, or end the call."""
+        reading = asyncio.ensure_future(context.read())
+        done, _ = await asyncio.wait([reading], timeout=self._seconds)
+        if done:
+            return reading.result()
+        reading.cancel()
+        await context.abort(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"the call: no message arrived within {self._seconds} s. Send it at once.",
+        )
+
+
 class UnknownMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Rejects calls of methods that no other handler has, and names them."""
 
@@ -451,6 +537,7 @@ async def start_inference(
     tokens: Tokens | None,
     tls: tuple[bytes, bytes] | None,
     shares_port: bool,
+    request_seconds: float,
     idle_seconds: float,
 ) -> GrpcServer:
     """Start a gRPC server of the protocol.
@@ -461,6 +548,7 @@ async def start_inference(
         tokens: the tokens of which calls need one; None = no token is needed.
         tls: key and certificate; None = no TLS.
         shares_port: whether several processes listen at the port.
+        request_seconds: limit for the message of a call to arrive.
         idle_seconds: connections without a call are closed after this time.
 
     Raises:
@@ -476,7 +564,7 @@ async def start_inference(
     handlers = InferenceService(models).handlers()
     open_calls = ("ServerLive", "ServerReady")
     service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready, open_calls)
-    return await start_grpc(service, address, tokens, tls, options)
+    return await start_grpc(service, address, tokens, tls, request_seconds, options)
 
 
 @dataclass(frozen=True)
@@ -517,6 +605,7 @@ async def start_grpc(
     address: str,
     tokens: Tokens | None,
     tls: tuple[bytes, bytes] | None,
+    request_seconds: float,
     options: Mapping[str, int],
 ) -> GrpcServer:
     """Start a gRPC server of any service.
@@ -526,16 +615,24 @@ async def start_grpc(
         address: HOST:PORT to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
         tls: key and certificate; None = no TLS.
+        request_seconds: limit for a connection to begin, and for the message of a call to arrive.
         options: options of the gRPC channel.
 
     Raises:
         ConfigError: it cannot listen.
     """
-    gates = []
+    gates: list[grpc.aio.ServerInterceptor] = []
     if tokens is not None:
         open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
-        gates = [Gate(tokens, open_methods)]
-    server = grpc.aio.server(interceptors=gates, options=list(options.items()))
+        gates.append(Gate(tokens, open_methods))
+    gates.append(ArrivalLimit(request_seconds))
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    all_options = {
+        **options,
+        "grpc.server_handshake_timeout_ms": math.ceil(request_seconds * 1000),
+        "grpc.max_allowed_incoming_connections": min(most_files // 2, _MOST_CONNECTIONS),
+    }
+    server = grpc.aio.server(interceptors=gates, options=list(all_options.items()))
     server.add_generic_rpc_handlers((service.handlers,))
     pool = next(iter(service.messages.values())).DESCRIPTOR.file.pool
     health = add_health_and_reflection(server, service.name, pool, service.ready)

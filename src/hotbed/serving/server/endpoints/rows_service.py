@@ -41,6 +41,7 @@ from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_
 
 log = logging.getLogger("hotbed.serving")
 _INLINE_IDS = 2048  # the most that are looked up on the loop
+_REQUEST_SECONDS = 30.0  # for the message of a call to arrive
 _IDLE_SECONDS = 600  # connections without a call are closed after this time
 _ANSWER_BYTES = MESSAGE_BYTES // 2  # the most rows that a call returns
 
@@ -309,6 +310,7 @@ class RowsServer(Stoppable):
             address(options.host, options.port),
             self._tokens,
             self._tls,
+            _REQUEST_SECONDS,
             channel_options,
         )
         self.port = server.port
