@@ -47,9 +47,9 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     followed = followed_of(watch, by_name)
     store = options.parameter_server()
     models = Models(store, limits, remote.connect, remote.cache())
-    own = [name for name in by_name if options.workers == 1 or not is_remote(by_name[name])]
+    names = [name for name in by_name if options.workers == 1 or not is_remote(by_name[name])]
     _load_each(
-        own,
+        names,
         lambda name: models.add(name, by_name[name], is_followed=(name, by_name[name]) in followed),
     )
     server: Server | WorkerPool

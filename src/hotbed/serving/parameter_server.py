@@ -198,7 +198,7 @@ class ParameterServer(RowStore):
         return self._folder_lock.busy
 
     def _resumes(self, name: str, reader: Reader, before: MappedVersion) -> bool:
-        """Return whether `before` is the state of `reader`, or an earlier process followed it on."""
+        """Return whether `before` is the state of `reader`, or was followed from it before."""
         if name in self._loaded or before.spec["dtype"] != self._dtype:
             return False
         return reader.manifest.digest in (before.digest, before.spec["origin"])

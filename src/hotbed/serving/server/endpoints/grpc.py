@@ -448,8 +448,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
 class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Ends calls whose messages do not arrive in time.
 
-    gRPC calls a handler of one message when that has arrived, and waits for it without a limit. Each
-    such handler becomes one of a stream here, which reads its message itself.
+    gRPC calls a handler of one message when that has arrived, and waits for it without a limit.
+    Each such handler becomes one of a stream here, which reads its message itself.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -307,9 +307,9 @@ class Models:
         If the folder holds none, wait for the first version of a source that has none yet, and
         raise any other error.
         """
-        kept = self._server.find(model.name)
-        if kept is not None:
-            model.serve(kept, model.problem)
+        version = self._server.find(model.name)
+        if version is not None:
+            model.serve(version, model.problem)
         elif not isinstance(error, NotServed):
             raise error
 
