@@ -10,9 +10,10 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -268,3 +269,136 @@ def test_an_error_of_the_network_leaves_a_call_that_others_do_not_take_for_their
     assert first[0] == second[0] == "no error"
     assert first[1].startswith("RankLost: ")
     assert second[1].startswith("RankLost: ranks: rank 1 in step 2, exchange: ")
+
+
+# --- a rank that leaves a call by an error, and lives on -------------------------------------------
+
+
+def interrupt(run: Any) -> None:
+    if run.step == 3:
+        raise KeyboardInterrupt("by hand")
+
+
+def divide(run: Any) -> None:
+    print(1 // (3 - run.step))
+
+
+def bad_rows() -> Iterator[hb.Batch]:
+    yield from [batch(), batch()]
+    raise hb.errors.DataError("row 33: bad")
+
+
+def failing(model: hb.RecModel, call: Callable[[], Any]) -> None:
+    with patch.object(model.network, "forward", fail):
+        call()
+
+
+FAILURES: dict[str, tuple[str, Callable[[hb.RecModel], Any], Callable[[hb.RecModel], Any]]] = {
+    "step": (
+        "OSError: of the network",
+        lambda model: failing(model, lambda: model.step(batch())),
+        lambda model: model.step(batch()),
+    ),
+    "evaluate": (
+        "OSError: of the network",
+        lambda model: failing(model, lambda: model.evaluate([batch()])),
+        lambda model: model.evaluate([batch()]),
+    ),
+    "bad row": (
+        "DataError: row 33: bad",
+        lambda model: model.fit(bad_rows(), progress=False),
+        lambda model: model.fit(iter([batch()] * 8), progress=False),
+    ),
+    "callback": (
+        "ZeroDivisionError: integer division or modulo by zero",
+        lambda model: model.fit(
+            dataset(), callbacks=SimpleNamespace(on_step_end=divide), progress=False
+        ),
+        lambda model: model.fit(
+            dataset(), callbacks=SimpleNamespace(on_step_end=id), progress=False
+        ),
+    ),
+    "interrupt": (
+        "KeyboardInterrupt: by hand",
+        lambda model: model.fit(
+            hb.Ahead(dataset(), depth=2), callbacks=SimpleNamespace(on_step_end=interrupt),
+            progress=False,
+        ),
+        lambda model: model.fit(
+            hb.Ahead(dataset(), depth=2), callbacks=SimpleNamespace(on_step_end=id), progress=False
+        ),
+    ),
+}  # fmt: skip
+"""The error of a rank, the call in which it meets it, and the same call on the others."""
+
+
+def alone(name: str, rank: int, folder: str) -> tuple[str, float]:
+    """Let one rank leave a call by an error; all live on until the others have ended theirs.
+
+    Return the error, and the seconds until it was raised.
+    """
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    model = model_of()
+    began = time.monotonic()
+    _, fails, goes_on = FAILURES[name]
+    is_here = os.environ["RANK"] == str(rank)
+    error = ""
+    try:
+        (fails if is_here else goes_on)(model)
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    seconds = time.monotonic() - began
+    (Path(folder) / os.environ["RANK"]).touch()
+    while len(os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.05)
+    return error, seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "ranks"),
+    [
+        ("step", 0, 2),
+        ("evaluate", 1, 2),
+        ("bad row", 0, 2),
+        ("callback", 1, 2),
+        ("interrupt", 0, 2),
+        ("step", 1, 3),
+        *[pytest.param(name, 0, 3, marks=pytest.mark.soak) for name in FAILURES],
+    ],
+)
+def test_an_error_of_one_rank_that_lives_on_ends_the_others_at_once_by_its_name(
+    name: str, rank: int, ranks: int, tmp_path: Path
+) -> None:
+    own = FAILURES[name][0]
+    for number, (error, seconds) in enumerate(ranks_of(alone, ranks, name, rank, str(tmp_path))):
+        if number == rank:
+            assert error == own
+        else:
+            lost = rf"RankLost: ranks: rank {number} in [^:]*: rank {rank} has left this call by an"
+            assert re.match(f"{lost} error, got {own}. All ", error), error
+            assert seconds < TIMEOUT / 2
+
+
+def caught(folder: str) -> list[str]:
+    """Catch an error of the first rank at the end of a call; the others come to the next late."""
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    model = model_of()
+    is_first = os.environ["RANK"] == "0"
+    end = model.learner.end
+
+    def end_and_fail() -> Any:
+        end()
+        print(1 // 0)
+
+    with (
+        patch.object(model.learner, "end", end_and_fail) if is_first else nullcontext(),
+        suppress(ZeroDivisionError),
+    ):
+        model.fit([batch()], progress=False)
+    if is_first:
+        time.sleep(2)
+    return [error_of(lambda: model.save(f"{folder}/saved"))]
+
+
+def test_ranks_wait_for_one_that_has_left_the_call_before(tmp_path: Path) -> None:
+    assert ranks_of(caught, 2, str(tmp_path)) == [["no error"]] * 2

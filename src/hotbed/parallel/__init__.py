@@ -15,7 +15,7 @@ placement.py    Placement: which rank owns which rows and computes which grains
 plan.py         predict memory, bytes and seconds of a step on several ranks
 probe.py        measure how fast the ranks of a job reach each other
 ranks.py        Ranks: the processes of a job, and what they send each other
-roll_call.py    which ranks are gone
+roll_call.py    which ranks are gone, or have left a call by an error
 sharded.py      ShardedLookup: the verbs of a lookup over the rows of all ranks
 shards.py       Shard: the rows that a process holds, for those who write and read states
 software.py     the software of a process, which all ranks must have alike

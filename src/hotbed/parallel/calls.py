@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from hotbed.errors import ConfigError
 
+from .roll_call import tell_left
+
 NAME_WORDS = 6
 CALL_WORDS = NAME_WORDS + 1
 """int64 numbers that say which call it is: its name, and its step."""
@@ -24,13 +26,25 @@ class Place:
     Attributes:
         step: the number of the step under way; 0 = none is.
         phase: of the step, or the call of the program.
+        number: of the last call of the program in which the ranks met, equal on all of them.
+        has_met: whether they have met in the call under way.
+        depth: how many calls are under way, one within the other.
     """
 
     step: int = 0
     phase: str = "start"
+    number: int = 0
+    has_met: bool = False
+    depth: int = 0
 
     def __str__(self) -> str:
         return f"step {self.step}, {self.phase}" if self.step else self.phase
+
+    def meet(self) -> None:
+        """Note that the ranks meet: calls of the program are counted in which they do."""
+        if not self.has_met:
+            self.number += 1
+        self.has_met = self.depth > 0
 
 
 PLACE = Place()
@@ -43,9 +57,28 @@ def at(phase: str) -> Iterator[None]:
     before = (PLACE.step, PLACE.phase)
     PLACE.phase = phase
     try:
-        yield
+        with told_where_left():
+            yield
     finally:
         PLACE.step, PLACE.phase = before
+
+
+@contextmanager
+def told_where_left() -> Iterator[None]:
+    """Tell the other ranks of an error that leaves this block, a call of the program.
+
+    They may wait in it. Errors within another call are its own: it may go on after them.
+    """
+    PLACE.depth += 1
+    try:
+        yield
+    except BaseException as error:
+        if PLACE.depth == 1 and PLACE.has_met:
+            tell_left(PLACE.number, error)
+        raise
+    finally:
+        PLACE.depth -= 1
+        PLACE.has_met = PLACE.has_met and PLACE.depth > 0
 
 
 @dataclass(frozen=True)

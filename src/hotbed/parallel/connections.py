@@ -8,8 +8,9 @@ import json
 import math
 import os
 import socket
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -32,6 +33,9 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = WeakKeyDictionary()
 """The connections for each default group of torch; None = these are its own."""
+
+_SOCKETS: WeakKeyDictionary[dist.ProcessGroup, set[tuple[int, int]]] = WeakKeyDictionary()
+"""The sockets of connections: the number of the file, and that of the socket behind it."""
 
 _START = (
     "Start the ranks by torchrun or `hotbed train JOB --ranks 2`, which set it; or, for one "
@@ -76,6 +80,7 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             store = PrefixStore(f"hotbed/{started}", store)
             _check_hosts(store, rank, size)
+            before = _sockets()
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=size, timeout=timeout
             )
@@ -85,6 +90,7 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
             except RuntimeError:
                 _leave()  # so that nobody uses them
                 raise
+            _SOCKETS[_default_group()] = _sockets() - before
         _GROUPS[_default_group()] = None
     default = _default_group()
     if default not in _GROUPS:
@@ -128,8 +134,10 @@ def connect_again(timeout: timedelta) -> dist.ProcessGroup:
         ConfigError: a rank cannot be reached.
     """
     with unreached_explained():
+        before = _sockets()
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timeout)
         _check(group)
+        _SOCKETS[group] = _sockets() - before
     return group
 
 
@@ -235,6 +243,31 @@ def _from_each(group: dist.ProcessGroup, number: int) -> list[int]:
         received, torch.full((size,), number), [1] * size, [1] * size, options
     ).wait()
     return received.tolist()
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """Return the sockets of this process."""
+    sockets = set()
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError):  # that of the folder is closed
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                sockets.add((int(name), status.st_ino))
+    return sockets
+
+
+def shut(group: dist.ProcessGroup | None) -> None:
+    """End the connections of a group, and with them all waits on them, here and on other ranks.
+
+    gloo has no call for it.
+
+    Args:
+        group: as `connect` returns it.
+    """
+    for number, _ in _SOCKETS[group or _default_group()] & _sockets():
+        with socket.socket(fileno=os.dup(number)) as connection, suppress(OSError):
+            connection.getpeername()  # gloo ends the process if the one that listens is shut
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def _default_group() -> dist.ProcessGroup:

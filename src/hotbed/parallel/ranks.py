@@ -22,10 +22,10 @@ from torch import Tensor
 from hotbed.errors import ConfigError, HotbedError, RankLost
 from hotbed.optim.ranks import trains_together
 
-from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named
-from .connections import call_timeout, connect, connect_again
+from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, told_where_left
+from .connections import call_timeout, connect, connect_again, shut
 from .log_lines import name_rank_in_logs
-from .roll_call import absent_ranks
+from .roll_call import WATCH, WatchedCall, absent_ranks, left_ranks
 from .software import software
 from .traffic import Traffic
 
@@ -118,18 +118,36 @@ class Ranks:
     @contextmanager
     def _calling(self) -> Iterator[None]:
         """Wait for the other ranks in this block; raise RankLost where one does not come."""
+        wait = WatchedCall(self._left, lambda: shut(self._group))
+        is_own = self.place is PLACE  # of the program, which it may leave
         try:
-            with self.traffic.waiting():
+            with self.traffic.waiting(), WATCH.over(wait) if is_own else nullcontext():
                 yield
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0][:200]
-            absent = absent_ranks(self.rank, self.size)
-            whose = named(absent) if absent else "another rank"
+            left = wait.left or self._left() if is_own else {}
+            if left:
+                rank = min(left)
+                reason = f"rank {rank} has left this call by an error, got {left[rank]}"
+            else:
+                reason = self._loss(error)
             raise RankLost(
-                f"ranks: rank {self.rank} in {self.place}: the connection to {whose} was lost, got "
-                f"{reason}. All ranks were last seen in {self._last}. The newest state stays: "
-                "start the same command again."
+                f"ranks: rank {self.rank} in {self.place}: {reason}. All ranks were last seen in "
+                f"{self._last}. The newest state stays: start the same command again."
             ) from error
+
+    def _left(self) -> dict[int, str] | None:
+        """Return the errors by which others have left the call of the program under way.
+
+        None: the process that keeps them is gone.
+        """
+        return left_ranks(self.rank, self.size, self.place.number)
+
+    def _loss(self, error: RuntimeError) -> str:
+        """Return which rank is lost, and how gloo says it."""
+        absent = absent_ranks(self.rank, self.size)
+        whose = named(absent) if absent else "another rank"
+        reason = str(error).partition("\n")[0][:200]
+        return f"the connection to {whose} was lost, got {reason}"
 
     def meet(self, call: RankCall, parts: Sequence[Tensor]) -> list[Tensor]:
         """Send each rank its part; return what each of them sent here: they all make this call.
@@ -152,6 +170,7 @@ class Ranks:
         sizes = [HEAD_WORDS + len(part) for part in fitting]
         room = [HEAD_WORDS + ROOM] * self.size
         room[self.rank] = sizes[self.rank]  # gloo wants these two to be equal
+        self.place.meet()
         self._close_left_call()
         received = self.send(sent, sizes, room).split(room)
         heads = [message[:HEAD_WORDS].tolist() for message in received]
@@ -179,7 +198,8 @@ class Ranks:
         rank's next call must not meet their messages, whose sizes it does not know.
         """
         try:
-            yield
+            with told_where_left():
+                yield
         except BaseException as error:
             self._was_left = error is not self._unlike  # which all ranks have left
             raise

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks are gone: those that do not answer where all of them look, once one is lost."""
+"""Which ranks are gone, or have left a call by an error; they say so where all of them look."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
+
+from hotbed.errors import RankLost
 
 GRACE_SECONDS = 3.0
 """How long a rank waits for the answers of the others; each finds the loss in its next call."""
 PAUSE_SECONDS = 0.05
+WATCH_SECONDS = 0.5
+"""How long a call waits before it is looked whether another rank has left it."""
 
 
 def absent_ranks(rank: int, size: int) -> list[int]:
@@ -26,10 +35,7 @@ def absent_ranks(rank: int, size: int) -> list[int]:
     if size == 2:
         return [1 - rank]
     absent: list[list[int]] = []
-    # a store on a host that cannot be reached may answer after minutes
-    thread = threading.Thread(target=_call, args=(rank, size, absent), daemon=True)
-    thread.start()
-    thread.join(GRACE_SECONDS + 1.0)
+    _limited(lambda: _call(rank, size, absent))
     if absent:
         return absent[0]
     is_with_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -38,15 +44,130 @@ def absent_ranks(rank: int, size: int) -> list[int]:
 
 def _call(rank: int, size: int, absent: list[list[int]]) -> None:
     """Put the ranks that do not answer into `absent`; nothing if the store cannot be asked."""
-    started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    keys = {number: f"hotbed-lost/{started}/{number}" for number in range(size)}
-    try:
+    keys = {number: _key("lost", number) for number in range(size)}
+    with _unreached_ignored():
         store = _get_default_store()
         store.set(keys.pop(rank), "here")
         until = time.monotonic() + GRACE_SECONDS
         while keys and time.monotonic() < until:
             keys = {number: key for number, key in keys.items() if not store.check([key])}
             time.sleep(PAUSE_SECONDS)
-    except (RuntimeError, ValueError):  # it is gone, or torch's default group is
+        absent.append(list(keys))
+
+
+def _key(kind: str, rank: int) -> str:
+    started = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"hotbed-{kind}/{started}/{rank}"
+
+
+def _limited(ask: Callable[[], None]) -> None:
+    """Ask the store, which may answer after minutes if its host cannot be reached."""
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(GRACE_SECONDS + 1.0)
+
+
+# --- ranks that have left a call ------------------------------------------------------------------
+
+
+def tell_left(number: int, error: BaseException) -> None:
+    """Tell the other ranks that an error has ended a call here; `number`: of the call."""
+    if isinstance(error, RankLost) or not dist.is_initialized():
         return
-    absent.append(list(keys))
+    line = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    key = _key("left", dist.get_rank())
+
+    def tell() -> None:
+        with _unreached_ignored():
+            _get_default_store().set(key, json.dumps([number, line]))
+
+    _limited(tell)
+
+
+def left_ranks(rank: int, size: int, number: int) -> dict[int, str] | None:
+    """Return the errors by rank that have ended this call, or a later one, on other ranks.
+
+    None: the process that keeps the store is gone.
+    """
+    answers: list[dict[int, str] | None] = []
+    _limited(lambda: _find_left(rank, size, number, answers))
+    return answers[0] if answers else {}
+
+
+def _find_left(rank: int, size: int, number: int, answers: list[dict[int, str] | None]) -> None:
+    errors: dict[int, str] = {}
+    with _unreached_ignored():
+        store = _get_default_store()
+        for other in range(size):
+            key = _key("left", other)
+            if other != rank and store.check([key]):
+                left, line = json.loads(store.get(key))
+                if left >= number:
+                    errors[other] = line
+        answers.append(errors)
+    if not answers:
+        answers.append(None)
+
+
+@contextmanager
+def _unreached_ignored() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError):  # the store is gone, or torch's default group is
+        return
+
+
+@dataclass(eq=False)
+class WatchedCall:
+    """A call that waits for other ranks.
+
+    Attributes:
+        find: as `left_ranks` of this call.
+        end: ends the wait.
+        began: when it began, by the monotonic clock.
+        left: what `find` has returned.
+    """
+
+    find: Callable[[], dict[int, str] | None]
+    end: Callable[[], None]
+    began: float = field(default_factory=time.monotonic)
+    left: dict[int, str] | None = field(default_factory=dict)
+
+
+class Watch:
+    """Ends waits for ranks that have left the call by an error: gloo waits for the whole timeout.
+
+    A wait has half a second more before it is ended: an error that all ranks raise together may be
+    known to some of them a moment earlier.
+    """
+
+    def __init__(self) -> None:
+        self._wait: WatchedCall | None = None
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def over(self, wait: WatchedCall) -> Iterator[None]:
+        """Watch a wait in this block."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="hotbed-watch", daemon=True)
+            self._thread.start()
+        self._wait = wait
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            wait = self._wait
+            if wait is None or time.monotonic() - wait.began < WATCH_SECONDS:
+                continue
+            if wait.left == {}:
+                wait.left = wait.find()
+            elif self._wait is wait:
+                wait.end()
+
+
+WATCH = Watch()
+"""Of the main thread of this process."""
