@@ -141,9 +141,14 @@ def _better_unit(unit: str, micros: int) -> str:
 
 
 def with_readable_times(values: pa.Array) -> pa.Array:
-    """Return `values`, timestamps as text: Python has no object for times after the year 9999."""
+    """Return `values`, timestamps as text and dates of 32 bits as days.
+
+    Python has no object for times after the year 9999.
+    """
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.string())
+    if pa.types.is_date32(values.type):
+        return values.cast(pa.int32())
     return values
 
 

@@ -235,6 +235,7 @@ def test_arrays_may_be_written_to() -> None:
                 (["20010203", "soon"], "%Y%m%d", "'soon'"),
                 ([7.0, float("inf")], "s", "inf"),
                 ([7, 2**63 - 1], "s", "9223372036854775807"),
+                (pa.array([7, 2**31 - 1], pa.int32()).cast(pa.date32()), "s", "2147483647"),
                 ([["7", "7"], ["7", "soon"]], "s", "'soon'"),
                 (pa.array(["7", "soon"]).dictionary_encode(), "s", "'soon'"),
             )
