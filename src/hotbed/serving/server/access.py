@@ -1,49 +1,191 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to a server: tokens, and certificates for TLS."""
+"""Access to a server: who may call what, by tokens and their roles, and certificates for TLS."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import logging
+import os
 import ssl
+import time
 from base64 import b64decode
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from hotbed.errors import ConfigError
 
+log = logging.getLogger("hotbed.serving")
+INFER = "infer"
+OPERATE = "operate"
+SCRAPE = "scrape"
+ANY_ROLE = ""
+"""The role that a call needs which any token may make."""
+_ROLES = frozenset({INFER, OPERATE, SCRAPE})
+_CHECK_SECONDS = 1.0  # between looks at the file of tokens
+
+
+class Caller(NamedTuple):
+    """Who makes a call.
+
+    Attributes:
+        authorization: the Authorization header.
+        peer: address of the other end of the connection.
+        origin: the Origin header, which browsers send; "" = none.
+        host: the Host header.
+        is_forwarded: whether a proxy forwarded the call, so that `peer` is the proxy.
+    """
+
+    authorization: str | None
+    peer: str
+    origin: str = ""
+    host: str = ""
+    is_forwarded: bool = False
+
+
+class Denied(NamedTuple):
+    """Why a call is rejected. `is_known`: the token is valid, or none is needed."""
+
+    is_known: bool
+    reason: str
+
 
 class Tokens:
-    """Check tokens against those of a file, in constant time."""
+    """Tell the roles of tokens by those of a file, in constant time.
+
+    The file is read again when it has changed. If it is wrong then, the tokens stay, and the
+    problem is logged.
+    """
 
     def __init__(self, path: str) -> None:
-        self._digests = [hashlib.sha256(token.encode()).digest() for token in read_tokens(path)]
+        self._path = path
+        self._stamp = _stamp_of(path)
+        self._roles = _read_roles(path)
+        self._checked = time.monotonic()
 
-    def admit(self, authorization: str | None) -> bool:
-        """Return whether an Authorization header holds one of the tokens.
+    def roles(self, authorization: str | None) -> frozenset[str]:
+        """Return the roles of the token in an Authorization header; none for an unknown token.
 
-        It is `Bearer TOKEN`, or `Basic` with any user and the token as password.
+        The header is `Bearer TOKEN`, or `Basic` with any user and the token as password.
         """
+        self._refresh()
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() == "basic":
             try:
                 token = b64decode(token, validate=True).decode().partition(":")[2]
             except ValueError:
-                return False
+                return frozenset()
         elif kind.lower() != "bearer":
-            return False
+            return frozenset()
         digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        # a list, so that every digest is compared
-        return any([hmac.compare_digest(digest, expected) for expected in self._digests])
+        roles = frozenset[str]()
+        for expected, roles_of_token in self._roles:  # every digest is compared
+            if hmac.compare_digest(digest, expected):
+                roles |= roles_of_token
+        return roles
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._checked < _CHECK_SECONDS:
+            return
+        self._checked = now
+        stamp = _stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._roles = _read_roles(self._path)
+            log.info("the tokens of %s were read again", self._path)
+        except ConfigError as error:
+            log.error("%s The tokens from before stay.", error)
+
+
+def denied(tokens: Tokens | None, role: str, caller: Caller) -> Denied | None:
+    """Return why a call that needs `role` is rejected; None if it is not.
+
+    Without tokens, calls that operate the server come from its own machine only. Pages of other
+    sites in a browser never operate it.
+    """
+    if tokens is not None:
+        roles = tokens.roles(caller.authorization)
+        if not roles:
+            return Denied(False, "no token, or a wrong one. Send Authorization: Bearer TOKEN.")
+        if role != ANY_ROLE and role not in roles:
+            reason = f"the token: expected one with the role {role}, got {', '.join(sorted(roles))}"
+            return Denied(True, f"{reason}. Send a token that has it.")
+    if role != OPERATE:
+        return None
+    if caller.origin and (
+        urlsplit(caller.origin).netloc != caller.host
+        or (tokens is None and not _is_local_name(caller.host))
+    ):
+        return Denied(
+            True,
+            f"origin: expected none, or this server's own, got {caller.origin[:100]!r}. Call it "
+            "from a program.",
+        )
+    if tokens is None and (caller.is_forwarded or not _is_loopback(caller.peer)):
+        return Denied(
+            True,
+            "a call that operates the server: without token_file, expected one from the machine "
+            f"of the server, got {caller.peer}. Start the server with token_file.",
+        )
+    return None
+
+
+def _is_local_name(host: str) -> bool:
+    """Return whether a Host header names this machine, whatever a name server says."""
+    name = urlsplit(f"//{host}").hostname or ""
+    return name == "localhost" or _is_loopback(name)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+def _stamp_of(path: str) -> tuple[int, ...]:
+    """Return what changes with the content of a file; () for a file that cannot be read."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_roles(path: str) -> list[tuple[bytes, frozenset[str]]]:
+    """Return the digest and the roles of each token of a file."""
+    digests = []
+    for line in _read_lines(path):
+        token, _, roles = line.partition(" ")
+        digest = hashlib.sha256(token.encode()).digest()
+        digests.append((digest, frozenset(roles.split(",")) if roles else _ROLES))
+    return digests
 
 
 def read_tokens(path: str) -> list[str]:
-    """Return the tokens of a file, one a line.
+    """Return the tokens of a file, without their roles.
+
+    Raises:
+        ConfigError: the file is not one of tokens.
+    """
+    return [line.partition(" ")[0] for line in _read_lines(path)]
+
+
+def _read_lines(path: str) -> list[str]:
+    """Return the lines of a file of tokens: each a token, maybe with a blank and its roles.
 
     Messages name the line and not the token.
 
     Raises:
         ConfigError: the file cannot be read or is empty, or it holds a line that is blank, begins
-            with "#", or has a blank or a character outside ASCII in it.
+            with "#", or has a character outside ASCII or a blank with anything but roles after it.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -62,7 +204,7 @@ def read_tokens(path: str) -> list[str]:
         if problem:
             raise ConfigError(
                 f"token_file: not a token, got {problem}, {path} line {number}. Write one token a "
-                "line and nothing else."
+                "line, or a token, a blank and its roles: infer,operate,scrape."
             )
     return lines
 
@@ -73,33 +215,48 @@ def _problem_of(line: str) -> str:
         return "a blank line"
     if line.startswith("#"):
         return "a comment"
-    if len(line.split()) > 1 or line != line.strip():
-        return "a line with a blank in it"
+    token, blank, roles = line.partition(" ")
+    if len(token.split()) != 1 or (blank and not set(roles.split(",")) <= _ROLES):
+        return "a line with a blank in it, and no roles after it"
     if not line.isascii():
         return "a character outside ASCII, such as a byte order mark"
     return ""
 
 
+class TlsFiles(NamedTuple):
+    """What gRPC needs for TLS, in PEM. `clients`: authorities of client certificates, or None."""
+
+    key: bytes
+    cert: bytes
+    clients: bytes | None
+
+
 def load_tls(
-    cert: str | None, key: str | None
-) -> tuple[tuple[bytes, bytes] | None, ssl.SSLContext | None]:
+    cert: str | None, key: str | None, clients: str | None = None
+) -> tuple[TlsFiles | None, ssl.SSLContext | None]:
     """Return key and certificate of PEM files, in the forms of gRPC and of Python's `ssl`.
 
-    Both are None if neither file is set.
+    Both are None if neither file is set. With `clients`, a PEM file of certificate authorities,
+    connections need a certificate of one of them.
 
     Raises:
         ConfigError: only one file is set, or they cannot be read or do not fit together.
     """
-    if cert is None and key is None:
+    if cert is None and key is None and clients is None:
         return None, None
     if cert is None or key is None:
         raise ConfigError("serve: TLS needs tls_cert and tls_key, got only one of them. Give both.")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(cert, key)
-        return (Path(key).read_bytes(), Path(cert).read_bytes()), context
+        authorities = None
+        if clients is not None:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+            authorities = Path(clients).read_bytes()
+        return TlsFiles(Path(key).read_bytes(), Path(cert).read_bytes(), authorities), context
     except OSError as error:
         raise ConfigError(
-            f"serve: TLS cannot start, got {cert}, {key}: {error}. Give a certificate and its key "
-            "as PEM files."
+            f"serve: TLS cannot start, got {cert}, {key}, {clients or 'no tls_clients'}: {error}. "
+            "Give a certificate, its key and certificates of authorities as PEM files."
         ) from error

@@ -13,11 +13,20 @@ from typing import TypeAlias
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A request. `path`: as received, without the query; `headers`: by name in lower case."""
+    """A request.
+
+    Attributes:
+        method: such as GET.
+        path: as received, without the query.
+        headers: by name in lower case.
+        peer: address of the client, or of a proxy before it.
+        body: the bytes of the body.
+    """
 
     method: str
     path: str
     headers: Mapping[str, str]
+    peer: str = ""
     body: bytes = b""
 
 

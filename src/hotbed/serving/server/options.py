@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from hotbed.frozen import RowDtype
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds
-from hotbed.serving.server.access import Tokens, read_tokens
+from hotbed.serving.server.access import TlsFiles, Tokens, load_tls, read_tokens
 from hotbed.serving.stores.base import RowStore
 
 _LAST_PORT = 65_535
@@ -26,9 +27,11 @@ class AccessOptions:
 
     Args:
         host: address to listen at.
-        token_file: file with one token a line; requests without one of them are rejected.
+        token_file: file with one token a line, each maybe with its roles; requests without one of
+            them are rejected. It is read again when it changes.
         tls_cert: PEM file of the certificate, for all ports.
         tls_key: PEM file of its key.
+        tls_clients: PEM file of certificate authorities; connections need a certificate of theirs.
         rows: folder of mapped rows; None = a temporary folder.
         dtype: float32, float16 or int8 rows.
     """
@@ -37,6 +40,7 @@ class AccessOptions:
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    tls_clients: str | None = None
     rows: str | None = None
     dtype: RowDtype = "float32"
 
@@ -45,6 +49,10 @@ class AccessOptions:
         if self.token_file is None:
             return None
         return Tokens(self.token_file)
+
+    def tls(self) -> tuple[TlsFiles | None, ssl.SSLContext | None]:
+        """Return key and certificates for gRPC and REST; see `load_tls`."""
+        return load_tls(self.tls_cert, self.tls_key, self.tls_clients)
 
     def parameter_server(self) -> ParameterServer:
         """Return a parameter server for the folder of rows."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.serving.process import Stoppable, address
-from hotbed.serving.server.access import load_tls
 from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
 from hotbed.serving.server.scoring.models import Models
@@ -59,7 +58,7 @@ class Server(Stoppable):
         self._options = options or Options()
         self._shares_ports = listener is not None
         self._tokens = self._options.tokens()
-        self._grpc_tls, self._http_tls = load_tls(self._options.tls_cert, self._options.tls_key)
+        self._grpc_tls, self._http_tls = self._options.tls()
         self._listener = listener or open_listener(self._options.host, self._options.port)
         self.port: int = self._listener.getsockname()[1]
         self.grpc_port: int | None = None

@@ -411,7 +411,8 @@ def _request_of(scope: Mapping[str, Any]) -> HttpRequest:
         for name, value in lines:
             values.setdefault(name, []).append(value)
         headers = {name: ", ".join(parts) for name, parts in values.items()}
-    return HttpRequest(scope["method"], scope["raw_path"].decode("ascii"), headers)
+    peer, _ = scope["client"] or ("", 0)
+    return HttpRequest(scope["method"], scope["raw_path"].decode("ascii"), headers, peer)
 
 
 def _violation(scope: Mapping[str, Any]) -> HttpResponse | None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import resource
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import numpy as np
@@ -56,7 +58,17 @@ from hotbed.serving.protocol.offered import (
     times_parameter,
 )
 from hotbed.serving.protocol.tensors import Tensor
-from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.access import (
+    ANY_ROLE,
+    INFER,
+    OPERATE,
+    SCRAPE,
+    Caller,
+    Denied,
+    TlsFiles,
+    Tokens,
+    denied,
+)
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
 from hotbed.serving.server.scoring.models import Models
@@ -72,6 +84,12 @@ _CALL_BYTES = 64 << 10  # of a request other than for predictions
 # the longest message, unless an option or a loaded model allows longer ones
 _INFER_BYTES = 16 << 20
 
+_ROLES = {
+    "ModelInfer": INFER,
+    "ModelStatistics": SCRAPE,
+    "RepositoryModelLoad": OPERATE,
+    "RepositoryModelUnload": OPERATE,
+}
 _TYPES = load_service(Path(__file__).with_name("inference.binpb"))
 SERVICE = _TYPES.name
 MESSAGES = _TYPES.messages
@@ -416,33 +434,60 @@ def _refusing(code: grpc.StatusCode, reason: str) -> Any:
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Rejects calls without a valid token.
+    """Rejects calls that their caller may not make, before their message is received.
 
     Args:
-        tokens: the valid ones.
+        tokens: the valid ones; None = no token is needed.
         open_methods: full names of the methods that need none, such as
             "/inference.GRPCInferenceService/ServerLive".
+        roles: the role that a method needs, by full name; any token may call other methods.
     """
 
-    def __init__(self, tokens: Tokens, open_methods: Iterable[str]) -> None:
+    def __init__(
+        self, tokens: Tokens | None, open_methods: Iterable[str], roles: Mapping[str, str]
+    ) -> None:
         self._tokens = tokens
         self._open_methods = frozenset(open_methods)
-        self._refused = _refusing(
-            grpc.StatusCode.UNAUTHENTICATED,
-            "no token, or a wrong one. Send authorization: Bearer TOKEN.",
-        )
+        self._roles = roles
 
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
-        if details.method in self._open_methods:
-            return await proceed(details)
+        role = self._roles.get(details.method, ANY_ROLE)
+        handler = await proceed(details)
+        if details.method in self._open_methods or (self._tokens is None and role != OPERATE):
+            return handler
         token = None
         for name, value in details.invocation_metadata:
             if name == "authorization":
                 token = value
                 break
-        if self._tokens.admit(token):
-            return await proceed(details)
-        return self._refused
+        if role != OPERATE:
+            reason = denied(self._tokens, role, Caller(token, ""))
+            return handler if reason is None else _refusing(*_status_of(reason))
+        return self._operating(handler, token)
+
+    def _operating(self, handler: Any, token: str | None) -> Any:
+        """Return a handler that looks at the address of its caller first."""
+
+        async def answer(requests: Any, context: Any) -> Any:
+            reason = denied(self._tokens, OPERATE, Caller(token, _address_of(context.peer())))
+            if reason is not None:
+                await context.abort(*_status_of(reason))
+            return await handler.stream_unary(requests, context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            answer, handler.request_deserializer, handler.response_serializer
+        )
+
+
+def _status_of(reason: Denied) -> tuple[grpc.StatusCode, str]:
+    codes = grpc.StatusCode
+    return codes.PERMISSION_DENIED if reason.is_known else codes.UNAUTHENTICATED, reason.reason
+
+
+def _address_of(peer: str) -> str:
+    """Return the address in a peer of gRPC, such as `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5`."""
+    _, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]")
 
 
 class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -509,11 +554,9 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
     async def _read(self, context: Any) -> Any:
         """Return the next message of a call, or end the call."""
-        reading = asyncio.ensure_future(context.read())
-        done, _ = await asyncio.wait([reading], timeout=self._seconds)
-        if done:
-            return reading.result()
-        reading.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._seconds):
+                return await context.read()
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             f"the call: no message arrived within {self._seconds} s. Send it at once.",
@@ -535,7 +578,7 @@ async def start_inference(
     models: Models,
     address: str,
     tokens: Tokens | None,
-    tls: tuple[bytes, bytes] | None,
+    tls: TlsFiles | None,
     shares_port: bool,
     request_seconds: float,
     idle_seconds: float,
@@ -546,7 +589,7 @@ async def start_inference(
         models: the models to serve.
         address: HOST:PORT to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
-        tls: key and certificate; None = no TLS.
+        tls: key and certificates; None = no TLS.
         shares_port: whether several processes listen at the port.
         request_seconds: limit for the message of a call to arrive.
         idle_seconds: connections without a call are closed after this time.
@@ -563,7 +606,7 @@ async def start_inference(
     }
     handlers = InferenceService(models).handlers()
     open_calls = ("ServerLive", "ServerReady")
-    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready, open_calls)
+    service = GrpcService(SERVICE, handlers, MESSAGES, lambda: models.ready, open_calls, _ROLES)
     return await start_grpc(service, address, tokens, tls, request_seconds, options)
 
 
@@ -577,6 +620,7 @@ class GrpcService:
         messages: by name.
         ready: whether it answers requests.
         open_calls: names of the calls that need no token.
+        roles: the role that a call needs, by name; any token may make other calls.
     """
 
     name: str
@@ -584,6 +628,7 @@ class GrpcService:
     messages: Mapping[str, Any]
     ready: Callable[[], bool]
     open_calls: Sequence[str]
+    roles: Mapping[str, str]
 
 
 class GrpcServer:
@@ -604,7 +649,7 @@ async def start_grpc(
     service: GrpcService,
     address: str,
     tokens: Tokens | None,
-    tls: tuple[bytes, bytes] | None,
+    tls: TlsFiles | None,
     request_seconds: float,
     options: Mapping[str, int],
 ) -> GrpcServer:
@@ -614,18 +659,16 @@ async def start_grpc(
         service: the service.
         address: HOST:PORT to listen at.
         tokens: the tokens of which calls need one; None = no token is needed.
-        tls: key and certificate; None = no TLS.
+        tls: key and certificates; None = no TLS.
         request_seconds: limit for a connection to begin, and for the message of a call to arrive.
         options: options of the gRPC channel.
 
     Raises:
         ConfigError: it cannot listen.
     """
-    gates: list[grpc.aio.ServerInterceptor] = []
-    if tokens is not None:
-        open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
-        gates.append(Gate(tokens, open_methods))
-    gates.append(ArrivalLimit(request_seconds))
+    open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
+    roles = {f"/{service.name}/{call}": role for call, role in service.roles.items()}
+    gates = [Gate(tokens, open_methods, roles), ArrivalLimit(request_seconds)]
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     all_options = {
         **options,
@@ -641,7 +684,10 @@ async def start_grpc(
         if tls is None:
             port = server.add_insecure_port(address)
         else:
-            port = server.add_secure_port(address, grpc.ssl_server_credentials([tls]))
+            credentials = grpc.ssl_server_credentials(
+                [(tls.key, tls.cert)], tls.clients, require_client_auth=tls.clients is not None
+            )
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(
             f"serve: cannot listen at {address}, got {error}. Give a free port, or 0."

@@ -35,7 +35,7 @@ from hotbed.serving.protocol.rest import (
     read_object,
     write_answer,
 )
-from hotbed.serving.server.access import Tokens
+from hotbed.serving.server.access import ANY_ROLE, INFER, OPERATE, SCRAPE, Caller, Tokens, denied
 from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Reply, Route, refusal
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.meters import combine_statuses
@@ -50,6 +50,12 @@ _BODY_BYTES = 64 << 10  # of a request other than for predictions
 _CACHED_PATHS = 256
 _MODEL = r"/v2/models/([^/]+)(?:/versions/([^/]+))?"
 _REPOSITORY = r"/v2/repository"
+_ROLE_PATHS = [
+    (INFER, re.compile(f"{_MODEL}/infer")),
+    (OPERATE, re.compile(f"{_REPOSITORY}/models/[^/]+/(?:load|unload)")),
+    (SCRAPE, re.compile(f"/|/metrics|/status|/v2/models/stats|{_MODEL}/stats")),
+]
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 T = TypeVar("T")
 
 
@@ -100,16 +106,17 @@ class Api(App):
             (method, re.compile(pattern), handler) for method, pattern, handler in routes
         ]
         self._find_cached = lru_cache(_CACHED_PATHS)(self._find)
+        self._find_role = lru_cache(_CACHED_PATHS)(_role_of)
 
     def refuse(self, request: HttpRequest) -> HttpResponse | None:
-        """Reject requests without a valid token or with a Content-Encoding."""
-        token = request.headers.get("authorization")
-        if self._tokens is not None and request.path not in _OPEN and not self._tokens.admit(token):
-            return refusal(
-                401,
-                "no token, or a wrong one. Send Authorization: Bearer TOKEN.",
-                {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'},
-            )
+        """Reject requests that the caller may not make, and those with a Content-Encoding."""
+        if request.path not in _OPEN:
+            reason = denied(self._tokens, self._find_role(request.path), _caller(request))
+            if reason is not None and reason.is_known:
+                return refusal(403, reason.reason)
+            if reason is not None:
+                challenge = {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'}
+                return refusal(401, reason.reason, challenge)
         coding = request.headers.get("content-encoding", "")
         if any(name.strip().lower() not in ("", "identity") for name in coding.split(",")):
             return refusal(
@@ -241,6 +248,25 @@ class Api(App):
 
     def _unload(self, name: str, request: HttpRequest) -> Reply:
         return asyncio.ensure_future(_change(self._models.aside.submit(self._models.unload, name)))
+
+
+def _role_of(path: str) -> str:
+    """Return the role that the requests for a path need."""
+    for role, pattern in _ROLE_PATHS:
+        if pattern.fullmatch(path):
+            return role
+    return ANY_ROLE
+
+
+def _caller(request: HttpRequest) -> Caller:
+    headers = request.headers
+    return Caller(
+        headers.get("authorization"),
+        request.peer,
+        headers.get("origin", ""),
+        headers.get("host", ""),
+        any(name in headers for name in _FORWARDED),
+    )
 
 
 def _call_bytes() -> int:

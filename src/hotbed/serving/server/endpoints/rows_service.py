@@ -24,7 +24,7 @@ from hotbed.persist.format import Reader
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.process import Stoppable, address
 from hotbed.serving.rows import ServedTable
-from hotbed.serving.server.access import load_tls
+from hotbed.serving.server.access import INFER
 from hotbed.serving.server.endpoints.grpc import (
     STREAMS,
     GrpcService,
@@ -265,7 +265,7 @@ class RowsServer(Stoppable):
         self._service = RowsService(server, names, options.calls)
         self._options = options
         self._tokens = options.tokens()
-        self._tls = load_tls(options.tls_cert, options.tls_key)[0]
+        self._tls = options.tls()[0]
         self.port = 0
         self.metrics_port: int | None = None
 
@@ -306,7 +306,14 @@ class RowsServer(Stoppable):
         }
         service = self._service
         server = await start_grpc(
-            GrpcService(SERVICE, service.handlers(), MESSAGES, service.is_ready, ("Ready",)),
+            GrpcService(
+                SERVICE,
+                service.handlers(),
+                MESSAGES,
+                service.is_ready,
+                ("Ready",),
+                dict.fromkeys(CALLS, INFER),
+            ),
             address(options.host, options.port),
             self._tokens,
             self._tls,
