@@ -115,6 +115,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 def _all_nearest(word: str, choices: Iterable[str]) -> list[str]:
     """Return the choices that are spelled most like `word`: several if they are equally near."""
     close = difflib.get_close_matches(word, sorted(choices), n=5, cutoff=0.5)
+    # one letter of three or more is a chance
+    close = [name for name in close if min(len(name), len(word)) > 1 or len(name + word) < 4]
     # swapped letters are the most common mistake, and difflib rates them low
     swapped = [name for name in close if sorted(name) == sorted(word)]
     if swapped:

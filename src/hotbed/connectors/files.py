@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from hotbed.connectors.paths import Paths, expand
+from hotbed.connectors.paths import Paths, expand, folder_values
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import Batches, Position, RowPlace
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.text.encodings import TextStream, codec_of
 from hotbed.connectors.types import completed, has_open, with_open
-from hotbed.errors import ConfigError, DataError, DecodeError
+from hotbed.errors import ConfigError, DataError, DecodeError, SchemaError
 
 SAMPLE_BYTES = 1 << 20
 """Bytes of a file from which the names and types of its columns are inferred."""
@@ -144,10 +145,26 @@ class FileSource(Source):
         """Names and types of the columns; a type is null where no file tells it."""
         schema: pa.Schema | None = self.__dict__.get("_known")
         if schema is None:
-            return self.infer()
+            return pa.schema([*self.infer(), *self._folder_columns])
         if not has_open(schema):
             return schema
         return completed(schema, self.infer())
+
+    @cached_property
+    def _folder_columns(self) -> pa.Schema:
+        """Columns that only the names of folders hold: whole numbers if all values are, or text."""
+        folders: list[dict[str, str | None]] = []
+        with suppress(DataError):  # a format may tell its columns before there is a file
+            folders = list(map(folder_values, self.files()))
+        if not folders or not folders[0]:
+            return pa.schema([])
+        file_columns = self.infer().names
+        columns: list[tuple[str, pa.DataType]] = []
+        for name in folders[0]:
+            if name not in file_columns:
+                texts = [values[name] for values in folders if values.get(name) is not None]
+                columns.append((name, _type_of_texts(texts)))
+        return pa.schema(columns)
 
     @abstractmethod
     def infer(self) -> pa.Schema:
@@ -347,6 +364,31 @@ def _extent_of(source: FileSource, file: str) -> int:
     return num_rows
 
 
+def rows_of_section(
+    source: FileSource, section: Section, skip_rows: int, batch_rows: int, plan: ReadPlan
+) -> Iterator[Rows]:
+    """Yield what `source.read_file` does, with the columns that the folders of the file name."""
+    of_folders = source._folder_columns.names
+    schema = source.schema()
+    names = [name for name in schema.names if plan.columns is None or name in plan.columns]
+    constants = [name for name in names if name in of_folders]
+    if not constants:
+        yield from source.read_file(section, skip_rows, batch_rows, plan)
+        return
+    values = {name: _folder_value(section.file, schema.field(name)) for name in constants}
+    file_columns = [name for name in names if name not in of_folders]
+    # without a column of its own, a batch has no number of rows
+    names_to_read = (
+        file_columns or [name for name in schema.names if schema.names.count(name) == 1][:1]
+    )
+    plan = replace(plan, columns=tuple(names_to_read))
+    for batch, numbers in source.read_file(section, skip_rows, batch_rows, plan):
+        columns = {name: batch.column(name) for name in file_columns}
+        for name, value in values.items():
+            columns[name] = pa.repeat(value, batch.num_rows)
+        yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), numbers
+
+
 def _rows_of(
     source: FileSource,
     sections: Sequence[Section],
@@ -370,7 +412,7 @@ def _rows_of(
         if plan.opening is not None:
             plan.opening(section.file)
         try:
-            for whole, _ in source.read_file(section, row, batch_rows, plan):
+            for whole, _ in rows_of_section(source, section, row, batch_rows, plan):
                 for batch in cut(whole, batch_rows):
                     row += batch.num_rows
                     yield batch, Position.of(source, {"file": index, "name": name, "row": row})
@@ -397,6 +439,37 @@ def _resumed(sections: Sequence[Section], position: Position) -> tuple[int, int]
             "the files back in the same order."
         )
     return index, int(position["row"])
+
+
+def _type_of_texts(texts: Sequence[str | None]) -> pa.DataType:
+    """Return the type of a column of folder names; null if there is no value."""
+    if not texts:
+        return pa.null()
+    if all(re.fullmatch(r"-?[0-9]{1,18}", text or "") for text in texts):
+        return pa.int64()
+    return pa.string()
+
+
+def _folder_value(file: str, column: pa.Field) -> pa.Scalar:
+    """Return the value of a column that the folders of a file name.
+
+    Raises:
+        SchemaError: no folder names it, or the value is not of the column's type.
+    """
+    values = folder_values(file)
+    if column.name not in values:
+        raise SchemaError(
+            f"{file}: column {column.name!r} is absent, got folders that name {sorted(values)}. "
+            f"Put the file into a folder '{column.name}=value', as the first file."
+        )
+    text = values[column.name]
+    try:
+        return pa.scalar(text, pa.string()).cast(column.type)
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"{file}: column {column.name!r} must be {column.type}, as in the folders before, got "
+            f"{text!r}. Rename the folder."
+        ) from error
 
 
 def infer_from_heads(files: Sequence[str], infer: Callable[[str], pa.Schema]) -> pa.Schema:

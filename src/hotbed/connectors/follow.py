@@ -20,7 +20,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.endings import source_for
 from hotbed.connectors.file_identity import Content, FileIdentity, name_of, text_of
-from hotbed.connectors.files import FileSource, Section
+from hotbed.connectors.files import FileSource, Section, rows_of_section
 from hotbed.connectors.live import Live
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
 from hotbed.connectors.position import (
@@ -499,7 +499,7 @@ class _FollowReading:
         self._last_row = section.rows
         try:
             reader = self.source.reader(name_of(text), self.types)
-            for whole, numbers in reader.read_file(section, self.row, batch_rows, plan):
+            for whole, numbers in rows_of_section(reader, section, self.row, batch_rows, plan):
                 self._last_row = int(numbers[-1])
                 rows = self._with_types(whole, reader.inferred)
                 placed = rows.append_column(PLACE, _places(text, numbers))

@@ -8,11 +8,14 @@ import glob
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from urllib.parse import unquote
 
 from hotbed.errors import DataError, printable
 from hotbed.files import resolve
 
 logger = logging.getLogger("hotbed.connectors")
+
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -43,6 +46,20 @@ def expand(path: Paths) -> list[str]:
             )
         files += matches
     return files
+
+
+def folder_values(file: str) -> dict[str, str | None]:
+    """Return the values that folders of a path name as `key=value`, as Hive's partitions do.
+
+    Both are URL-encoded; None = Hive's name for a null.
+    """
+    values: dict[str, str | None] = {}
+    for folder in os.path.dirname(file).split(os.sep):
+        name, sign, value = folder.partition("=")
+        if name and sign:
+            text = unquote(value)
+            values[unquote(name)] = None if text == HIVE_NULL else text
+    return values
 
 
 def _matching_files(pattern: str) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -236,11 +237,19 @@ def test_wrong_arguments_are_named() -> None:
         Csv("a.csv", columns={"x": "int32"})
 
 
-def test_two_columns_of_one_name_are_an_error_until_renamed(tmp_path: Path) -> None:
-    file = write(tmp_path, "a,a\n1,2\n")
-    with pytest.raises(SchemaError, match=r"columns \['a'\] appear twice"):
-        Csv(file).schema()
-    assert column(Csv(file, columns=["a", "b"]), "b") == [2]
+@pytest.mark.parametrize("delimiter", [",", "\t", "::"])
+@pytest.mark.parametrize("skips", [None, Skips()])
+def test_two_columns_of_one_name_are_an_error_where_they_are_read_until_renamed(
+    delimiter: str, skips: Skips | None, tmp_path: Path
+) -> None:
+    text = "a,b,a\n1,2,3\n4,5,6\n7,8,9\n".replace(",", delimiter)
+    source = Csv(write(tmp_path, text), delimiter=delimiter)
+    with pytest.raises(SchemaError, match=r"the columns \['a'\] appear twice"):
+        list(source.read(plan=ReadPlan(("a", "b"), skips=skips)))
+    batches = [part.read(plan=ReadPlan(("b",), skips=skips)) for part in (source, *source.parts(2))]
+    values = [[value for batch, _ in rows for value in batch["b"].to_pylist()] for rows in batches]
+    assert values[0] == values[1] + values[2] == [2, 5, 8]
+    assert column(replace(source, columns=["a", "b", "c"]), "c") == [3, 6, 9]
 
 
 def test_globs_are_sorted_and_must_match(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hotbed.connectors import (
     Csv,
     Follow,
     Join,
+    Jsonl,
     Memory,
     Parquet,
     Position,
@@ -218,3 +219,67 @@ def test_a_column_without_a_value_has_an_open_type_whatever_reads_it(
     columns = source.inferred
     assert columns.names == source.schema().names
     assert columns.field("user").type == pa.null()
+
+
+FORMATS = {"csv": Csv, "jsonl": Jsonl, "parquet": Parquet}
+
+
+def day_folders(folder: Path, kind: str, days: list[str], inside: str = "u") -> str:
+    """Write a file with the columns `inside` and y into a folder of each day; return the glob."""
+    for row, day in enumerate(days):
+        file = folder / f"day={day}/a.{kind}"
+        file.parent.mkdir(parents=True)
+        rows = pa.table({inside: [row], "y": [1]})
+        if kind == "parquet":
+            pq.write_table(rows, file)
+        elif kind == "csv":
+            file.write_text(f"{inside},y\n{row},1\n")
+        else:
+            file.write_text(json.dumps({inside: row, "y": 1}) + "\n")
+    return str(folder / "day=*/*")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "days, values",
+    [
+        (["2024-01-01", "2024-01-02"], ["2024-01-01", "2024-01-02"]),
+        (["1", "x%2Fy"], ["1", "x/y"]),
+        (["01", "10", "__HIVE_DEFAULT_PARTITION__"], [1, 10, None]),
+    ],
+)
+def test_folders_that_name_a_value_are_a_column(
+    kind: str, days: list[str], values: list[object], tmp_path: Path
+) -> None:
+    source = FORMATS[kind](day_folders(tmp_path, kind, days))
+    assert source.schema().names == ["u", "y", "day"]
+    for part in (source, Concat([source]), source.slice(0)):
+        for columns in (None, ("day",), ("day", "u")):
+            batches = [batch for batch, _ in part.read(plan=ReadPlan(columns))]
+            rows = [row for batch in batches for row in batch.to_pylist()]
+            assert [row["day"] for row in rows] == values
+            assert len(rows[0]) == len(columns or "uyd")
+    shares = [batch for part in source.parts(2) for batch, _ in part.read()]
+    assert [day for batch in shares for day in batch["day"].to_pylist()] == values
+    followed = Follow(tmp_path / f"day={days[0]}")
+    assert next(b for b, _ in followed.read() if b.num_rows)["day"].to_pylist() == [
+        1 if days[0] == "1" else values[0]
+    ]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_column_of_a_file_goes_before_that_of_its_folder(kind: str, tmp_path: Path) -> None:
+    source = FORMATS[kind](day_folders(tmp_path, kind, ["a", "b"], inside="day"))
+    assert source.schema().names == ["day", "y"]
+    assert [batch["day"].to_pylist() for batch, _ in source.read()] == [[0], [1]]
+
+
+def test_file_outside_of_the_folders_of_a_column_is_refused_where_it_is_read(
+    tmp_path: Path,
+) -> None:
+    first = day_folders(tmp_path, "csv", ["1"])
+    (tmp_path / "b.csv").write_text("u,y\n1,1\n")
+    source = Csv([first, tmp_path / "b.csv"])
+    assert len(list(source.read(plan=ReadPlan(("u",))))) == 2
+    with pytest.raises(SchemaError, match=r"b\.csv: column 'day' is absent"):
+        list(source.read())

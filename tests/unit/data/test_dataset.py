@@ -336,6 +336,8 @@ def test_a_missing_column_is_looked_for_among_all_columns_of_the_file(
     message = r"columns \['usr'\] are missing, got \['click', 'user', 'item', 'price'\]. 'usr': Did you mean 'user'"
     with pytest.raises(SchemaError, match=message):
         list(Dataset(source, schema))
+    with pytest.raises(SchemaError, match=r"'y'.*Add them to the data"):  # 'y' is not near 'day'
+        list(Dataset(Memory({"y": [1], "u": [1]}), Schema([Label("y"), Id("day")])))
     normalized = Dense("prise", transforms=[Normalize()])
     with pytest.raises(SchemaError, match=r"'price'\]. 'prise': Did you mean 'price'"):
         Schema([Label("click"), normalized]).fit(source)

@@ -303,12 +303,6 @@ class Csv(FileSource):
             table = pacsv.read_csv(pa.BufferReader(head), convert_options=convert, **options)
         except UNREADABLE as error:
             raise _decode_error(error, file) from error
-        duplicates = sorted({name for name in names if names.count(name) > 1})
-        if duplicates:
-            raise SchemaError(
-                f"{file}: columns {duplicates} appear twice, got {names}. Rename all with "
-                "columns=[...]."
-            )
         declarations = self._declared()
         unknown = [name for name in declarations if name not in names]
         if unknown:
@@ -316,10 +310,10 @@ class Csv(FileSource):
                 f"{file}: declared columns {unknown} are absent, got {names}. Correct `columns`."
             )
         types: list[tuple[str, pa.DataType]] = []
-        for name in names:
+        for name, values in zip(names, table.columns, strict=True):
             kind = declarations.get(name)
             if kind is None:
-                types.append((name, infer_type(table[name])))
+                types.append((name, infer_type(values)))
             else:
                 types.append((name, declared(f"columns.{name}", kind)))
         return pa.schema(types)
