@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from hotbed.cli.show import capacity_text, console, mebibytes, print_derived, print_line
+from hotbed.cli.show import capacity_text, console, mebibytes, print_derived, print_join, print_line
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -23,7 +23,10 @@ def print_checkpoint(facts: Mapping[str, Any]) -> None:
         highlight=False,
     )
     for name in ("digest", "parent", "positions", "counters"):
-        print_line(f"{name:9} {escape(json.dumps(facts[name]))}")
+        if name != "positions" or "join" not in facts:
+            print_line(f"{name:9} {escape(json.dumps(facts[name]))}")
+    if "join" in facts:
+        print_join(facts["join"])
     for link in facts["chain"]:
         print_line(f"rests on  {link['folder']} {link['digest']}")
     dense = facts["dense"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
+from hotbed.connectors.times import EARLIEST
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
@@ -159,6 +160,23 @@ def print_job(job: JobFacts) -> None:
         console.print(f"not trained yet: no checkpoint in {job.output}")
     else:
         print(job.model)
+    if job.join:
+        print_join(job.join)
+
+
+def print_join(join: Mapping[str, Any]) -> None:
+    """Print what a join of streams holds, counted and read, as a state has it."""
+    grid = Grid("join", "")
+    for name in ("open_impressions", "held_outcomes"):
+        grid.add_row(name, f"{join[name]:,}")
+    for name, count in join["counts"].items():
+        grid.add_row(name, f"{count:,}")
+    grid.add_row("watermark", _event_time(join["watermark"]))
+    for number, highs in enumerate(join["newest"]):
+        for partition, newest in highs.items():
+            place = f"input {number}, partition {partition}" if partition else f"input {number}"
+            grid.add_row(f"newest of {escape(place)}", _event_time(newest))
+    console.print(grid)
 
 
 def print_derived(derived: Mapping[str, str]) -> None:
@@ -307,6 +325,16 @@ def print_failure(failure: RankFailure) -> None:
     Console(stderr=True).print(
         f"[bold red]{whose}[/]{escape(failure.message)}", highlight=False, soft_wrap=True
     )
+
+
+def _event_time(micros: int) -> str:
+    """Return a time of events; as a number where no calendar has it."""
+    if micros <= EARLIEST:
+        return "none yet"
+    try:
+        return _moment(micros / 1e6)
+    except (OverflowError, ValueError, OSError):
+        return f"{micros} microseconds since 1970"
 
 
 def _moment(seconds: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from hotbed.job.job import Job
 from hotbed.job.ranks import check_same, for_ranks, from_first, num_ranks, together
 from hotbed.job.ready import check_job
 from hotbed.job.states import check_unchanged, has_state, newest, own_states, trained
+from hotbed.persist.format import read_newest
+from hotbed.persist.inspect import join_facts
 from hotbed.persist.resume import open_state
 from hotbed.persist.store import new_file, write_text
 
@@ -530,6 +532,7 @@ class JobFacts:
 
     `derived`: raw columns of requests that depend on other rows, and how they are computed.
     `misfit`: why the model that is there is not the job's; "" where it is, or none is there.
+    `join`: what the join of its stream holds, as `hotbed.persist.inspect.join_facts` returns it.
     """
 
     columns: Sequence[ColumnFacts]
@@ -538,6 +541,7 @@ class JobFacts:
     output: str
     model: str | None
     misfit: str = ""
+    join: Mapping[str, Any] = field(default_factory=dict)
 
 
 def inspect(job: Job) -> JobFacts:
@@ -563,7 +567,10 @@ def inspect(job: Job) -> JobFacts:
     rest = {key: value for key, value in job.to_json().items() if key != "schema"}
     of_requests = job.declared.raw or job.declared
     model, misfit = _summary(job)
-    return JobFacts(columns, of_requests.derived, rest, job.output, model, misfit)
+    join: Mapping[str, Any] = {}
+    if has_state(job.state_path):
+        join = read_newest(job.state_path, join_facts)
+    return JobFacts(columns, of_requests.derived, rest, job.output, model, misfit, join)
 
 
 def _summary(job: Job) -> tuple[str | None, str]:

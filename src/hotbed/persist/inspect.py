@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from hotbed.connectors.position import join_position
 from hotbed.data.schema import Schema
 from hotbed.embedding.footprint import predicted
 from hotbed.errors import FormatError
@@ -17,6 +18,7 @@ from hotbed.persist.check.manifest import built_config
 from hotbed.persist.digest import comparable_position, content_digest, part_digests
 from hotbed.persist.format import DenseTensor, Reader, read_newest
 from hotbed.persist.manifest import TableEntry
+from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.publish.version import request_schema
 from hotbed.persist.row_order import partition_ranges
 from hotbed.persist.store import ADVICE
@@ -81,8 +83,9 @@ def describe_checkpoint(where: Where) -> dict[str, Any]:
     `derived`: raw columns of requests that depend on other rows, and how they are computed. `maps`:
     the number of fitted maps of its schema. `ids`: of an exported model that takes tensors, the
     file of its id graph, the tensors, and the lookups whose ids it computes. `on_disk`: of a table
-    whose tier is `Ssd`, the memory and the disk that its rows take. Histograms are lists of
-    `{"from", "to", "rows"}`: of the Euclidean norms of rows, and of counts where they are kept.
+    whose tier is `Ssd`, the memory and the disk that its rows take. `join`: of a join of streams,
+    what `join_facts` returns. Histograms are lists of `{"from", "to", "rows"}`: of the Euclidean
+    norms of rows, and of counts where they are kept.
     """
     return read_newest(where, _description)
 
@@ -106,12 +109,43 @@ def _description(reader: Reader) -> dict[str, Any]:
         "format_version": manifest.format_version,
         "bytes": num_bytes,
         "positions": manifest.positions,
+        **_join(reader),
         "counters": manifest.counters,
         "dense": {"tensors": len(network), "parameters": num_parameters},
         **_id_graph(reader),
         "derived": dict(schema.derived),
         "maps": len(schema.maps),
         "tables": [_table_description(reader, entry) for entry in manifest.tables],
+    }
+
+
+def _join(reader: Reader) -> dict[str, Any]:
+    facts = join_facts(reader)
+    return {"join": facts} if facts else {}
+
+
+def join_facts(reader: Reader) -> dict[str, Any]:
+    """Return what a join of streams holds and counted in a state; nothing for other states.
+
+    Returns:
+        `open_impressions` and `held_outcomes`, as numbers; `counts` by name, since the stream
+        began; `watermark` and `newest`, the newest event times by input and partition, in
+        microseconds.
+    """
+    positions = map(join_position, reader.manifest.positions.values())
+    position = next(filter(None, positions), None)
+    rows = read_open_rows(reader)
+    if position is None or rows is None:
+        return {}
+    num_rows: dict[str, int] = {}
+    for log in ("impressions", "outcomes"):
+        num_rows[log] = sum(batch.num_rows for batch in rows.batches(log))
+    return {
+        "open_impressions": num_rows["impressions"],
+        "held_outcomes": num_rows["outcomes"],
+        "counts": position["counts"],
+        "watermark": position["watermark"],
+        "newest": position["lanes"],
     }
 
 

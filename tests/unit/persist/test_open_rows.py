@@ -20,11 +20,13 @@ pytest.importorskip("torch", reason="torch absent")
 import torch
 
 import hotbed as hb
+from hotbed.cli import checkpoints
 from hotbed.connectors.plan import JoinWishes, ReadPlan
 from hotbed.errors import FormatError
 from hotbed.persist.chain import compact
 from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
+from hotbed.persist.inspect import describe_checkpoint
 from hotbed.persist.open_rows import read_open_rows
 from hotbed.persist.resume import go_back
 from hotbed.persist.row_files import arrow_batches, write_batches
@@ -142,6 +144,29 @@ def test_a_delta_holds_what_came_since_and_is_open(tmp_path: Path) -> None:
     assert sum(map(len, deltas[:-1])) > len(times)  # rows that closed are not written again
     found = [n for batch in rows.batches("outcomes") for n in batch["\0number"].to_pylist()]
     assert found == [n for delta in numbers(tmp_path, "outcomes") for n in delta][-len(found) :]
+
+
+@pytest.mark.parametrize("nesting", some(1))
+def test_state_of_a_join_is_described_with_what_it_holds(
+    nesting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learn(tmp_path, 14, nesting=nesting)
+    facts = describe_checkpoint(tmp_path)
+    join = facts["join"]
+    rows = read_open_rows(open_checkpoint(tmp_path))
+    assert rows is not None
+    assert join["open_impressions"] == sum(b.num_rows for b in rows.batches("impressions")) > 99
+    assert join["held_outcomes"] == sum(b.num_rows for b in rows.batches("outcomes")) > 0
+    assert join["counts"]["impressions"] > join["open_impressions"]
+    assert len(join["newest"]) == 2
+    checkpoints.print_checkpoint(facts)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    text = ["│".join(line) for line in lines]
+    for name in ("open_impressions", "held_outcomes"):
+        assert any(name in line and f"{join[name]:,}" in line for line in text)
+    for name in ("late", "unmatched", "repeated", "future", "watermark", "input│1"):
+        assert any(name in line for line in text), name
+    assert not any("positions" in line for line in text)
 
 
 def test_a_compacted_state_and_an_earlier_one_lead_to_the_same_end(
