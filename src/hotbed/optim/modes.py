@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -21,6 +22,22 @@ def in_eval_mode(*networks: Any) -> Iterator[None]:
         if isinstance(network, nn.Module):
             modules += [module for module in network.modules() if module.training]
     yield from _with_flag(modules, training=False)
+
+
+@contextmanager
+def with_buffers_restored(network: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a network afterwards: its forward may change running statistics."""
+    states: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+    for module in network.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            states.append((module, name, buffer, buffer.detach().clone()))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, values in states:
+                buffer.copy_(values)
+                setattr(module, name, buffer)  # it may have been assigned
 
 
 @contextmanager

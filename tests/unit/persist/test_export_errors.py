@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -181,6 +182,20 @@ def test_score_of_a_converted_model_that_depends_on_others_is_refused(case: str)
     model = converted(Steps(step, is_converted=True), 2)
     with pytest.raises(ConfigError, match=f"Steps cannot be served, because of {message}"):
         model.graph()
+
+
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_refused_network_keeps_its_running_statistics(is_converted: bool) -> None:
+    step, _ = DEPENDENT["norm in train mode"]
+    net = Steps(step, is_converted=is_converted)
+    export: Callable[[], Any] = partial(export_graph, net, SCHEMA)
+    if is_converted:
+        export = converted(net, 2).graph
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with pytest.raises(ConfigError, match="cannot be served"):
+        export()
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, before[name]), name
 
 
 def converted(net: nn.Module, num_columns: int) -> hb.RecModel:

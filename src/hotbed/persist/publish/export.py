@@ -23,7 +23,7 @@ from hotbed.embedding.modules import Flow, FlowModule, device_of, table_modules,
 from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError, MissingExtra, PersistError
 from hotbed.files import Where
-from hotbed.optim.modes import in_eval_mode
+from hotbed.optim.modes import in_eval_mode, with_buffers_restored
 from hotbed.persist.format import (
     CheckpointWriter,
     Reader,
@@ -100,7 +100,13 @@ def export_graph(
     check_installed()
     half = _DenseHalf(network, schema, activate or (lambda outputs: outputs))
     try:
-        with torch.no_grad(), in_eval_mode(network), quiet(), torch.random.fork_rng(devices=[]):
+        with (
+            torch.no_grad(),
+            in_eval_mode(network),
+            with_buffers_restored(network),
+            quiet(),
+            torch.random.fork_rng(devices=[]),
+        ):
             return _traced_graph(half, schema)
     except (ConfigError, PersistError):
         raise

@@ -12,7 +12,7 @@ import torch
 from hotbed.data.schema import Schema
 from hotbed.embedding.modules import table_modules
 from hotbed.errors import HotbedError
-from hotbed.optim.modes import in_eval_mode
+from hotbed.optim.modes import in_eval_mode, with_buffers_restored
 from hotbed.persist.publish.export import check_installed, quiet
 from hotbed.persist.publish.independence import check_independence
 from hotbed.persist.publish.rejection import rejection
@@ -41,6 +41,7 @@ def export_plain(model: PlainModel, activate: Callable[[Any], Any] | None = None
         with (
             torch.no_grad(),
             in_eval_mode(network),
+            with_buffers_restored(network),
             quiet(),
             torch.random.fork_rng(devices=[]),
             ExitStack() as aside,
