@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rich.table import Table as Grid
 
-from hotbed.connectors.times import EARLIEST
 from hotbed.job.events import Began, Event, Finished, MovedAside, Scored, WarmStarted
 from hotbed.job.run import ColumnFacts, Exported, JobFacts, Learned, Predictions, Published
 from hotbed.prepare import Stage, Workflow
@@ -327,9 +326,9 @@ def print_failure(failure: RankFailure) -> None:
     )
 
 
-def _event_time(micros: int) -> str:
+def _event_time(micros: int | None) -> str:
     """Return a time of events; as a number where no calendar has it."""
-    if micros <= EARLIEST:
+    if micros is None:
         return "none yet"
     try:
         return _moment(micros / 1e6)

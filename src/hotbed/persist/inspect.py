@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.connectors.position import join_position
+from hotbed.connectors.times import EARLIEST
 from hotbed.data.schema import Schema
 from hotbed.embedding.footprint import predicted
 from hotbed.errors import FormatError
@@ -130,7 +131,7 @@ def join_facts(reader: Reader) -> dict[str, Any]:
     Returns:
         `open_impressions` and `held_outcomes`, as numbers; `counts` by name, since the stream
         began; `watermark` and `newest`, the newest event times by input and partition, in
-        microseconds.
+        microseconds, None where there is no time yet.
     """
     positions = map(join_position, reader.manifest.positions.values())
     position = next(filter(None, positions), None)
@@ -144,9 +145,15 @@ def join_facts(reader: Reader) -> dict[str, Any]:
         "open_impressions": num_rows["impressions"],
         "held_outcomes": num_rows["outcomes"],
         "counts": position["counts"],
-        "watermark": position["watermark"],
-        "newest": position["lanes"],
+        "watermark": _known_time(position["watermark"]),
+        "newest": [
+            {name: _known_time(time) for name, time in lanes.items()} for lanes in position["lanes"]
+        ],
     }
+
+
+def _known_time(micros: int) -> int | None:
+    return None if micros == EARLIEST else micros
 
 
 def _id_graph(reader: Reader) -> dict[str, Any]:
