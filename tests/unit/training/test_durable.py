@@ -563,6 +563,9 @@ def test_saves_and_publications_are_counted_and_no_value_is_shown_before_a_state
                 raise PersistError("the store is gone")
             return super().publish(saved)
 
+    def without_graph(*_: Any) -> None:
+        raise ConfigError("export: a graph takes seconds, and none is counted")
+
     class Look:
         """Sees what is served before and after each step."""
 
@@ -578,6 +581,7 @@ def test_saves_and_publications_are_counted_and_no_value_is_shown_before_a_state
         on_fit_begin = on_stream_begin = on_epoch_begin = on_step_end = look
 
     monkeypatch.setattr(saver, "write", refuse)
+    monkeypatch.setattr(hb.RecModel, "graph", without_graph)
     save = {"every_steps": 2, "publish": Publisher(tmp_path / "out"), "wait": True}
     served = hb.callbacks.Prometheus(port=0, every_seconds=0)
     look = Look(served)
