@@ -18,7 +18,7 @@ import re
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -725,14 +725,39 @@ def hugectr_model(**settings: Any) -> hugectr.Model:
 
 @quick
 def hugectr_placements() -> Found:
+    """The first rank writes the files of one process, and all ranks read them."""
     model = hugectr_model(grains=4)
-    with redirect_stdout(io.StringIO()):
-        model.fit(max_iter=5, display=2, eval_interval=2, snapshot=0)
+    from_first = model.learner.learner.shard.from_first
+    with ExitStack() as opened, redirect_stdout(io.StringIO()):
+        folder = from_first(lambda: opened.enter_context(tempfile.TemporaryDirectory()))
+        settings = {"snapshot": 3, "snapshot_prefix": f"{folder}/s/"}
+        model.fit(max_iter=5, display=2, eval_interval=2, **settings)
         model.start_data_reading()
         model.train()
         model.eval()
+        model.save_params_to_files(f"{folder}/", 6)
+        read = hugectr_model(grains=4)
+        read.load_dense_weights(f"{folder}/_dense_6.model")
+        read.load_dense_optimizer_states(f"{folder}/_opt_dense_6.model")
+        read.load_sparse_weights([f"{folder}/{number}_sparse_6.model" for number in range(2)])
+        states = [f"{folder}/{number}_opt_sparse_6.model" for number in range(2)]
+        read.load_sparse_optimizer_states(states)
+        read.save_params_to_files(f"{folder}/read/", 6)
+        files = from_first(lambda: digests_of_files(folder))
+    saved = {name: value for name, value in files.items() if "/" not in name.split(".model")[0]}
+    again = {n.removeprefix("read/"): v for n, v in files.items() if n.startswith("read/")}
+    assert again == saved
+    assert {"_dense_6.model", "0_sparse_6.model/key", "1_sparse_6.model/slot_id"} <= set(saved)
+    assert len(files) == 3 * len(saved), sorted(files)  # those of a snapshot, and nothing else
     measured = [model.get_current_loss(), model.get_eval_metrics(), model.get_params_num()]
-    return found(model.learner, measured=measured)
+    return found(model.learner, measured=[*measured, files])
+
+
+def digests_of_files(folder: str) -> dict[str, int]:
+    files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*")}
+    return {
+        name: digest(files[name].read_bytes()) for name in sorted(files) if files[name].is_file()
+    }
 
 
 # --- programs with the names of Rec SDK -----------------------------------------------------------
@@ -1177,12 +1202,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),
     "Insert": (mapped_by_insert, "got 4 grains and a batch of hb.Ahead or hb.Insert"),
     "files of HugeCTR": (
-        lambda: hugectr_model(grains=4).save_params_to_files("never"),
-        "model.save_params_to_files: one process reads and writes files of rows",
-    ),
-    "snapshots of HugeCTR": (
-        lambda: hugectr_model(grains=4).fit(max_iter=50, snapshot=20),
-        "fit.snapshot: one process writes files of rows, got 20 on 3 ranks",
+        lambda: hugectr_model(grains=4).load_sparse_weights(["never", "never"]),
+        "never: expected a file, got nothing",
     ),
     "a loop that is not sharded": (not_sharded, "or give a loop of your own to hb.shard"),
     "a loop that clips by torch": (clipped_by_torch, "and hold the same weights"),

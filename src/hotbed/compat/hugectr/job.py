@@ -92,6 +92,9 @@ class _Loop:
     """
 
     def __init__(self, model: Model) -> None:
+        from hotbed.compat.hugectr.model.console import show
+
+        self._show = show
         self._model = model
         self._solver = model.solver
         self._fit = model.solver.fit or FitParams()
@@ -101,7 +104,7 @@ class _Loop:
 
     def run(self) -> None:
         """Train to the end, or until an evaluation reaches its threshold."""
-        print("HugeCTR training start:")
+        self._show("HugeCTR training start:")
         if self._solver.repeat_dataset:
             self._run_iterations()
         else:
@@ -121,7 +124,7 @@ class _Loop:
     def _run_epochs(self) -> None:
         iteration = 0
         for epoch in range(self._fit.num_epochs):
-            print(f"Epoch: {epoch}")
+            self._show(f"Epoch: {epoch}")
             self._model.get_data_reader_train().set_source()
             while self._learn(iteration):
                 if self._evaluated_well(iteration, f"at epoch {epoch}"):
@@ -142,7 +145,7 @@ class _Loop:
                     "learning rate, or check the dense columns."
                 )
             now = time.perf_counter()
-            print(
+            self._show(
                 f"Iter: {iteration} Time({self._fit.display} iters): "
                 f"{now - self._displayed:.6f}s Loss: {loss:.6f} lr:{rate:.6f}"
             )
@@ -156,14 +159,14 @@ class _Loop:
         began = time.perf_counter()
         self._evaluate(iteration)
         for name, value in self._model.get_eval_metrics():
-            print(f"Evaluation, {name}: {value:.6f}")
+            self._show(f"Evaluation, {name}: {value:.6f}")
             assert self._solver.metrics_spec is not None
             threshold = self._solver.metrics_spec.get(MetricsType.AUC, 1.0)
             if name == MetricsType.AUC.value and value >= threshold:
                 self._print_success(threshold, where, iteration)
                 return True
         took = time.perf_counter() - began
-        print(f"Eval Time for {self._solver.max_eval_batches} iters: {took:.6f}s")
+        self._show(f"Eval Time for {self._solver.max_eval_batches} iters: {took:.6f}s")
         return False
 
     def _evaluate(self, iteration: int) -> None:
@@ -182,7 +185,7 @@ class _Loop:
     def _print_success(self, threshold: float, where: str, iteration: int) -> None:
         seconds = time.perf_counter() - self._began
         batch_size = self._solver.batchsize
-        print(
+        self._show(
             f"Hit target accuracy AUC {threshold:.6f} {where} with batchsize: {batch_size} in "
             f"{seconds:.2f} s. Average speed {iteration * batch_size / seconds:.2f} records/s."
         )

@@ -28,6 +28,7 @@ from hotbed.compat.hugectr.clauses import DataReaderParams, FitParams
 from hotbed.compat.hugectr.clauses.training import NEWEST_RELEASE, release_number
 from hotbed.compat.hugectr.job import read_training, train_file
 from hotbed.compat.hugectr.model import Model
+from hotbed.compat.hugectr.model.console import show
 from hotbed.compat.hugectr.rehearsal import Reading, Rehearsal
 from hotbed.errors import HotbedError
 from hotbed.job.file import read_mapping
@@ -60,7 +61,7 @@ class RehearsedModel(Model):
         before = self.get_learning_rate_scheduler().get_step()
         history = super().fit(**vars(params))
         steps = self.get_learning_rate_scheduler().get_step() - before
-        print(f"rehearsal: learned {steps} iterations")
+        show(f"rehearsal: learned {steps} iterations")
         save_left_out(self, self.rehearsal, whole, steps)
         return history
 
@@ -87,7 +88,7 @@ class RehearsedModel(Model):
         self.reader = reading.reader
         if reading.is_generated:
             self.graph = self.rehearsal.graph(self.graph)
-        print(
+        show(
             f"rehearsal: batches of {self.solver.batchsize} samples, "
             f"{self.solver.max_eval_batches} of {self.solver.batchsize_eval} to evaluate"
         )
@@ -105,7 +106,7 @@ class RehearsedModel(Model):
     def _generate(self, reading: Reading) -> None:
         sizes = ", ".join(map(str, reading.reader.slot_size_array)) or "1000"
         for source in reading.generate(self.solver, self.graph.input):
-            print(f"rehearsal: generated {source}, with slots of {sizes} keys")
+            show(f"rehearsal: generated {source}, with slots of {sizes} keys")
 
 
 def rehearsed(rehearsal: Rehearsal) -> type[RehearsedModel]:
@@ -125,9 +126,9 @@ def save_left_out(model: Model, rehearsal: Rehearsal, fit: FitParams, steps: int
     repeats = model.solver.repeat_dataset
     for iteration in rehearsal.left_out(fit, repeats=repeats):
         model.save_params_to_files(fit.snapshot_prefix, iteration)
-        print(f"rehearsal: the snapshot of iteration {iteration} has {steps} iterations")
+        show(f"rehearsal: the snapshot of iteration {iteration} has {steps} iterations")
     if not repeats and steps < fit.snapshot:
-        print(f"rehearsal: no weights are saved, with snapshot={fit.snapshot} in epochs")
+        show(f"rehearsal: no weights are saved, with snapshot={fit.snapshot} in epochs")
 
 
 def hugectr_module(replaced: Mapping[str, Any]) -> types.ModuleType:
@@ -218,7 +219,7 @@ def run_training_file(path: str, rehearsal: Rehearsal | None) -> None:
         return
     model = train_file(training, rehearsed(rehearsal))
     steps = model.get_learning_rate_scheduler().get_step()
-    print(f"rehearsal: learned {steps} iterations")
+    show(f"rehearsal: learned {steps} iterations")
     save_left_out(model, rehearsal, training.solver.fit or FitParams(), steps)
 
 

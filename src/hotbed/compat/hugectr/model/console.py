@@ -12,13 +12,16 @@ WIDTH = 110
 
 def say(text: str) -> None:
     """Print a line as HugeCTR's log does, on standard output."""
-    if rank():
-        return
     now = datetime.now()
-    print(f"[HCTR][{now:%H:%M:%S}.{now.microsecond // 1000:03}][INFO][RK0][main]: {text}")
+    show(f"[HCTR][{now:%H:%M:%S}.{now.microsecond // 1000:03}][INFO][RK0][main]: {text}")
+
+
+def show(text: str) -> None:
+    """Print a text as it is."""
+    if not rank():
+        print(text)
 
 
 def say_heading(text: str) -> None:
     """Print a heading across the page."""
-    if not rank():
-        print(f"{text:=^{WIDTH}}")
+    show(f"{text:=^{WIDTH}}")

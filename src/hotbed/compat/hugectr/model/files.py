@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hotbed.compat.hugectr.clauses import (
     EmbeddingCollectionConfig,
@@ -15,10 +17,11 @@ from hotbed.compat.hugectr.clauses import (
     SparseEmbedding,
 )
 from hotbed.compat.hugectr.model.console import say
-from hotbed.compat.hugectr.model.ranks import check_one_process
 from hotbed.compat.hugectr.paths import check_local
 from hotbed.compat.hugectr.translate import EmbeddingOf, Translation
 from hotbed.compat.hugectr.weights import (
+    GatheredRows,
+    Rows,
     SlotsOfKeys,
     SparseFile,
     load_collection,
@@ -36,6 +39,7 @@ from hotbed.config import did_you_mean
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.files import writing
+from hotbed.parallel import Shard
 from hotbed.training.model import RecModel
 
 
@@ -81,13 +85,7 @@ class ModelFiles:
                 self.seen[name] = SlotsOfKeys(embedding.slots)
 
     def load_first(self, files: ParamFiles | None) -> None:
-        """Load what a solver or an embedding training cache starts from.
-
-        Raises:
-            ConfigError: several ranks would load rows.
-        """
-        if self._sparse_models or (files is not None and files.sparse_model_files):
-            check_one_process("compile: files of rows")
+        """Load what a solver or an embedding training cache starts from."""
         for name, path in zip(self._embeddings, self._sparse_models, strict=False):
             if (Path(path) / "key").exists():
                 say(f"Use existing embedding: {path}")
@@ -106,20 +104,22 @@ class ModelFiles:
             self.load_sparse_states(files.sparse_opt_states_files)
 
     def save(self, prefix: str, iteration: int) -> None:
-        """Save dense parameters, tables and their optimizer states.
+        """Save dense parameters, tables and their optimizer states; the first of several ranks does.
 
         Raises:
             ConfigError: the prefix is an address of a remote file system.
             NotWritten: a file cannot be written.
         """
         check_local("save_params_to_files.prefix", prefix)
-        with writing(prefix):
-            self._save(prefix, iteration)
+        with writing(prefix), self._whole(prefix) as tables:
+            for slots in self.seen.values():
+                slots.gather(self._shard)
+            self._shard.from_first(lambda: self._save(prefix, iteration, tables))
 
-    def _save(self, prefix: str, iteration: int) -> None:
+    def _save(self, prefix: str, iteration: int, tables: Mapping[str, Rows]) -> None:
         rates = self._learner.table_learning_rates
         for number, (name, embedding) in enumerate(self._embeddings.items()):
-            table = self._translation.tables[embedding.table]
+            table = tables[embedding.table]
             path = f"{prefix}{number}_sparse_{iteration}.model"
             if number < len(self._sparse_models):
                 path = self._sparse_models[number]
@@ -143,20 +143,23 @@ class ModelFiles:
     def load_dense(self, path: str) -> None:
         """Load the dense parameters, and the statistics of batches beside them."""
         say(f"Loading dense model: {path}")
-        load_dense(path, self._learner.network, self._translation)
+        with self._shard.together():
+            load_dense(path, self._learner.network, self._translation)
 
     def load_dense_states(self, path: str) -> None:
         """Load the optimizer state of the dense parameters."""
         say(f"Loading dense opt states: {path}")
-        load_dense_states(
-            path, self._learner.learner.dense, self._learner.network, self._translation
-        )
+        with self._shard.together():
+            load_dense_states(
+                path, self._learner.learner.dense, self._learner.network, self._translation
+            )
 
     def load_sparse(self, paths: Sequence[str] | Mapping[str, str]) -> None:
         """Load the rows of all embeddings in their order, or of some by their names."""
         for name, path in self._by_name("sparse_embedding_files", paths):
             say(f"Loading sparse model: {path}")
-            load_sparse(path, self.table_of(name), self._format(name))
+            with self._shard.together():
+                load_sparse(path, self.table_of(name), self._format(name))
             self._loaded[name] = path
 
     def load_sparse_states(self, paths: Sequence[str] | Mapping[str, str]) -> None:
@@ -169,25 +172,31 @@ class ModelFiles:
                 )
             say(f"Loading sparse optimizer states: {path}")
             table = self.table_of(name)
-            load_sparse_states(
-                path,
-                self._loaded[name],
-                table,
-                self._format(name),
-                self._learner.table_learning_rates.get(table.name),
-            )
+            with self._shard.together():
+                load_sparse_states(
+                    path,
+                    self._loaded[name],
+                    table,
+                    self._format(name),
+                    self._learner.table_learning_rates.get(table.name),
+                )
 
     def save_collections(self, path: str, names: Sequence[str]) -> None:
         """Save tables of embedding collections; without names, all."""
         check_local("embedding_dump.path", path)
+        with writing(path), self._whole(path) as whole:
+            self._shard.from_first(lambda: self._save_collections(path, names, whole))
+
+    def _save_collections(self, path: str, names: Sequence[str], whole: Mapping[str, Rows]) -> None:
         for number, tables in self._collections(names):
-            with writing(path):
-                save_collection(path, tables, number, i64=self._solver.i64_input_key)
+            rows = {place: whole[table.name] for place, table in tables.items()}
+            save_collection(path, rows, number, i64=self._solver.i64_input_key)
 
     def load_collections(self, path: str, names: Sequence[str]) -> None:
         """Load tables of embedding collections; without names, all."""
         for number, tables in self._collections(names):
-            load_collection(path, tables, number)
+            with self._shard.together():
+                load_collection(path, tables, number)
 
     def table_of(self, name: str) -> Table:
         """Return the table of a `SparseEmbedding`."""
@@ -197,6 +206,32 @@ class ModelFiles:
                 f"{did_you_mean(name, self._embeddings)}"
             )
         return self._translation.tables[self._embeddings[name].table]
+
+    @property
+    def _shard(self) -> Shard:
+        return self._learner.learner.shard
+
+    @contextmanager
+    def _whole(self, path: str) -> Iterator[Mapping[str, Rows]]:
+        """Yield all rows of all tables; of several ranks, to the first one.
+
+        Its rows of other ranks lie in a folder beside `path` meanwhile.
+        """
+        if self._shard.size == 1:
+            yield self._translation.tables
+            return
+        with ExitStack() as opened:
+
+            def make() -> str:
+                parent = Path(path).absolute().parent
+                parent.mkdir(parents=True, exist_ok=True)
+                return opened.enter_context(TemporaryDirectory(prefix=".rows-", dir=parent))
+
+            folder = Path(self._shard.from_first(make))
+            yield {
+                name: GatheredRows(table, self._shard, folder / f"{number}.arrow")
+                for number, (name, table) in enumerate(self._translation.tables.items())
+            }
 
     @property
     def tables(self) -> dict[str, Table]:

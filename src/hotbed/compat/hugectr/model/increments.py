@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from hotbed.compat.hugectr.weights.rows import lists_of
 from hotbed.embedding.table import Table
+from hotbed.parallel import Shard
 
 
 def track(table: Table) -> None:
@@ -17,8 +19,17 @@ def track(table: Table) -> None:
         table.track()
 
 
-def changed_rows(table: Table) -> tuple[Any, Any]:
-    """Return keys int64 [n] and vectors float32 [n, dim] of the rows changed since the last call.
+def changed_rows(tables: Iterable[Table], shard: Shard) -> list[tuple[Any, Any]]:
+    """Return keys and vectors of the rows of all ranks that changed since the last call, by table."""
+    every = shard.gathered([_changed_here(table) for table in tables])
+    return [
+        tuple(np.concatenate(parts) for parts in zip(*of_ranks, strict=True))
+        for of_ranks in zip(*every, strict=True)
+    ]
+
+
+def _changed_here(table: Table) -> tuple[Any, Any]:
+    """Return keys int64 [n] and vectors float32 [n, dim] of the changed rows of this process.
 
     Where the optimizer moves all rows at every step, these are all rows.
     """

@@ -35,20 +35,13 @@ from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.model.batches import DataReader
 from hotbed.compat.hugectr.model.callback import tell_end
-from hotbed.compat.hugectr.model.console import say, say_heading
+from hotbed.compat.hugectr.model.console import say, say_heading, show
 from hotbed.compat.hugectr.model.files import ModelFiles
 from hotbed.compat.hugectr.model.fitting import Iterations, Rates
 from hotbed.compat.hugectr.model.increments import changed_rows, track
 from hotbed.compat.hugectr.model.metrics import Results, engine_metrics, measured
 from hotbed.compat.hugectr.model.predictions import append_predictions
-from hotbed.compat.hugectr.model.ranks import (
-    check_one_process,
-    check_snapshots,
-    grains_of,
-    localized_tables,
-    log_devices,
-    seed_of,
-)
+from hotbed.compat.hugectr.model.ranks import grains_of, localized_tables, log_devices, seed_of
 from hotbed.compat.hugectr.model.schedule import LearningRateScheduler
 from hotbed.compat.hugectr.model.summary import summary_of
 from hotbed.compat.hugectr.model.tensors import Tensors
@@ -235,8 +228,7 @@ class Model:
             network = _network(translation)
         say_heading("Model Summary")
         text = summary_of(self.graph, translation, network)
-        if not rank():
-            print(text)
+        show(text)
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -275,7 +267,6 @@ class Model:
     def _fit(self, params: FitParams, epochs: int, max_steps: int | None) -> History:
         """Train for epochs, of which `max_steps` iterations are the most."""
         repeats = self.solver.repeat_dataset
-        check_snapshots(params, max_steps)
         self._say_fit(params, epochs)
         self._log_missing_evaluation(params.eval_interval)
         callbacks = self.solver.training_callbacks if repeats else ()
@@ -476,16 +467,15 @@ class Model:
         """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
 
         These are the rows that have changed since the last call; all rows of a table whose
-        optimizer moves all rows at every step.
+        optimizer moves all rows at every step. Of several ranks each gets those of all.
         """
         self._require_compiled("get_incremental_model")
-        check_one_process("get_incremental_model")
         if self.etc_params is None:
             raise ConfigError(
                 "get_incremental_model: changes are recorded with an embedding training cache "
                 "only, got a model without one. Give etc_params=hugectr.CreateETC(…)."
             )
-        return [changed_rows(table) for table in self._files.tables.values()]
+        return changed_rows(self._files.tables.values(), self.learner.learner.shard)
 
     def dump_incremental_model_2kafka(self) -> None:
         """Refuse to write to Kafka here: checkpoints publish changed rows.
@@ -521,7 +511,6 @@ class Model:
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:
         """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states."""
         self._require_compiled("save_params_to_files")
-        check_one_process("save_params_to_files")
         self._files.save(prefix, iter)
 
     def load_dense_weights(self, dense_model_file: str) -> None:
@@ -537,25 +526,21 @@ class Model:
     def load_sparse_weights(self, *files: Any, **by_keyword: Any) -> None:
         """Load rows: a list with one file for each embedding, or a mapping of name to file."""
         self._require_compiled("load_sparse_weights")
-        check_one_process("load_sparse_weights")
         self._files.load_sparse(_files_given("sparse_embedding_files", files, by_keyword))
 
     def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
         """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
         self._require_compiled("load_sparse_optimizer_states")
-        check_one_process("load_sparse_optimizer_states")
         self._files.load_sparse_states(_files_given("sparse_opt_states_files", files, by_keyword))
 
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Save tables of embedding collections in a folder; without names, all."""
         self._require_compiled("embedding_dump")
-        check_one_process("embedding_dump")
         self._files.save_collections(path, table_names)
 
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Load tables of embedding collections; without names, all."""
         self._require_compiled("embedding_load")
-        check_one_process("embedding_load")
         self._files.load_collections(path, table_names)
 
     def graph_to_json(self, graph_config_file: str) -> None:

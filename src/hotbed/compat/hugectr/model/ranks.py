@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model on several processes: where its tables lie, its grains, and what one process must do."""
+"""A model on several processes: where its tables lie, its grains and its devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 
 import torch
 
-from hotbed.compat.hugectr.clauses import FitParams, Solver, SparseEmbedding
+from hotbed.compat.hugectr.clauses import Solver, SparseEmbedding
 from hotbed.compat.hugectr.translate import Translation
 from hotbed.data.grains import grains_for
 from hotbed.errors import ConfigError
@@ -72,23 +72,4 @@ def log_devices(solver: Solver, device: torch.device) -> None:
             world_size(),
             devices,
             devices,
-        )
-
-
-def check_one_process(method: str) -> None:
-    """Raise ConfigError if several ranks hold the rows that a method reads or writes."""
-    if trains_together():
-        raise ConfigError(
-            f"model.{method}: one process reads and writes files of rows, got {world_size()} "
-            "ranks. Leave it out, or start one process."
-        )
-
-
-def check_snapshots(params: FitParams, max_steps: int | None) -> None:
-    """Raise ConfigError if a fit would write files of rows, before it begins."""
-    is_reached = max_steps is None or params.snapshot <= max_steps
-    if params.snapshot > 0 and is_reached and trains_together():
-        raise ConfigError(
-            f"fit.snapshot: one process writes files of rows, got {params.snapshot} on "
-            f"{world_size()} ranks. Give snapshot=0, or start one process."
         )

@@ -19,6 +19,7 @@ from hotbed.compat.hugectr.weights.dense import (
     save_dense,
     save_dense_states,
 )
+from hotbed.compat.hugectr.weights.gathered import GatheredRows, Rows
 from hotbed.compat.hugectr.weights.slots import SlotsOfKeys
 from hotbed.compat.hugectr.weights.sparse import (
     SparseFile,
@@ -30,6 +31,8 @@ from hotbed.compat.hugectr.weights.sparse import (
 )
 
 __all__ = [
+    "GatheredRows",
+    "Rows",
     "SlotsOfKeys",
     "SparseFile",
     "load_collection",

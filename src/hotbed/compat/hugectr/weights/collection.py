@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, check_size, file_size
+from hotbed.compat.hugectr.weights.gathered import Rows
 from hotbed.compat.hugectr.weights.rows import batches, check_keys, check_read, rows_of
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError
@@ -82,7 +83,7 @@ class _MetaData:
 
 
 def save_collection(
-    path: str | Path, tables: Mapping[int, Table], number: int = 0, *, i64: bool = True
+    path: str | Path, tables: Mapping[int, Rows], number: int = 0, *, i64: bool = True
 ) -> None:
     """Write tables of an embedding collection.
 

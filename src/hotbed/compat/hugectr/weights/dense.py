@@ -50,7 +50,7 @@ _COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.opt
 
 def save_dense(path: str | Path, network: nn.Module, translation: Translation) -> None:
     """Write the parameters of a network, and `<path>.ntp.json` if it normalizes batches."""
-    state = network.state_dict()
+    state = _tensors(network)
     _write(Path(path), (_stored(weight, state) for weight in translation.dense_weights))
     if translation.statistics:
         layers = []
@@ -87,7 +87,7 @@ def load_dense(
         )
     beside = Path(statistics_path or _statistics_path(path))
     statistics = _read_statistics(beside, translation.statistics)
-    state = network.state_dict()
+    state = _tensors(network)
     for weight, array in zip(translation.dense_weights, values, strict=True):
         _load(weight, state, array)
     for weight, array in statistics:
@@ -158,6 +158,12 @@ def load_dense_states(
 
 
 # --- parameters by name ---------------------------------------------------------------------------
+
+
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a network; those of rows are not asked for."""
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(network.named_buffers(remove_duplicate=False))}
 
 
 def _stored(weight: DenseWeight, tensors: Mapping[str, Tensor]) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.embedding.table import Table
+from hotbed.compat.hugectr.weights.gathered import Rows
 from hotbed.errors import FormatError
 
 log = logging.getLogger("hotbed.compat.hugectr")
@@ -20,7 +20,7 @@ log = logging.getLogger("hotbed.compat.hugectr")
 _BATCH_ROWS = 65_536
 
 
-def rows_of(table: Table) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+def rows_of(table: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Yield ids [n] and vectors [n, dim]."""
     for batch in table.export():
         yield batch.column("id").to_numpy(), lists_of(batch.column("value"), table.dim)

@@ -14,7 +14,8 @@ from hotbed.compat.hugectr.weights.rows import batches
 from hotbed.data.batch import Batch
 from hotbed.embedding.init import Constant
 from hotbed.embedding.rule import Sgd
-from hotbed.embedding.table import Table
+from hotbed.embedding.table import PARTITIONS, Table
+from hotbed.parallel import Shard
 
 _UNKNOWN = 0.0
 
@@ -45,6 +46,11 @@ class SlotsOfKeys:
         """Keep the slots of keys."""
         with self._lock:
             self._slots.load(batches(keys, slots.reshape(-1, 1)))
+
+    def gather(self, shard: Shard) -> None:
+        """Keep what other ranks have kept, on the first one; all ranks call this together."""
+        with self._lock:
+            self._slots.load(shard.collected(self._slots.export(range(PARTITIONS))))
 
     def of(self, keys: NDArray[Any]) -> NDArray[np.float32]:
         """Return the slot of each key, [n]; 0 for a key that was not read."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed.compat.hugectr.weights.arrays import FLOAT, INT64, check_size, file_size, read_array
+from hotbed.compat.hugectr.weights.gathered import Rows
 from hotbed.compat.hugectr.weights.rows import (
     batches,
     check_keys,
@@ -81,7 +82,7 @@ class SparseFile:
         return np.searchsorted(self.offsets[1:], ids, side="right").astype(UINT64)
 
 
-def save_sparse(path: str | Path, table: Table, format: SparseFile) -> None:
+def save_sparse(path: str | Path, table: Rows, format: SparseFile) -> None:
     """Write the rows of a table.
 
     Raises:
@@ -145,7 +146,7 @@ def load_served(path: str | Path, table: Table, format: SparseFile) -> None:
         )
 
 
-def save_sparse_states(path: str | Path, table: Table, lr: float | None = None) -> None:
+def save_sparse_states(path: str | Path, table: Rows, lr: float | None = None) -> None:
     """Write the optimizer state of a table: each kind of state of all rows, in their order.
 
     With the update type LazyGlobal (scope catch_up of Adam), the step of each row's last update
@@ -379,17 +380,17 @@ def _places(path: Path, row_bytes: int, num_keys: int) -> int:
     return num_places
 
 
-def _num_states(table: Table) -> int:
+def _num_states(table: Rows) -> int:
     """Return the kinds of state of a row."""
     return len(range(0, table.state_width, table.dim))
 
 
-def _has_momentum(table: Table) -> bool:
+def _has_momentum(table: Rows) -> bool:
     """Return whether the state is momentum, which HugeCTR keeps times -lr."""
     return isinstance(table.rule, (rules.Momentum, rules.Nesterov))
 
 
-def _rate(table: Table, lr: float | None) -> float:
+def _rate(table: Rows, lr: float | None) -> float:
     """Return the learning rate that HugeCTR's momentum contains, and the table's does not."""
     rule = table.rule
     if isinstance(rule, (rules.Momentum, rules.Nesterov)) and rule.lr_inside:
@@ -397,6 +398,6 @@ def _rate(table: Table, lr: float | None) -> float:
     return rule.lr if lr is None else lr
 
 
-def _keeps_times(table: Table) -> bool:
+def _keeps_times(table: Rows) -> bool:
     """Return whether rows keep the step of their last update, as those of LazyGlobal do."""
     return isinstance(table.rule, rules.Adam) and table.rule.scope == "catch_up"
