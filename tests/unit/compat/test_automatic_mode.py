@@ -21,6 +21,7 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.errors import CallError
+from hotbed.compat.mx_rec.util.initialize import ConfigInitializer
 from hotbed.data.batch import Ids
 from hotbed.embedding.modules import Feature
 from hotbed.errors import ConfigError
@@ -133,7 +134,9 @@ def learn_batches(model: nn.Module, optimizers: tuple[Any, Any]) -> list[float]:
     sparse, dense = optimizers
     batches = mx.get_initializer(True)()
     losses = []
+    params = ConfigInitializer.get_instance().train_params_config
     for batch in batches:
+        assert params.get_target_batch(True) is batch
         scores, likes = scores_of(batch)
         loss = functional.binary_cross_entropy_with_logits(scores, likes)
         dense.zero_grad()

@@ -288,6 +288,10 @@ def test_a_full_export_and_import_are_a_copy() -> None:
     values = trained([1, 2], [2, 3])
     exported = values.export_data()
     assert exported.statuses.tolist() == [1, 1, 1]
+    *sliced, is_last = values.export_slice_data()
+    assert is_last
+    for mine, theirs in zip(sliced, exported, strict=True):
+        assert np.array_equal(mine, theirs)
     copy = MapParameter(default_value="zeros")
     copy.import_data(exported)
     for mine, theirs in zip(copy.get_data(), values.get_data(), strict=True):

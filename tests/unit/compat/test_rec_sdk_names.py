@@ -21,6 +21,7 @@ from hotbed.compat.mx_rec.constants.constants import (
     ASCEND_SPARSE_LOOKUP_ID_OFFSET,
     ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
     ASCEND_TIMESTAMP,
+    LIBREC_EOS_OPS_SO,
     ApplyGradientsStrategy,
     BaseEnum,
     MxRecMode,
@@ -49,6 +50,9 @@ from mx_rec.core.embedding import create_table, sparse_lookup
 from mx_rec.core.feature_process import EvictHook
 from mx_rec.graph import modify_graph_and_start_emb_cache
 from mx_rec.graph import GraphModifierHook
+from mx_rec.graph.merge_lookup import do_merge_lookup
+from mx_rec.constants.constants import LIBREC_EOS_OPS_SO
+from mx_rec.util import get_rank_id, get_rank_size, logger
 from mx_rec.graph.hooks import LookupSubgraphSlicerHook, OrphanLookupKeySlicerHook
 from mx_rec.graph.modifier import modify_graph_and_start_emb_cache, GraphModifierHook
 from mx_rec.optimizers import lazy_adam
@@ -103,7 +107,17 @@ def test_settings_are_those_of_init() -> None:
         set_if_load(3)
     params = settings.train_params_config
     assert params.ascend_global_hashtable_collection == ASCEND_GLOBAL_HASHTABLE_COLLECTION
-    mx.import_host_pipeline_ops().clear_channel(params.get_training_mode_channel_id(False))
+    params.ascend_global_hashtable_collection = "mine"
+    assert settings.train_params_config.ascend_global_hashtable_collection == "mine"
+    assert mx.get_collection("mine") == []
+    with pytest.raises(ValueError, match="unknown key"):
+        mx.get_collection(ASCEND_GLOBAL_HASHTABLE_COLLECTION)
+    with pytest.raises(RuntimeError, match="get_target_batch"):
+        params.get_target_batch(True)
+    assert mx.version() == hb.__version__
+    mx.import_host_pipeline_ops(LIBREC_EOS_OPS_SO).clear_channel(
+        params.get_training_mode_channel_id(False)
+    )
     clear_channel(is_train_channel=False)
 
 

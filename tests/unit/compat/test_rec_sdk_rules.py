@@ -20,6 +20,7 @@ from parameter_pages import REC_SDK
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework, no_effect
+from hotbed.compat.mx_rec.graph.merge_lookup import do_merge_lookup
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 
@@ -546,6 +547,7 @@ MODULES = {
     "util.initialize": [
         "ConfigInitializer",
         "get_initializer",
+        "version",
         "init",
         "terminate_config_initializer",
     ],
@@ -565,8 +567,10 @@ def test_every_name_of_the_door_is_that_of_its_module() -> None:
         assert REC_SDK.look_up(f"optimizers.{name}") is getattr(mx.optimizers, name)
 
 
-def test_merging_of_lookups_has_no_name() -> None:
-    assert not hasattr(mx, "do_merge_lookup")
+def test_merging_of_lookups_has_nothing_to_do() -> None:
+    do_merge_lookup(is_train=True)
+    with pytest.raises(ValueError, match="do_merge_lookup: is_train"):
+        do_merge_lookup(3)
 
 
 def test_environment_is_not_read() -> None:

@@ -229,6 +229,8 @@ def test_set_threshold() -> None:
     assert program.train(batch(6)) == [[1.0]]
     mx.import_host_pipeline_ops().set_threshold(torch.tensor(2))
     assert program.train(batch(7), batch(7)) == [[0.0], [1.0]]
+    mx.import_host_pipeline_ops().set_threshold(3, emb_name=["item"], ids_name=["item_lookup"])
+    assert program.train(batch(8), batch(8), batch(8)) == [[0.0], [0.0], [1.0]]
     with pytest.raises(ValueError, match=r"got 'items'\. Did you mean 'item'"):
         mx.import_host_pipeline_ops().set_threshold(1, emb_name="items")
     with pytest.raises(ValueError, match="input"):
@@ -258,7 +260,7 @@ def test_shapes_of_evaluation_are_free() -> None:
 
 def test_default_value() -> None:
     for expansion in (False, True):
-        for value, read in ((None, 0.0), (2.5, 2.5), (torch.tensor(2.5), 2.5)):
+        for value, read in ((None, 0.0), (2.5, 2.5), (torch.full([1], 2.5), 2.5)):
             lookup = {} if value is None else {"serving_default_value": value}
             program = Program(
                 spec={"access_threshold": 2},

@@ -260,6 +260,11 @@ class MapParameter(nn.Module):
             np.concatenate([modified, erased]),
         )
 
+    def export_slice_data(self, incremental: bool = False) -> tuple[Any, Any, Any, bool]:
+        """Return what `export_data` returns, and True: all of it is one slice, the last."""
+        exported = self.export_data(incremental)
+        return exported[0], exported[1], exported[2], True
+
     def import_data(self, data: Sequence[Any]) -> None:
         """Put what `export_data` returned: put keys with values, erase those that were erased.
 

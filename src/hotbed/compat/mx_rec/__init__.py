@@ -42,6 +42,7 @@ from hotbed.compat.mx_rec.util.initialize import (
     get_rank_size,
     init,
     terminate_config_initializer,
+    version,
 )
 from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.compat.mx_rec.util.variable import (
@@ -76,5 +77,6 @@ __all__ = [
     "sparse_lookup",
     "start_asc_pipeline",
     "terminate_config_initializer",
+    "version",
     "warm_start",
 ]

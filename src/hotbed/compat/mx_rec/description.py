@@ -111,8 +111,7 @@ class TableDescription(nn.Module, ABC):
             self.send_count = _same(where, self.send_count, send_count)
         if default is not None:
             where = f"sparse_lookup in {self.name!r}: serving_default_value"
-            if isinstance(default, Tensor) and default.numel() == 1:
-                default = default.item()
+            default = _one_lane(where, default, self.dim)
             checks.finite_number(where, default)
             self.default = _same(where, self.default, default)
 
@@ -160,6 +159,18 @@ class TableDescription(nn.Module, ABC):
         if not self.ssd_vocabulary_size:
             return Ram()
         return Ssd(self.folder or os.getcwd(), math.ceil(self.rows_in_memory / num_ranks))
+
+
+def _one_lane(where: str, default: Any, dim: int) -> Any:
+    """Return the number of a default that may be a tensor of one lane, or of all lanes alike."""
+    if not isinstance(default, Tensor):
+        return default
+    if default.numel() not in (1, dim) or (default != default.flatten()[0]).any():
+        raise ConfigError(
+            f"{where}: a table has one default for all of its {dim} lanes, got {default.tolist()!s:.80}. "
+            "Give a number, or a tensor of equal lanes."
+        )
+    return default.flatten()[0].item()
 
 
 def _same(where: str, before: Any, value: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COLLECTION
 from hotbed.compat.mx_rec.errors import CallError, StateError
 from hotbed.parallel import WHOLE, Shard
 from hotbed.training.run import WallClock
@@ -51,6 +52,7 @@ class Framework:
         optimizers: sparse optimizers, in order of creation.
         inserts: insert functions, likewise.
         tables: sparse tables by name, likewise.
+        hashtable_collection: the key of `get_collection` that has the tables.
         hooks: eviction hooks, likewise.
         savers: savers, likewise.
         saver_hooks: hooks that save, likewise.
@@ -68,6 +70,7 @@ class Framework:
     optimizers: list[RowOptimizer] = field(default_factory=list)
     inserts: list[InsertFunction] = field(default_factory=list)
     tables: dict[str, TableDescription] = field(default_factory=dict)
+    hashtable_collection: str = ASCEND_GLOBAL_HASHTABLE_COLLECTION
     hooks: list[EvictionHook] = field(default_factory=list)
     savers: list[SavingHook] = field(default_factory=list)
     saver_hooks: list[BarrierHook] = field(default_factory=list)

@@ -4,6 +4,7 @@
 modifier.py   step 8 where ids are computed inside the model
 automatic.py  Automatic: the lookups of a model from step 8 on
 hooks.py      hooks that have no effect here
+merge_lookup.py  do_merge_lookup, which has nothing to do here
 """
 
 from hotbed.compat.mx_rec.graph.modifier import GraphModifierHook, modify_graph_and_start_emb_cache

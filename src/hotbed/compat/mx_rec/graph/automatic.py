@@ -76,6 +76,9 @@ class Automatic:
         reader: of the training batches.
         train: yields them.
         evaluation: yields the batches of evaluations; None = never.
+
+    Attributes:
+        newest: the batch that the loop got last, of training (True) and of evaluation (False).
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Automatic:
         self._reader = reader
         self._train = train
         self._evaluation = evaluation
+        self.newest: dict[bool, Any] = {}
         self._turns: RowsInTurn | None = None
         self._of: Current | None = None  # the batch of `_turns`
         self._hooks = [
@@ -119,6 +123,7 @@ class Automatic:
         try:
             for batch in self._pipeline.batches(data, reader):
                 newest = self._pipeline.current
+                self.newest[reader.is_training] = batch
                 yield batch
         finally:
             if reader.is_training and self._pipeline.current is newest:

@@ -8,3 +8,8 @@ log.py                 the logger of the door
 tf_version_adapter.py  hccl_ops: reductions over ranks
 communication/         ranks
 """
+
+from hotbed.compat.mx_rec.util.communication.hccl_ops import get_rank_id, get_rank_size
+from hotbed.compat.mx_rec.util.log import logger
+
+__all__ = ["get_rank_id", "get_rank_size", "logger"]

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
+import hotbed
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.checks import MOST_INT, boolean
-from hotbed.compat.mx_rec.constants.constants import ASCEND_GLOBAL_HASHTABLE_COLLECTION
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.no_effect import ARGUMENTS, REASONS
 from hotbed.compat.mx_rec.options import Options
@@ -33,6 +33,7 @@ __all__ = [
     "init",
     "set_if_load",
     "terminate_config_initializer",
+    "version",
 ]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
@@ -145,6 +146,11 @@ def clear_channel(is_train_channel: bool = False) -> None:
     ARGUMENTS.log_no_effect("clear_channel.channel")
 
 
+def version() -> str:
+    """Return the version of Hotbed."""
+    return hotbed.__version__
+
+
 get_host_pipeline_ops = import_host_pipeline_ops
 """The older name of `import_host_pipeline_ops`."""
 
@@ -155,7 +161,26 @@ class TrainParams:
     @property
     def ascend_global_hashtable_collection(self) -> str:
         """The key under which `get_collection` has the sparse tables."""
-        return ASCEND_GLOBAL_HASHTABLE_COLLECTION
+        return framework.current().hashtable_collection
+
+    @ascend_global_hashtable_collection.setter
+    def ascend_global_hashtable_collection(self, name: str) -> None:
+        framework.current().hashtable_collection = name
+
+    def get_target_batch(self, is_training: bool) -> Any:
+        """Return the newest batch that the iterator of training or of evaluation has yielded.
+
+        Raises:
+            CallError: it has yielded none, or the program is not in automatic mode.
+        """
+        is_training = boolean("get_target_batch: is_training", is_training)
+        automatic = framework.current().automatic
+        if automatic is None or is_training not in automatic.newest:
+            raise CallError(
+                "get_target_batch: the batch is one that get_initializer yields, got a call before "
+                "the first one. Iterate over get_initializer first."
+            )
+        return automatic.newest[is_training]
 
     def get_initializer(self, is_training: bool) -> Callable[[], Iterator[Any]]:
         """Return what `get_initializer` returns."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +21,9 @@ __all__ = ["HostPipelineOps", "import_host_pipeline_ops"]
 class HostPipelineOps:
     """The operations of the host pipeline."""
 
-    def set_threshold(self, input: Any, emb_name: str = "", ids_name: str = "") -> None:
+    def set_threshold(
+        self, input: Any, emb_name: str | Sequence[str] = "", ids_name: str | Sequence[str] = ""
+    ) -> None:
         """Change the access threshold of tables, for ids that are mapped from now on.
 
         Ids of up to two batches ahead may be mapped already; after a step of `train_steps` or
@@ -29,7 +32,8 @@ class HostPipelineOps:
         Args:
             input: the new threshold, a number or a tensor of one. 0 and 1 let in every id; a later
                 call may raise the threshold again.
-            emb_name: the name of the table; "" = every table with an access threshold above 0.
+            emb_name: the name of the table, or names; "" = every table with an access threshold
+                above 0.
             ids_name: not needed: a threshold belongs to a table.
 
         Raises:
@@ -38,15 +42,18 @@ class HostPipelineOps:
         count: Any = input.item() if isinstance(input, Tensor) else input
         checks.whole_number("set_threshold: input", count, 0, MOST_INT)
         tables = framework.current().started("set_threshold").tables
-        if emb_name and emb_name not in tables:
-            advice = did_you_mean(emb_name, tables)
-            raise ConfigError(f"set_threshold: no table has this name, got {emb_name!r}. {advice}")
+        names = [emb_name] if isinstance(emb_name, str) else list(emb_name)
+        names = [name for name in names if name]
+        for name in names:
+            if name not in tables:
+                advice = did_you_mean(name, tables)
+                raise ConfigError(f"set_threshold: no table has this name, got {name!r}. {advice}")
         counting = [name for name, table in tables.items() if table.min_count is not None]
-        chosen = [emb_name] if emb_name else counting
+        chosen = names or counting
         if not set(chosen) <= set(counting) or not chosen:
             raise ConfigError(
                 "set_threshold: a table counts ids if it was made with an access threshold above "
-                f"0, got {emb_name or 'tables'!r} without. Give access_threshold=1 to its features."
+                f"0, got {names or 'tables'} without. Give access_threshold=1 to its features."
             )
         for name in chosen:
             tables[name].set_min_count(max(count, 1))
@@ -57,6 +64,10 @@ class HostPipelineOps:
         ARGUMENTS.log_no_effect("clear_channel.channel")
 
 
-def import_host_pipeline_ops() -> HostPipelineOps:
-    """Return the operations of the host pipeline."""
+def import_host_pipeline_ops(library: str = "") -> HostPipelineOps:
+    """Return the operations of the host pipeline.
+
+    Args:
+        library: a file name such as `LIBREC_EOS_OPS_SO`, not needed: the operations are here.
+    """
     return HostPipelineOps()

@@ -12,7 +12,6 @@ from torch import nn
 
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.constants.constants import (
-    ASCEND_GLOBAL_HASHTABLE_COLLECTION,
     ASCEND_SPARSE_LOOKUP_ID_OFFSET,
     ASCEND_SPARSE_LOOKUP_LOCAL_EMB,
     ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS,
@@ -89,17 +88,18 @@ def get_collection(key: str) -> list[Any]:
               int64 [u]; -1 = an id without a row.
             * `ASCEND_TIMESTAMP`: the seconds of the current batch, int64 [1] or [n], in a list of
               one; an empty list = it has none.
-            * `ASCEND_GLOBAL_HASHTABLE_COLLECTION`: the sparse tables.
+            * `ASCEND_GLOBAL_HASHTABLE_COLLECTION`, or the name that a program gave to
+              `train_params_config.ascend_global_hashtable_collection`: the sparse tables.
 
     Raises:
         ConfigError: the key is unknown.
         CallError: rows or times are asked for before step 8.
     """
     owner = framework.current()
-    if key == ASCEND_GLOBAL_HASHTABLE_COLLECTION:
+    if key == owner.hashtable_collection:
         return list(owner.tables.values())
     if key not in KEYS:
-        advice = did_you_mean(key, [*KEYS, ASCEND_GLOBAL_HASHTABLE_COLLECTION])
+        advice = did_you_mean(key, [*KEYS, owner.hashtable_collection])
         raise ConfigError(f"get_collection: unknown key, got {key!r}. {advice}")
     pipeline = owner.started("get_collection")
     if key == ASCEND_TIMESTAMP:
