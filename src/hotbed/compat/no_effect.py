@@ -38,5 +38,5 @@ class NoEffect:
             return
         self.logged.add(name)
         reason = self.reasons[name]
-        level = logging.WARNING if name in self.warned else logging.INFO
-        self._log.log(level, "%s: %s has no effect, because %s", self._door, name, reason)
+        emit = self._log.warning if name in self.warned else self._log.info
+        emit("%s: %s has no effect, because %s", self._door, name, reason)

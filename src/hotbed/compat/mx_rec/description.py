@@ -167,8 +167,8 @@ def _one_lane(where: str, default: Any, dim: int) -> Any:
         return default
     if default.numel() not in (1, dim) or (default != default.flatten()[0]).any():
         raise ConfigError(
-            f"{where}: a table has one default for all of its {dim} lanes, got {default.tolist()!s:.80}. "
-            "Give a number, or a tensor of equal lanes."
+            f"{where}: a table has one default for all of its {dim} lanes, got "
+            f"{default.tolist()!s:.80}. Give a number, or a tensor of equal lanes."
         )
     return default.flatten()[0].item()
 

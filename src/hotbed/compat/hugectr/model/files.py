@@ -104,7 +104,7 @@ class ModelFiles:
             self.load_sparse_states(files.sparse_opt_states_files)
 
     def save(self, prefix: str, iteration: int) -> None:
-        """Save dense parameters, tables and their optimizer states; the first of several ranks does.
+        """Save dense parameters, tables and their states; of several ranks, the first does.
 
         Raises:
             ConfigError: the prefix is an address of a remote file system.

@@ -20,12 +20,13 @@ def track(table: Table) -> None:
 
 
 def changed_rows(tables: Iterable[Table], shard: Shard) -> list[tuple[Any, Any]]:
-    """Return keys and vectors of the rows of all ranks that changed since the last call, by table."""
+    """Return keys and vectors of the rows of all ranks changed since the last call, by table."""
     every = shard.gathered([_changed_here(table) for table in tables])
-    return [
-        tuple(np.concatenate(parts) for parts in zip(*of_ranks, strict=True))
-        for of_ranks in zip(*every, strict=True)
-    ]
+    changed = []
+    for of_ranks in zip(*every, strict=True):
+        keys, vectors = zip(*of_ranks, strict=True)
+        changed.append((np.concatenate(keys), np.concatenate(vectors)))
+    return changed
 
 
 def _changed_here(table: Table) -> tuple[Any, Any]:

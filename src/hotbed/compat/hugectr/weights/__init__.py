@@ -8,6 +8,7 @@ sparse.py      files of a table, and its optimizer state
 dense.py       files of dense parameters, and their optimizer state
 collection.py  the folder of an embedding collection
 rows.py        rows of tables as arrays, and back
+gathered.py    GatheredRows: the rows of a table of all ranks
 slots.py       SlotsOfKeys: which slot a key was read for
 arrays.py      arrays in files without a header
 """

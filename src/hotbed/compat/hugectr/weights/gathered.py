@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hotbed.embedding.table import PARTITIONS, Table
+from hotbed.embedding.policy import PARTITIONS
+from hotbed.embedding.table import Table
 from hotbed.parallel import Shard
 
 _SPAN = 16

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from hotbed.compat.hugectr.weights.rows import batches
 from hotbed.data.batch import Batch
 from hotbed.embedding.init import Constant
+from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.rule import Sgd
-from hotbed.embedding.table import PARTITIONS, Table
+from hotbed.embedding.table import Table
 from hotbed.parallel import Shard
 
 _UNKNOWN = 0.0

@@ -151,8 +151,9 @@ def sparse_lookup(
         access_and_evict_config: thresholds, with `modify_graph`.
         is_grad: whether a gradient flows back.
         serving_default_value: the value of each lane of an id that was not admitted; None = 0. A
-            tensor has one number, or equal lanes. It belongs to the table: serving uses it, too. It needs an access threshold of 0 or more:
-            without one, an id without a row reads as the row that it would start with.
+            tensor has one number, or equal lanes. It belongs to the table: serving uses it, too. It
+            needs an access threshold of 0 or more: without one, an id without a row reads as
+            the row that it would start with.
         dim: the lanes of the table, or None; older programs pass it.
 
     Raises:
