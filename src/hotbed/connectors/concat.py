@@ -74,6 +74,10 @@ class Concat(Source):
         return self.sources[-1].endless
 
     @property
+    def holds_rows(self) -> bool:
+        return self.sources[-1].holds_rows
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         # its own positions hold those of the source that they lie in
         return {"sources": [source.settings for source in self.sources]}

@@ -170,6 +170,11 @@ class FileSource(Source):
     def infer(self) -> pa.Schema:
         """Return names and types of the columns; null where only nulls or no rows were seen."""
 
+    @property
+    def declared_types(self) -> pa.Schema:
+        """The columns whose types the arguments tell, whatever the files hold."""
+        return pa.schema([])
+
     def like_first(self, path: str, types: pa.Schema | None) -> FileSource:
         """Return this source of another path.
 

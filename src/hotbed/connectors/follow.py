@@ -213,6 +213,8 @@ class _FollowReading:
         state = {}
         if position and position.state:
             position.require("Follow", source)
+            if isinstance(source.format, FileSource):
+                position.require_types(source.format.declared_types)
             state = dict(position.state)
         self.source = source
         self.plan = plan

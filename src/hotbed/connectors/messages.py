@@ -30,6 +30,11 @@ class Decoder(ABC):
     many: ClassVar[bool] = False
     """A message holds any number of rows and is decoded alone; else it holds exactly one."""
 
+    @property
+    def declared_types(self) -> pa.Schema:
+        """The columns whose types the arguments tell, whatever the messages hold."""
+        return pa.schema([])
+
     @abstractmethod
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
         """Return names and types of the declared fields and of the fields of some messages.
@@ -63,8 +68,12 @@ class Json(Decoder):
     def __post_init__(self) -> None:
         declared_columns(self.columns)
 
+    @property
+    def declared_types(self) -> pa.Schema:
+        return declared_columns(self.columns)
+
     def infer(self, values: Sequence[bytes]) -> pa.Schema:
-        declared = declared_columns(self.columns)
+        declared = self.declared_types
         lines: list[bytes] = []
         for value in values:
             if value.lstrip().startswith(b"{"):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from hotbed.config import parse_json
+from hotbed.connectors.types import is_open
 from hotbed.errors import DataError
 
 PLACE = "\0place"
@@ -164,6 +165,23 @@ class Position:
                     f"position: it was written by {type(source).__name__} with {name}={before}, "
                     f"got {name}={now}. Its rows would be learned twice, or never: give {name} as "
                     "it was, or begin without the position, in a new folder of states."
+                )
+
+    def require_types(self, declared: pa.Schema) -> None:
+        """Raise DataError if columns before this were read as other types than those `declared`.
+
+        A column keeps its first type, so that the declaration would be ignored.
+        """
+        before = schema_from_text(self.state.get("schema", ""))
+        for column in declared:
+            if column.name not in before.names:
+                continue
+            kind = before.field(column.name).type
+            if kind != column.type and not is_open(kind):
+                raise DataError(
+                    f"position: column {column.name!r} was read as {kind}, got a declaration as "
+                    f"{column.type}. Declare it as {kind}, or begin without the position, in a new "
+                    "folder of states."
                 )
 
     def require_rows(self, row: int, first: int, last: int) -> None:

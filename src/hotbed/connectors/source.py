@@ -100,6 +100,11 @@ class Source(ABC):
         return False
 
     @property
+    def holds_rows(self) -> bool:
+        """Whether reading resumes only with rows that are saved beside its position."""
+        return False
+
+    @property
     def divisible(self) -> bool:
         """Whether the grains of a batch take their rows from places of their own in the source.
 
@@ -419,6 +424,10 @@ class TableJoin(Source):
     @property
     def endless(self) -> bool:
         return self.source.endless
+
+    @property
+    def holds_rows(self) -> bool:
+        return self.source.holds_rows
 
     @property
     def settings(self) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ import pytest
 from hotbed import config
 from hotbed.connectors import (
     AsTheyCome,
+    Concat,
     DeadLetters,
     Follow,
     Join,
@@ -47,6 +48,7 @@ from hotbed.testing import FakeStream
 
 SHOWN = {"id": [1, 2, 3, 9], "time": [0, 5, 10, 100]}
 CLICKS = {"id": [2, 9], "time": [6, 100]}
+ENDLESS = Join(FakeStream(SHOWN), FakeStream(CLICKS), on="id", within=1)
 KEEPS = JoinWishes(keeps_open=True)
 
 
@@ -159,6 +161,19 @@ def joined(**arguments: Any) -> Join:
         (lambda: joined(spill="/tmp"), "join.spill: takes a value of Spill"),
         (lambda: joined(label="id"), r"join.label: .* got 'id' in \['id', 'time'\]"),
         (lambda: Join(Memory(SHOWN), {"y": Memory(CLICKS)}, on="id"), "join.outcomes.y: takes a"),
+        *(
+            (lambda over=over, side=side: Join(*side(over(ENDLESS)), "id", 1), "got another join")
+            for over in (
+                lambda join: join,
+                lambda join: join.join(Memory({"id": [1], "word": ["a"]}), on="id"),
+                lambda join: Concat([Memory({**SHOWN, "label": [0.0] * 4}), join]),
+            )
+            for side in (
+                lambda join: (join, Memory(CLICKS)),
+                lambda join: (Memory(SHOWN), join),
+                lambda join: (FakeStream(SHOWN), join),
+            )
+        ),
         (lambda: Spill("s3://bucket/spill"), "spill.directory: must be a local path"),
         (lambda: rows(joined(spill=Spill("/nowhere"))), "spill.directory: does not exist"),
     ],

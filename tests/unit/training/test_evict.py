@@ -263,6 +263,29 @@ def test_what_is_swept_when_follows_from_the_steps_also_after_a_restart() -> Non
         assert second.spy.swept == whole.spy.swept
 
 
+@pytest.mark.parametrize("names", ["", "u", "tu"])
+def test_a_sweep_under_way_ends_though_other_tables_have_policies(names: str) -> None:
+    first = Script(Evict(step_interval=7))
+    first.spy.stats["rows"] = EIGHT_SLICES
+    for now in range(1, 9):
+        first.step(now)
+    assert first.evict.schedule.sweeping
+    tables: dict[str, Any] = {"t": SimpleNamespace(evictions=(), clock=None, stats={"rows": 5})}
+    for name in names:
+        tables[name] = Spy()
+        tables[name].begun.append(0)
+    script = Script(Evict(step_interval=7), tables, step=8)
+    script.evict.load_state(first.evict.state())
+    script.evict.on_epoch_begin(script.run)
+    for step in range(9, 20):
+        script.run.counts.step = step
+        script.evict.on_step_end(script.run)
+    assert not script.evict.schedule.sweeping
+    for name in names:
+        partitions = [partition for swept in tables[name].swept for partition in swept]
+        assert partitions[-256:] == [*range(256)], "the eviction after it is whole"
+
+
 def test_statistics_stand_still_while_a_sweep_is_under_way() -> None:
     from hotbed.training.watching.readings import statistics
 

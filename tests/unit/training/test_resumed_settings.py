@@ -8,12 +8,17 @@ Run as a program, it writes the tables into the page:
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import logging
+import re
+import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +31,13 @@ import torch
 
 import hotbed as hb
 from hotbed.config import describe
+from hotbed.connectors.kafka.settings import Timings
 from hotbed.connectors.plan import JoinWishes, ReadPlan
 from hotbed.connectors.position import Position
+from hotbed.embedding.policy import Admission, Eviction
 from hotbed.errors import DataError, HotbedError, PersistError
+from hotbed.persist.publish.topic import TopicFeed
+from hotbed.persist.publish.version import Publisher
 from hotbed.persist.resume import compare, meaning
 from hotbed.prepare import ByFold, Preparation, prepare
 from hotbed.testing import FakeStream
@@ -37,6 +46,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "persist.md"
 BEGIN, END = "<!-- the tables of settings begin -->", "<!-- the tables of settings end -->"
 Verdict = Literal["refuses", "takes", "keeps", "warns", "begins anew"]
 COUNT = 60
+QUIET_SECONDS, LATE_SECONDS = 0.2, 10.0
+"""How long a topic yields nothing before a case stops reading: at its end, and where rows are missing.
+"""
 IDS = range(COUNT)
 COLUMNS = {
     "id": [*IDS],
@@ -60,6 +72,8 @@ class SourceCase:
         verdict: of the resume.
         says: a part of the error.
         reads: rows of the first life, at least.
+        adds: the source of the next life has more rows.
+        soak: it takes long.
     """
 
     what: str
@@ -68,6 +82,8 @@ class SourceCase:
     verdict: Verdict = "refuses"
     says: str = ""
     reads: int = 20
+    adds: bool = False
+    soak: bool = False
 
 
 def memory(**more: Any) -> Any:
@@ -85,6 +101,10 @@ def written(folder: Path, ending: str) -> Path:
     elif ending == ".jsonl":
         rows = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif ending == ".norm":
+        hb.sources.Norm(file, labels=["label"], slots=["id"]).write(memory())
+    elif ending == ".raw":
+        hb.sources.Raw(file, slots={"id": 1}).write(memory())
     elif ending == ".svm":
         file.write_text("".join(f"{number % 2} {number}:1\n" for number in IDS))
     else:
@@ -216,6 +236,43 @@ def joined(
     return make
 
 
+@cache
+def broker() -> hb.testing.Broker:
+    """A broker with the rows in one partition, in two, and other rows; `ended` ends it."""
+    running = hb.testing.Broker()
+    running.start()
+    for name, first in (("rows", 0), ("halves", 0), ("others", 1000)):
+        count = 2 if name == "halves" else 1
+        running.create(name, count)
+        for partition in range(count):
+            numbers = [number for number in IDS if number % count == partition]
+            values = [json.dumps({"id": first + number}).encode() for number in numbers]
+            running.produce(name, values, partition, [1000 + number for number in numbers])
+    return running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended() -> Iterator[None]:
+    """End the broker if a case began it."""
+    yield
+    if broker.cache_info().currsize:
+        broker().kill()
+        broker.cache_clear()
+
+
+def topic(name: str = "rows", host: str = "127.0.0.1", **arguments: Any) -> Callable[[Path], Any]:
+    """A topic in blocks of 15 rows."""
+
+    def make(folder: Path) -> Any:
+        servers = broker().servers.replace("127.0.0.1", host)
+        blocks = {"block_rows": 15, "linger_seconds": 1.0}
+        source = hb.sources.Kafka(servers, name, **{**blocks, **arguments})
+        object.__setattr__(source, "_timings", Timings(proof=0.3, patience=0.3))
+        return source
+
+    return make
+
+
 def over(inner: Callable[[Path], Any], change: Callable[[Any], Any]) -> Callable[[Path], Any]:
     return lambda folder: change(inner(folder))
 
@@ -223,6 +280,25 @@ def over(inner: Callable[[Path], Any], change: Callable[[Any], Any]) -> Callable
 SIDE = hb.sources.Memory({"side": range(5), "word": ["a", "b", "c", "d", "e"]})
 OTHER = hb.sources.Memory({"side": range(5), "word": ["v", "w", "x", "y", "z"]})
 
+
+def nested(**arguments: Any) -> Callable[[Path], Any]:
+    """Samples of a join that ends as impressions of a stream of purchases."""
+
+    def make(folder: Path) -> Any:
+        inner = joined("bought", finite=True, rule=hb.sources.Wait(), **arguments)(folder)
+        clicks = {"id": [*range(0, COUNT, 3), 901], "at": [*range(1003, 1003 + COUNT, 3), 3000]}
+        stream = FakeStream(clicks, then=7, ends=True)
+        return hb.sources.Join(inner, stream, "id", 10, "at", "s", label="clicked")
+
+    return make
+
+
+NORM = {"labels": ["label"], "slots": ["id"]}
+RAW = {"slots": {"id": 1}}
+FOLLOWED = followed()
+JOINED = joined()
+PREPARED = prepared()
+TOPIC = topic()
 SOURCES: dict[str, list[SourceCase]] = {
     "Sources that end": [
         SourceCase("`Csv`: `header`", csv(), csv(header=False), says="header"),
@@ -242,6 +318,28 @@ SOURCES: dict[str, list[SourceCase]] = {
             files(".svm", hb.sources.Libsvm),
             files(".svm", hb.sources.Libsvm, binary=False),
             says="binary",
+        ),
+        *(
+            SourceCase(
+                f"`{kind.__name__}`: `{name}`",
+                files(ending, kind, **before),
+                files(ending, kind, **{**before, name: value}),
+                says=name,
+            )
+            for ending, kind, before, name, value in (
+                (".norm", hb.sources.Norm, NORM, "labels", ["other"]),
+                (".norm", hb.sources.Norm, NORM, "slots", ["other"]),
+                (".norm", hb.sources.Norm, NORM, "dense", "other"),
+                (".norm", hb.sources.Norm, NORM, "key_bits", 64),
+                (".norm", hb.sources.Norm, NORM, "checksum", True),
+                (".raw", hb.sources.Raw, RAW, "labels", ["other"]),
+                (".raw", hb.sources.Raw, RAW, "slots", {"other": 1}),
+                (".raw", hb.sources.Raw, RAW, "label_type", "float32"),
+                (".raw", hb.sources.Raw, RAW, "dense_type", "float32"),
+                (".raw", hb.sources.Raw, RAW, "num_dense", 1),
+                (".raw", hb.sources.Raw, RAW, "key_bits", 64),
+                (".raw", hb.sources.Raw, RAW, "dense", "other"),
+            )
         ),
         SourceCase("the folder of files", csv(), lambda folder: csv()(folder / "moved"), "takes"),
         SourceCase(
@@ -267,25 +365,25 @@ SOURCES: dict[str, list[SourceCase]] = {
             "`Generated`: `rows`, not below the position", slots(), slots(rows=COUNT), "takes"
         ),
         SourceCase(
-            "`sort`: `by`",
+            "`Sort`: `by`",
             over(csv(), lambda rows: rows.sort("at")),
             over(csv(), lambda rows: rows.sort("back")),
             says="by='at', got by='back'",
         ),
         SourceCase(
-            "`sort`: the rows that are sorted, or how they are read",
+            "`Sort`: the rows that are sorted, or how they are read",
             over(csv(), lambda rows: rows.slice(0, 50).sort("at")),
             over(csv(), lambda rows: rows.slice(10, 60).sort("at")),
             says="source.start",
         ),
         SourceCase(
-            "`slice`: `start` and `stop` around the position",
+            "`Slice`: `start` and `stop` around the position",
             over(csv(), lambda rows: rows.slice(0, 60)),
             over(csv(), lambda rows: rows.slice(10, 60)),
             "takes",
         ),
         SourceCase(
-            "`slice`: a `start` behind the position, or a `stop` before it",
+            "`Slice`: a `start` behind the position, or a `stop` before it",
             over(csv(), lambda rows: rows.slice(0, 60)),
             over(csv(), lambda rows: rows.slice(50, 60)),
             says="lies after row",
@@ -308,8 +406,8 @@ SOURCES: dict[str, list[SourceCase]] = {
             lambda folder: hb.sources.Concat([csv()(folder).sort("back"), memory()]),
             says="by",
         ),
-        SourceCase("`Prepared`: another preparation", prepared(), prepared(seed=5), says="digest"),
-        SourceCase("`Prepared`: `part`", prepared(), prepared(part="valid"), says="part"),
+        SourceCase("`Prepared`: another preparation", PREPARED, prepared(seed=5), says="digest"),
+        SourceCase("`Prepared`: `part`", PREPARED, prepared(part="valid"), says="part"),
         SourceCase("`Replay`: `time`", replayed(), replayed(time="ms"), says="time"),
         SourceCase("`Replay`: `unit`", replayed(), replayed(unit="ms"), says="unit"),
         SourceCase(
@@ -329,26 +427,109 @@ SOURCES: dict[str, list[SourceCase]] = {
         ),
     ],
     "Streams": [
-        SourceCase("`Follow`: `pattern`", followed(), followed(pattern="*.csv"), "takes", reads=45),
-        SourceCase("`Follow`: `order`", followed(), followed(order="time"), "takes"),
+        SourceCase("`Follow`: `pattern`", FOLLOWED, followed(pattern="*.csv"), "takes", reads=45),
+        SourceCase("`Follow`: `order`", FOLLOWED, followed(order="time"), "takes"),
         SourceCase(
             "`Follow`: `settle_seconds`, `grows`, `replaced`",
-            followed(),
+            FOLLOWED,
             followed(grows=True, replaced="read", settle_seconds=0.001),
             "takes",
+            soak=True,
         ),
         SourceCase(
             "`Follow`: `format`, inside a file",
-            followed(),
+            FOLLOWED,
             followed(format=hb.sources.Csv("", null_values=["7"])),
             says="format",
         ),
         SourceCase(
             "`Follow`: `format`, between two files",
-            followed(),
+            FOLLOWED,
             followed(format=hb.sources.Csv("", null_values=["7"])),
             "takes",
             reads=40,
+        ),
+        SourceCase(
+            "`Follow`: the types that `format` declares",
+            FOLLOWED,
+            followed(format=hb.sources.Csv("", columns={"id": "string"})),
+            says="'id' was read as int64, got a declaration as string",
+            reads=40,
+        ),
+        SourceCase(
+            "`Kafka`: `servers` of the same topic",
+            TOPIC,
+            topic(host="localhost"),
+            "takes",
+            soak=True,
+        ),
+        SourceCase(
+            "`Kafka`: `topic`, another one", TOPIC, topic("others"), says="not the topic", soak=True
+        ),
+        SourceCase(
+            "`Kafka`: `partitions`, fewer",
+            topic("halves"),
+            topic("halves", partitions=[0]),
+            says=r"partitions \[1\] are not",
+            soak=True,
+        ),
+        SourceCase(
+            "`Kafka`: `partitions`, more",
+            topic("halves", partitions=[0]),
+            topic("halves"),
+            "takes",
+            adds=True,
+            soak=True,
+        ),
+        SourceCase("`Kafka`: `start`", TOPIC, topic(start="latest"), "takes", reads=15),
+        SourceCase(
+            "`Kafka`: `block_rows`, `linger_seconds`",
+            TOPIC,
+            topic(block_rows=7, linger_seconds=0.01),
+            "takes",
+            reads=15,
+        ),
+        SourceCase(
+            "`Kafka`: `group`, `options`",
+            TOPIC,
+            topic(group="other", options={"client.id": "other"}),
+            "takes",
+            reads=15,
+        ),
+        SourceCase(
+            "`Kafka`: `decoder`, inside a block",
+            TOPIC,
+            topic(decoder=hb.sources.Json({"more": "string"})),
+            says="decoder",
+            soak=True,
+        ),
+        SourceCase(
+            "`Kafka`: `decoder`, between two blocks",
+            TOPIC,
+            topic(decoder=hb.sources.Json({"more": "string"})),
+            "takes",
+            reads=15,
+        ),
+        SourceCase(
+            "`Kafka`: `decoder`, with another type of a column that was read",
+            TOPIC,
+            topic(decoder=hb.sources.Json({"id": "string"})),
+            says="'id' was read as int64, got a declaration as string",
+            reads=15,
+        ),
+        SourceCase(
+            "`Kafka`: `tombstones`, inside a block",
+            TOPIC,
+            topic(tombstones="skip"),
+            says="tombs",
+            soak=True,
+        ),
+        SourceCase(
+            "`Kafka`: `tombstones`, between two blocks",
+            TOPIC,
+            topic(tombstones="skip"),
+            "takes",
+            reads=15,
         ),
         SourceCase(
             "`Join`: the order of the labels",
@@ -362,33 +543,39 @@ SOURCES: dict[str, list[SourceCase]] = {
             joined("bought", "clicked", shared=False),
             "takes",
         ),
-        SourceCase("`Join`: a label more or less", joined(), joined("clicked"), says="bought"),
-        SourceCase("`Join`: `rule`", joined(), joined(rule=hb.sources.Wait()), says="rule"),
+        SourceCase("`Join`: a label more or less", JOINED, joined("clicked"), says="bought"),
+        SourceCase("`Join`: `rule`", JOINED, joined(rule=hb.sources.Wait()), says="rule"),
         SourceCase(
             "`Join`: `within`",
-            joined(),
+            JOINED,
             joined(within={"clicked": 20}),
             says="outcomes.clicked.within=10.0, got outcomes.clicked.within=20.0",
         ),
         SourceCase(
-            "`Join`: `lateness_seconds`", joined(), joined(lateness_seconds=5), says="lateness"
+            "`Join`: `lateness_seconds`", JOINED, joined(lateness_seconds=5), says="lateness"
         ),
-        SourceCase("`Join`: `unit`", joined(), joined(unit="ms"), says="unit='s', got unit='ms'"),
-        SourceCase("`Join`: `time`", joined(), joined(time="key"), says="time"),
-        SourceCase("`Join`: `on`", joined(), joined(on="key"), says="on"),
-        SourceCase("`Join`: `where`", joined(), joined(where={"bought": {}}), says="where"),
+        SourceCase("`Join`: `unit`", JOINED, joined(unit="ms"), says="unit='s', got unit='ms'"),
+        SourceCase("`Join`: `time`", JOINED, joined(time="key"), says="time"),
+        SourceCase("`Join`: `on`", JOINED, joined(on="key"), says="on"),
+        SourceCase("`Join`: `where`", JOINED, joined(where={"bought": {}}), says="where"),
         SourceCase(
-            "`Join`: which labels share a source", joined(), joined(shared=False), says="input"
+            "`Join`: which labels share a source", JOINED, joined(shared=False), says="input"
         ),
-        SourceCase("`Join`: `idle_seconds`", joined(), joined(idle_seconds=5), "takes"),
+        SourceCase("`Join`: `idle_seconds`", JOINED, joined(idle_seconds=5), "takes"),
         SourceCase(
-            "`Join`: `spill`", joined(), joined(spill=hb.sources.Spill(memory_bytes=0)), "takes"
+            "`Join`: `spill`", JOINED, joined(spill=hb.sources.Spill(memory_bytes=0)), "takes"
         ),
-        SourceCase("`Join`: `keeps_unmatched`", joined(), joined(keeps_unmatched=True), "takes"),
+        SourceCase("`Join`: `keeps_unmatched`", JOINED, joined(keeps_unmatched=True), "takes"),
         SourceCase(
             "`Join` of sources that end: the same",
             joined(finite=True),
             joined(finite=True, within={"bought": 20}),
+            says="within",
+        ),
+        SourceCase(
+            "`Join` with a `Join` of sources that end as an input: the inner one's",
+            nested(),
+            nested(within={"bought": 20}),
             says="within",
         ),
     ],
@@ -396,19 +583,30 @@ SOURCES: dict[str, list[SourceCase]] = {
 
 
 def read(
-    source: Any, position: Position | None, count: int, saved: Any = None
+    source: Any, position: Position | None, count: int, saved: Any = None, expected: int = 0
 ) -> tuple[list[Any], Position | None, Any]:
-    """Read rows until there are `count`; return them, the position, and what a join holds there."""
+    """Read rows until there are `count`; return them, the position, and what a join holds there.
+
+    A topic is read until it was quiet behind the last one of `expected` rows.
+    """
     live = hb.sources.Live(tick_seconds=0.001)
     plan = ReadPlan(live=live, wishes=JoinWishes(keeps_open=True, saved=saved))
     rows: list[Any] = []
     after = position
     ticks = 0
-    for batch, after in source.read(position, 4, plan):  # noqa: B007 - it is returned
-        ticks = 0 if batch.num_rows else ticks + 1
-        rows += batch.to_pylist() if batch.num_rows else []
-        if len(rows) >= count or ticks > 60:
-            break
+    since = time.monotonic()
+    with contextlib.closing(source.read(position, 4, plan)) as batches:
+        for batch, after in batches:  # noqa: B007 - it is returned
+            ticks = 0 if batch.num_rows else ticks + 1
+            if batch.num_rows:
+                rows += batch.to_pylist()
+                since = time.monotonic()
+            is_over = ticks > 60
+            if isinstance(source, hb.sources.Kafka):  # its ticks are those of its client
+                patience = QUIET_SECONDS if len(rows) >= expected else LATE_SECONDS
+                is_over = live.lag == 0 and time.monotonic() - since > patience
+            if len(rows) >= count or is_over:
+                break
     held = None
     if live.open_rows is not None and after is not None:
         held = live.open_rows.saved_at(after.state, None)
@@ -424,32 +622,73 @@ def told(rows: Iterable[Mapping[str, Any]]) -> Counter[Any]:
     )
 
 
+@dataclass(frozen=True)
+class FirstLife:
+    """What a source yielded in one life; `whole`: what it yields without an end of the life."""
+
+    folder: Path
+    whole: Counter[Any]
+    first: list[Any]
+    position: Position
+    held: Any
+
+    def goes_on(self, source: Any, more: int = 0) -> Counter[Any]:
+        """Return what is told of the rows of both lives; `more`: rows that the source has more."""
+        expected = self.whole.total() + more - len(self.first)
+        rest, _, _ = read(source, self.position, 10**6, self.held, expected)
+        return told([*self.first, *rest])
+
+
+@pytest.fixture(scope="module")
+def first_life(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FirstLife]:
+    """Lives of sources, each one lived once: the same source goes on from its position."""
+    folder = tmp_path_factory.mktemp("sources")
+
+    @cache
+    def live_once(make: Callable[[Path], Any], reads: int) -> FirstLife:
+        source = make(folder)
+        expected = 0
+        if isinstance(source, hb.sources.Kafka):
+            expected = COUNT if source.partitions is None else COUNT // 2
+        whole, _, _ = read(source, None, 10**6, expected=expected)
+        first, position, held = read(make(folder), None, reads)
+        assert 0 < len(first) < len(whole)
+        assert position is not None
+        position = Position.from_json(json.dumps(position.to_json()))
+        life = FirstLife(folder, told(whole), first, position, held)
+        assert life.goes_on(make(folder)) == life.whole
+        if "settings" in position.state:  # positions of older versions hold none
+            old = {name: value for name, value in position.state.items() if name != "settings"}
+            assert replace(life, position=Position(old)).goes_on(make(folder)) == life.whole
+        return life
+
+    return live_once
+
+
+def cases_of(cases: Iterable[Any]) -> list[Any]:
+    """Return cases for `parametrize`, by the words of the page."""
+    marks = {True: [pytest.mark.soak], False: []}
+    return [pytest.param(case, id=case.what, marks=marks[case.soak]) for case in cases]
+
+
 ALL_SOURCES = [case for cases in SOURCES.values() for case in cases]
 
 
-@pytest.mark.parametrize("case", ALL_SOURCES, ids=lambda case: case.what)
+@pytest.mark.parametrize("case", cases_of(ALL_SOURCES))
 def test_a_source_with_another_setting_goes_on_right_or_is_refused(
-    case: SourceCase, tmp_path: Path
+    case: SourceCase, first_life: Callable[..., FirstLife]
 ) -> None:
-    before = case.before(tmp_path)
-    whole, _, _ = read(before, None, 10**6)
-    first, position, held = read(before, None, case.reads)
-    assert 0 < len(first) < len(whole)
-    assert position is not None
-    position = Position.from_json(json.dumps(position.to_json()))
-    after = case.after(tmp_path)
+    life = first_life(case.before, case.reads)
+    after = case.after(life.folder)
     if case.verdict == "refuses":
         with pytest.raises(DataError, match=case.says):
-            read(after, position, 10**6, held)
-    else:
-        rest, _, _ = read(after, position, 10**6, held)
-        assert told([*first, *rest]) == told(whole)
-    same, _, _ = read(case.before(tmp_path), position, 10**6, held)
-    assert told([*first, *same]) == told(whole)
-    if "settings" in position.state:  # positions of older versions hold none
-        old = {name: value for name, value in position.state.items() if name != "settings"}
-        again, _, _ = read(before, Position(old), 10**6, held)
-        assert told([*first, *again]) == told(whole)
+            life.goes_on(after)
+        return
+    whole = life.whole
+    if case.adds:
+        whole = told(read(case.after(life.folder), None, 10**6, expected=COUNT)[0])
+        assert whole > life.whole
+    assert life.goes_on(after, whole.total() - life.whole.total()) == whole
 
 
 # --- datasets
@@ -576,6 +815,14 @@ def column(*transforms: Any, **arguments: Any) -> Any:
     return lambda: hb.Schema([hb.Label("label"), hb.Id("id", transforms=transforms, **arguments)])
 
 
+def dense(transform: Any) -> Any:
+    return schema(
+        hb.Label("label"),
+        hb.Id("id"),
+        hb.Dense("price", transforms=[transform, TRANSFORMS.FillMissing(0)]),
+    )
+
+
 def schema(*columns: Any) -> Any:
     return lambda: hb.Schema(columns)
 
@@ -590,6 +837,7 @@ def model(network: Mapping[str, Any] | None = None, loss: Any = "bce", **argumen
     return make
 
 
+LOSSES = hb.losses
 TRANSFORMS = hb.transforms
 FIELDS: dict[str, list[FieldCase]] = {
     "Tables": [
@@ -612,6 +860,9 @@ FIELDS: dict[str, list[FieldCase]] = {
         FieldCase("`tier`", table(), table(tier=hb.Ssd("/tmp", ram_rows=10)), "takes"),
         FieldCase("`evict`, and its counts", table(), table(evict=hb.Lru(2048)), "takes"),
         FieldCase(
+            "`evict`: `Lru` or `Lfu`", table(evict=hb.Lru(2048)), table(evict=hb.Lfu(2048)), "takes"
+        ),
+        FieldCase(
             "`evict`: seconds of `Ttl`",
             table(evict=hb.Ttl(seconds=10)),
             table(evict=hb.Ttl(seconds=20)),
@@ -619,7 +870,16 @@ FIELDS: dict[str, list[FieldCase]] = {
         ),
         FieldCase("`admit`, another kind", table(), table(admit=hb.MinCount(2))),
         FieldCase(
-            "`admit`: its count", table(admit=hb.MinCount(2)), table(admit=hb.MinCount(3)), "takes"
+            "`admit`: the count of `MinCount`",
+            table(admit=hb.MinCount(2)),
+            table(admit=hb.MinCount(3)),
+            "takes",
+        ),
+        FieldCase(
+            "`admit`: `probability` of `Probability`",
+            table(admit=hb.Probability(0.5)),
+            table(admit=hb.Probability(0.25)),
+            "takes",
         ),
         FieldCase(
             "`admit`: `sketch_bytes`",
@@ -641,6 +901,36 @@ FIELDS: dict[str, list[FieldCase]] = {
             column(TRANSFORMS.Bucketize([1.0])),
             column(TRANSFORMS.Bucketize([2.0])),
         ),
+        *(
+            FieldCase(f"`{type(before).__name__}`: {names}", column(before), column(after))
+            for names, before, after in (
+                (
+                    "`with_`, `bins`, `seed`",
+                    TRANSFORMS.Cross(["a"], 10),
+                    TRANSFORMS.Cross(["b"], 10),
+                ),
+                ("`sql`", TRANSFORMS.Expression("a + 1"), TRANSFORMS.Expression("a + 2")),
+                ("`pattern`, `number`", TRANSFORMS.Extract("a(.)"), TRANSFORMS.Extract("b(.)")),
+                ("`value`", TRANSFORMS.FillMissing(1), TRANSFORMS.FillMissing(2)),
+                ("`by`", TRANSFORMS.Shift(1), TRANSFORMS.Shift(2)),
+                ("`delimiter`", TRANSFORMS.Split("|"), TRANSFORMS.Split(",")),
+                ("`part`, `unit`", TRANSFORMS.TimeOfDay(), TRANSFORMS.TimeOfDay("weekday")),
+            )
+        ),
+        *(
+            FieldCase(f"`{type(before).__name__}`: {names}", dense(before), dense(after))
+            for names, before, after in (
+                ("`low`, `high`", TRANSFORMS.Clip(0, 1), TRANSFORMS.Clip(0, 2)),
+                ("`offset`", TRANSFORMS.Log(), TRANSFORMS.Log(2.0)),
+                ("`mean`, `std`", TRANSFORMS.Normalize(0.0, 1.0), TRANSFORMS.Normalize(1.0, 1.0)),
+                ("`column`, `statistic`", TRANSFORMS.JoinGroupby("a"), TRANSFORMS.JoinGroupby("b")),
+                (
+                    "`label`, `folds`, `smooth`",
+                    TRANSFORMS.TargetEncode("label", smooth=1.0),
+                    TRANSFORMS.TargetEncode("label", smooth=2.0),
+                ),
+            )
+        ),
         FieldCase("a transform more or less", column(), column(TRANSFORMS.Hash(10))),
         FieldCase(
             "`Label`: `threshold`",
@@ -660,6 +950,29 @@ FIELDS: dict[str, list[FieldCase]] = {
         FieldCase("the network's arguments", model(), model({"hidden": (8,)})),
         FieldCase("`dropout`", model(), model({"dropout": 0.5}), "takes"),
         FieldCase("the loss, another kind", model(), model(loss=hb.losses.MSE())),
+        *(
+            FieldCase(
+                f"`{type(before).__name__}`: {names}",
+                model(loss=before),
+                model(loss=after),
+                "takes",
+            )
+            for names, before, after in (
+                ("`pos_weight`, `label_smoothing`", LOSSES.BCE(), LOSSES.BCE(pos_weight=2.0)),
+                ("`gamma`", LOSSES.Focal(1.0), LOSSES.Focal(2.0)),
+                ("`temperature`", LOSSES.Softmax(1.0), LOSSES.Softmax(2.0)),
+                (
+                    "`weights`, arguments of its losses",
+                    LOSSES.MultiTask({"label": LOSSES.BCE()}, {"label": 1.0}),
+                    LOSSES.MultiTask({"label": LOSSES.BCE()}, {"label": 2.0}),
+                ),
+            )
+        ),
+        FieldCase(
+            "`MultiTask`: the loss of a label, another kind",
+            model(loss=LOSSES.MultiTask({"label": LOSSES.BCE()})),
+            model(loss=LOSSES.MultiTask({"label": LOSSES.MSE()})),
+        ),
         FieldCase("`grains`", model(), model(grains=2)),
         FieldCase("metrics", model(), model(metrics={"auc"}), "takes"),
         FieldCase("the dense optimizer: `lr`", model(optimizer=hb.Adam(lr=0.1)), model(), "takes"),
@@ -711,6 +1024,7 @@ class CallbackCase:
     after: Callable[[Path], list[Any]]
     verdict: Verdict = "takes"
     says: str = ""
+    soak: bool = False
 
 
 def callbacks(*made: Callable[[], Any], **checkpoint: Any) -> Callable[[Path], list[Any]]:
@@ -729,6 +1043,15 @@ def publishing(name: str, **arguments: Any) -> Callable[[Path], list[Any]]:
     return make
 
 
+def publishing_topic(name: str) -> Callable[[Path], list[Any]]:
+    def make(folder: Path) -> list[Any]:
+        with contextlib.suppress(Exception):  # an earlier life made it
+            broker().create(name)
+        return callbacks(publish=hb.PublishTopic(broker().servers, name))(folder)
+
+    return make
+
+
 def cosine(steps: int) -> Callable[[], Any]:
     rate = torch.optim.lr_scheduler.CosineAnnealingLR
     return lambda: hb.callbacks.LearningRate(partial(rate, T_max=steps))
@@ -740,6 +1063,12 @@ def exponential() -> Any:
 
 
 C = hb.callbacks
+EVICTED = callbacks(partial(C.Evict, step_interval=2))
+EVICTED_BY_TIME = callbacks(partial(C.Evict, seconds_interval=3))
+STOPPED = callbacks(partial(C.EarlyStopping, "auc"))
+COSINE = callbacks(cosine(10))
+WINDOWS = callbacks(partial(C.Windows, samples=10))
+PUBLISHED = publishing("published")
 CALLBACKS = [
     CallbackCase(
         "`Checkpoint`: `every_steps`, `every_seconds`, `full_every`, `keep`, `wait`",
@@ -748,12 +1077,12 @@ CALLBACKS = [
     ),
     CallbackCase(
         "`Evict`: `step_interval`, `seconds_interval`, `lateness_seconds`",
-        callbacks(partial(C.Evict, step_interval=2)),
+        EVICTED,
         callbacks(partial(C.Evict, seconds_interval=3, lateness_seconds=1)),
     ),
     CallbackCase(
         "`Evict`: `clock`",
-        callbacks(partial(C.Evict, seconds_interval=3)),
+        EVICTED_BY_TIME,
         callbacks(partial(C.Evict, seconds_interval=3, clock="wall")),
     ),
     *(
@@ -768,7 +1097,7 @@ CALLBACKS = [
     ),
     CallbackCase(
         "`EarlyStopping`, `ReducePlateau`: `patience`, `min_delta`, `factor`",
-        callbacks(partial(C.EarlyStopping, "auc")),
+        STOPPED,
         callbacks(partial(C.EarlyStopping, "auc", patience=5, min_delta=0.1)),
     ),
     CallbackCase(
@@ -778,14 +1107,14 @@ CALLBACKS = [
     ),
     CallbackCase(
         "`LearningRate`: arguments of a scheduler of torch",
-        callbacks(cosine(10)),
+        COSINE,
         callbacks(cosine(20)),
         "keeps",
         "LearningRate: ",
     ),
     CallbackCase(
         "`LearningRate`: another kind of scheduler",
-        callbacks(cosine(10)),
+        COSINE,
         callbacks(exponential),
         "begins anew",
         "another kind of schedule begins at step 4",
@@ -799,7 +1128,7 @@ CALLBACKS = [
     ),
     CallbackCase(
         "`Windows`: `most`, `baseline`",
-        callbacks(partial(C.Windows, samples=10)),
+        WINDOWS,
         callbacks(partial(C.Windows, samples=10, most=4, baseline="id")),
     ),
     CallbackCase(
@@ -809,19 +1138,31 @@ CALLBACKS = [
     ),
     CallbackCase(
         "a callback more or less",
-        callbacks(partial(C.Evict, step_interval=2)),
+        EVICTED,
         callbacks(partial(C.Windows, samples=10)),
         says="run.callbacks was",
     ),
     CallbackCase(
         "`PublishDirectory`: `path`, or a publisher where there was none: a full comes first",
-        publishing("published"),
+        PUBLISHED,
         publishing("other"),
     ),
     CallbackCase(
-        "`PublishDirectory`: `keep`", publishing("published"), publishing("published", keep=5)
+        "`PublishDirectory`: `keep`", PUBLISHED, publishing("published", keep=5), soak=True
     ),
-    CallbackCase("no publisher any more", publishing("published"), callbacks()),
+    CallbackCase("no publisher any more", PUBLISHED, callbacks(), soak=True),
+    CallbackCase(
+        "`PublishTopic`: `servers`, `topic`: a full comes first",
+        publishing_topic("versions"),
+        publishing_topic("versions-elsewhere"),
+        soak=True,
+    ),
+    CallbackCase(
+        "`ClipGradients`: `max_norm`",
+        callbacks(partial(C.ClipGradients, 1.0)),
+        callbacks(partial(C.ClipGradients, 2.0)),
+        soak=True,
+    ),
 ]
 
 
@@ -838,6 +1179,29 @@ class Learned:
         self.ids += ids_of([run.example.batch])
 
 
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], tuple[Path, list[int]]]:
+    """Runs of some steps in one folder, each one run once: their folder, and the ids they learned."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+
+    @cache
+    def run_once(make: Callable[[Path], list[Any]]) -> tuple[Path, list[int]]:
+        shutil.rmtree(folder, ignore_errors=True)
+        learned = Learned()
+        live(learned, make(folder), 4)
+        kept = tmp_path_factory.mktemp("kept") / "run"
+        shutil.copytree(folder, kept)
+        return kept, learned.ids
+
+    def restored(make: Callable[[Path], list[Any]]) -> tuple[Path, list[int]]:
+        kept, ids = run_once(make)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(kept, folder)
+        return folder, ids
+
+    return restored
+
+
 def live(learned: Learned, given: list[Any], steps: int | None) -> None:
     torch.manual_seed(0)
     data = dataset(None)
@@ -846,24 +1210,27 @@ def live(learned: Learned, given: list[Any], steps: int | None) -> None:
     recommender.online_train(data, [learned, *given], max_steps=steps, progress=False)
 
 
-@pytest.mark.parametrize("case", CALLBACKS, ids=lambda case: case.what)
+@pytest.mark.parametrize("case", cases_of(CALLBACKS))
 def test_a_run_with_other_callbacks_learns_each_row_once(
     case: CallbackCase,
-    tmp_path: Path,
+    first_run: Callable[[Any], tuple[Path, list[int]]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hotbed.training.publishing._graph", lambda run: None)  # takes seconds
+    folder, ids = first_run(case.before)
     learned = Learned()
-    live(learned, case.before(tmp_path), 4)
     caplog.set_level(logging.INFO, "hotbed")
     caplog.clear()
-    live(learned, case.after(tmp_path), None)
-    assert sorted(learned.ids) == [*IDS]
+    live(learned, case.after(folder), None)
+    assert sorted([*ids, *learned.ids]) == [*IDS]
     assert case.says in caplog.text
     if "publisher where" in case.what:
-        published = hb.checkpoints.open_checkpoint(tmp_path / "other")
+        published = hb.checkpoints.open_checkpoint(folder / "other")
         assert published.links[0].manifest.kind == "full"
+    if "PublishTopic" in case.what:  # a follower begins with a full
+        feed = TopicFeed(broker().servers, "versions-elsewhere", folder / "followed")
+        assert list(hb.Follower(feed).poll())
 
 
 # --- the page
@@ -884,6 +1251,33 @@ def tables() -> str:
         lines += ["", f"**{title}**", "", "| changed | a resume |", "|---|---|"]
         lines += [f"| {what} | {verdict} |" for what, verdict in cases]
     return "\n".join([BEGIN, *lines, "", END])
+
+
+WITHOUT_ROWS = {
+    "Memory": "its rows are its only argument",
+    "Parquet": "its files are its only argument",
+    "CrossEntropy": "has no arguments",
+    "MSE": "has no arguments",
+    "Pairwise": "has no arguments",
+    "ProgressBar": "shows, and keeps nothing for a resume",
+    "Prometheus": "shows, and keeps nothing for a resume",
+    "TensorBoard": "shows, and keeps nothing for a resume",
+    "Validate": "for a fit, whose results it shows; what judges them has a row",
+}
+"""Public names that take no setting to a resume, with the reason."""
+
+
+def test_each_public_part_has_a_row_or_a_reason() -> None:
+    bases = (hb.sources.Source, TRANSFORMS.Transform, LOSSES.Loss, Admission, Eviction, Publisher)
+    modules = (hb, hb.sources, TRANSFORMS, LOSSES)
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    parts = {name for name, value in public.items() if isinstance(value, type)}
+    parts = {name for name in parts if issubclass(public[name], bases)}
+    parts = {name for name in parts if not inspect.isabstract(public[name])}
+    parts |= {"MultiTask", *C.__all__}
+    named = set(re.findall(r"`(\w+)`", tables()))
+    assert sorted(parts - named - set(WITHOUT_ROWS)) == []
+    assert sorted(set(WITHOUT_ROWS) - parts) == []
 
 
 def page() -> str:

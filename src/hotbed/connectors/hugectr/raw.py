@@ -109,6 +109,10 @@ class Raw(FileSource):
     def place(self, section: Section, row: int) -> RowPlace:
         return RowPlace(section.file, section.rows + row + 1, "sample")
 
+    @property
+    def declared_types(self) -> pa.Schema:
+        return self.infer()
+
     def infer(self) -> pa.Schema:
         fields: list[pa.Field] = []
         for name in self.labels:

@@ -55,7 +55,8 @@ class Join(Source):
             its window is over. It is held with its columns until then.
 
     Raises:
-        ConfigError: an argument is wrong, or the schema's `Time` has another unit.
+        ConfigError: an argument is wrong, an input is a join of streams itself, or the schema's
+            `Time` has another unit.
         SchemaError: a key is absent, or the types of its sides do not meet; a unit is wrong.
         DataError: reading an endless join resumes without the checkpoint of its open impressions.
 
@@ -80,7 +81,7 @@ class Join(Source):
     keeps_unmatched: bool = False
 
     def __post_init__(self) -> None:
-        check_source(self.impressions, "join.impressions")
+        self._check_input("impressions", self.impressions)
         if not names_of(self.on):
             raise ConfigError(f"join.on: needs key columns, got {self.on!r}. Name one or more.")
         check_unit("join.unit", self.unit)
@@ -104,12 +105,21 @@ class Join(Source):
         for name, outcome in self.kinds.items():
             example = "hb.sources.Outcome(source, within=1800)"
             self._check_kind(f"outcomes.{name}", outcome, Outcome, example)
-            check_source(outcome.source, f"join.outcomes.{name}.source")
+            self._check_input(f"outcomes.{name}.source", outcome.source)
             if name in self.own_columns:
                 raise ConfigError(
                     f"join.label: the join reads this column of the impressions, got {name!r} in "
                     f"{self.own_columns}. Give the label another name."
                 )
+
+    @staticmethod
+    def _check_input(argument: str, source: Source) -> None:
+        check_source(source, f"join.{argument}")
+        if source.holds_rows:
+            raise ConfigError(
+                f"join.{argument}: checkpoints hold the open impressions of one join, got another "
+                "join that never ends. Give one join an Outcome for each label."
+            )
 
     @staticmethod
     def _check_kind(argument: str, value: object, kind: type, example: str) -> None:
@@ -139,6 +149,10 @@ class Join(Source):
     @property
     def endless(self) -> bool:
         return any(source.endless for source in self.inputs)
+
+    @property
+    def holds_rows(self) -> bool:
+        return self.endless
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:

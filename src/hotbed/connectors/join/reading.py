@@ -20,7 +20,7 @@ from hotbed.connectors.join.stalls import Stalls
 from hotbed.connectors.join.states import saved_matches, saved_tables
 from hotbed.connectors.join.turns import JoinTurns, Turn
 from hotbed.connectors.live import Live
-from hotbed.connectors.plan import ReadPlan
+from hotbed.connectors.plan import NO_WISHES, ReadPlan
 from hotbed.connectors.position import (
     COUNTED,
     IMPRESSION,
@@ -81,7 +81,9 @@ class JoinReading:
     def _opened_inputs(self, states: Any) -> list[Input]:
         inputs: list[Input] = []
         for number, source in enumerate(self.join.inputs):
-            plan = self._intake.plan_for(number) or replace(self.plan, columns=None)
+            plan = self._intake.plan_for(number) or replace(
+                self.plan, columns=None, wishes=NO_WISHES
+            )
             live = None
             if source.endless:
                 live = live_of(self.live, number)

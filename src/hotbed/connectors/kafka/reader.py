@@ -48,6 +48,7 @@ class KafkaReader:
         state: Mapping[str, Any] = {}
         if position is not None and position.state:
             position.require("Kafka", source)
+            position.require_types(source.decoder.declared_types)
             state = position.state
         self.number: int = state.get("block", 0)
         self.offsets = _by_partition(state.get("offsets", {}))

@@ -101,9 +101,7 @@ class Csv(FileSource):
         for name in ("columns", "null_values"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, checks.names(getattr(self, name)))
-        for name, kind in self._declared().items():
-            if kind is not None:
-                declared(f"columns.{name}", kind)
+        _ = self.declared_types
 
     def place(self, section: Section, row: int) -> RowPlace:
         number = row
@@ -199,6 +197,14 @@ class Csv(FileSource):
     def _is_wide(self) -> bool:
         """Whether every character has several bytes, so that a line end is not one byte."""
         return codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32"))
+
+    @property
+    def declared_types(self) -> pa.Schema:
+        types: list[tuple[str, pa.DataType]] = []
+        for name, kind in self._declared().items():
+            if kind is not None:
+                types.append((name, declared(f"columns.{name}", kind)))
+        return pa.schema(types)
 
     def _declared(self) -> dict[str, str | None]:
         if isinstance(self.columns, Mapping):
@@ -304,19 +310,16 @@ class Csv(FileSource):
         except UNREADABLE as error:
             raise _decode_error(error, file) from error
         declarations = self._declared()
+        types = dict(zip(self.declared_types.names, self.declared_types.types, strict=True))
         unknown = [name for name in declarations if name not in names]
         if unknown:
             raise SchemaError(
                 f"{file}: declared columns {unknown} are absent, got {names}. Correct `columns`."
             )
-        types: list[tuple[str, pa.DataType]] = []
-        for name, values in zip(names, table.columns, strict=True):
-            kind = declarations.get(name)
-            if kind is None:
-                types.append((name, infer_type(values)))
-            else:
-                types.append((name, declared(f"columns.{name}", kind)))
-        return pa.schema(types)
+        columns = zip(names, table.columns, strict=True)
+        return pa.schema(
+            [(name, types.get(name) or infer_type(values)) for name, values in columns]
+        )
 
 
 class _DelimitedReading:

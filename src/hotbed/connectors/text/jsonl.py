@@ -47,6 +47,10 @@ class Jsonl(LineSource):
     def __post_init__(self) -> None:
         declared_columns(self.columns)
 
+    @property
+    def declared_types(self) -> pa.Schema:
+        return declared_columns(self.columns)
+
     def infer(self) -> pa.Schema:
         return infer_from_heads(self.files(), self._infer_file)
 
@@ -58,7 +62,7 @@ class Jsonl(LineSource):
             raise DecodeError(
                 f"{file}: cannot be read, got {error}. Write the file again.", file
             ) from error
-        return infer_json(lines, file, declared_columns(self.columns))
+        return infer_json(lines, file, self.declared_types)
 
     def rows_end(self, section: Section, *, grows: bool) -> int:
         end = last_line_end(section)
