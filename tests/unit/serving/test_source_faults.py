@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import hotbed as hb
-from hotbed.errors import ConfigError, HotbedError
+from hotbed.errors import ConfigError, HotbedError, StoreAway
 from hotbed.persist.checkpoint import capture
 from hotbed.persist.publish import Follower, PublishDirectory
 from hotbed.persist.saver import Saver
@@ -24,7 +25,9 @@ from hotbed.persist.store import MANIFEST_FILE
 from hotbed.serving.main import _load_each
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RowsOptions
+from hotbed.serving.server.scoring import models as scored
 from hotbed.serving.server.scoring.models import Models
+from hotbed.serving.stores import following
 from hotbed.serving.stores.successors import check_same_model
 
 from .conftest import Trainer, wait_for
@@ -199,6 +202,68 @@ def test_parameter_server_starts_with_the_kept_version(
     server = RowsServer(store, ["m"], RowsOptions(port=0))
     server.load_or_keep("m", str(source.path), is_followed=True)
     assert store.model("m").version == source.published.versions[1]
+
+
+class HangingServer(hb.ParameterServer):
+    """Its loads wait while `goes_on` is clear, as for a mount that hangs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def load(self, *arguments: Any) -> Any:
+        with self._lock:
+            assert self.goes_on.wait(20)
+            return super().load(*arguments)
+
+
+def test_read_that_hangs_is_reported_and_served_once_it_ends(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_HANG_SECONDS", 0.2)
+    server = HangingServer(tmp_path / "rows")
+    models = Models(server, load_seconds=0.2)
+    models.add("m", source.path, is_followed=True)
+    follow(models, source)
+    wait_for(lambda: models.named("m").swaps == 1, "the follower is there")
+    server.goes_on.clear()
+    source.number = 2
+    source.point_to(2)
+    wait_for(lambda: "has not ended" in models.index()[0]["reason"], "the reason is shown")
+    with pytest.raises(StoreAway, match="another load"):
+        models.load("m")
+    assert_served(models, source, 1)
+    server.goes_on.set()
+    wait_for(
+        lambda: models.index()[0]["version"] == str(source.published.versions[2]),
+        "the version is served",
+    )
+    wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
+    assert_served(models, source, 2)
+    models.close()
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_start_and_load_during_a_read_that_hangs_serve_the_kept_version(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_followed: bool
+) -> None:
+    hb.ParameterServer(tmp_path / "rows").load("m", source.path)
+    monkeypatch.setattr(scored, "_START_SECONDS", 0.2)
+    server = HangingServer(tmp_path / "rows")
+    server.goes_on.clear()
+    models = Models(server, load_seconds=0.2)
+    source.point_to(2)
+    models.add("m", source.path, is_followed=is_followed)
+    assert_served(models, source, 1)
+    for _ in range(2):
+        with pytest.raises(StoreAway, match="has not ended"):
+            models.load("m")
+    assert "has not ended" in models.index()[0]["reason"]
+    server.goes_on.set()
+    wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
+    assert_served(models, source, 2)
+    models.close()
 
 
 def test_other_model_and_earlier_version_are_served_after_an_unload(

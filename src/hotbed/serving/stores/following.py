@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from hotbed.errors import ConfigError, NotServed
+from hotbed.errors import ConfigError, NotServed, StoreAway
 from hotbed.files import Where
 from hotbed.persist.format import Reader, holds_nothing, open_checkpoint
 from hotbed.persist.publish import Follower, TopicFeed
@@ -22,6 +22,7 @@ log = logging.getLogger("hotbed.serving")
 _CLOSE_SECONDS = 5.0
 _KAFKA = "kafka://"
 _LONGEST_PAUSE = 32  # polls between two attempts to load a version
+_HANG_SECONDS = 10.0  # after which a read of a source is reported
 
 
 class Following:
@@ -68,6 +69,7 @@ class Following:
         )
         self._subscriptions[name] = subscription
         self._start(self._follow, subscription, poll_seconds)
+        self._start(self._watch, subscription)
 
     def again(self, name: str) -> None:
         """Deliver the last version again at the next poll, if this model follows a trainer."""
@@ -101,6 +103,11 @@ class Following:
             subscription.step()
             self._stop.wait(poll_seconds)
         subscription.close()
+
+    def _watch(self, subscription: _Subscription) -> None:
+        """Report steps that take long; the thread that takes them may hang."""
+        while not self._stop.wait(_HANG_SECONDS / 4):
+            subscription.report_hang(_HANG_SECONDS)
 
     def _repeat(self, name: str, step: Callable[[], None], poll_seconds: float) -> None:
         reports = _RepeatFilter(lambda error: self._failed(name, error))
@@ -154,11 +161,28 @@ class _Subscription:
         self._newest: Reader | None = None
         self._is_taken = False  # the newest version
         self._reported: Exception | None = None
+        self._began: float | None = None  # the step under way
+        self._hang: StoreAway | None = None
         self._num_polls = 0
         self._backoff = Backoff(1, _LONGEST_PAUSE)  # of attempts to take it, in polls
 
     def step(self) -> None:
         """Poll once, and take the newest version that arrived or that could not be taken before."""
+        self._began = time.monotonic()
+        self._poll_and_take()
+        self._began = None
+        if self._hang is not None:
+            self._returned(self._hang)
+            self._hang = None
+
+    def report_hang(self, seconds: float) -> None:
+        """Report once that the step under way has taken `seconds`."""
+        began = self._began
+        if began is not None and self._hang is None and time.monotonic() - began > seconds:
+            self._hang = hanging("what is followed", seconds)
+            self._report(self._hang)
+
+    def _poll_and_take(self) -> None:
         self._num_polls += 1
         readers = list[Reader]()
         error = self._poll(readers)
@@ -228,6 +252,14 @@ class _Subscription:
         else:
             self._backoff.failed(self._num_polls)
             self._take_errors.report(failure)
+
+
+def hanging(place: str, seconds: float) -> StoreAway:
+    """Return why a version is not served whose read does not end."""
+    return StoreAway(
+        f"{place}: the read of a version has not ended, got {seconds:g} s so far. If it does not "
+        "end, look at the mount or the store; the version is served once it is read."
+    )
 
 
 def open_newest(source: Where) -> Reader:

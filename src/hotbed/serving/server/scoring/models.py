@@ -8,6 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -26,13 +28,15 @@ from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
-from hotbed.serving.stores.following import Following, open_newest
+from hotbed.serving.stores.following import Following, hanging, open_newest
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 _LOADS = 8  # threads for loads and unloads, most of which wait for each other
 _READINGS = 512  # request times kept for the page
+_START_SECONDS = 10.0  # for a source to be read, while kept rows can be served
+_LOAD_SECONDS = 60.0  # for a load that a client requests
 _REMOTE_SECONDS = 1.0  # between polls of a parameter server
 
 
@@ -230,6 +234,8 @@ class Models:
         limits: bounds of requests and of the queues.
         reach: returns the store at the address of a parameter server.
         cache: keywords of the `EmbeddingCache` for the rows of a parameter server.
+        load_seconds: after which a load that a client requests ends with an error; the version is
+            served once it is read.
 
     Example:
         >>> models = Models(hb.ParameterServer("rows"))
@@ -243,6 +249,7 @@ class Models:
         limits: ServerLimits | None = None,
         reach: Callable[[str], RowStore] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
+        load_seconds: float = _LOAD_SECONDS,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.stopping = False
@@ -252,11 +259,14 @@ class Models:
         )
         self._server = server
         self._models = dict[str, Model]()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._reach = reach
         self._cache = dict(cache or {})
         # loads and unloads that clients request run here
         self.aside = DaemonThreads(_LOADS, "hotbed-load")
+        self._readings = DaemonThreads(_LOADS, "hotbed-read")
+        self._reads = dict[str, Future[ModelVersion]]()  # the last one of each model
+        self._load_seconds = load_seconds
         self.readers = Readers()
         self._following = Following(
             lambda name, error: self.named(name).failed(error),
@@ -296,7 +306,8 @@ class Models:
             model = Model(name, find, self.limits, self.readers)
             self._models[name] = model
             try:
-                model.serve(find())
+                has_rows = self._server.find(name) is not None
+                model.serve(self._read(model, _START_SECONDS if has_rows else None))
             except (HotbedError, OSError) as error:
                 model.failed(error)
                 self._serve_kept(model, error)
@@ -341,10 +352,10 @@ class Models:
         if self.parent is not None:
             self.parent.load(name)
             return
-        with self._lock:
+        with self._changing():
             model.wanted = True
             try:
-                model.serve(model.find())
+                model.serve(self._read(model, self._load_seconds))
             except Exception as error:
                 model.failed(error)
                 raise
@@ -358,12 +369,43 @@ class Models:
         if self.parent is not None:
             self.parent.unload(name)
             return
-        with self._lock:
+        with self._changing():
             model.wanted = False
             if model.ready:
                 model.close()
                 if model.cache is None:
                     self._server.unload(name)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock of loads and unloads. Raises StoreAway if another one does not end."""
+        if not self._lock.acquire(timeout=self._load_seconds):
+            raise hanging("another load", self._load_seconds)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _read(self, model: Model, seconds: float | None) -> ModelVersion:
+        """Return the newest version of a model, read on a thread that may hang.
+
+        Raises StoreAway if it is not read after `seconds`; then it is served once it is.
+        """
+        reading = self._reads.get(model.name)
+        if reading is None or reading.done():
+            reading = self._reads[model.name] = self._readings.submit(model.find)
+        try:
+            return reading.result(seconds)
+        except TimeoutError:
+            if reading.done():  # it is an error of the read itself
+                raise
+            reading.add_done_callback(partial(self._serve_late, model))
+            raise hanging(f"model {model.name!r}", seconds or 0.0) from None
+
+    def _serve_late(self, model: Model, reading: Future[ModelVersion]) -> None:
+        with self._lock:
+            if reading.exception() is None and model.wanted and not self.stopping:
+                model.advance(reading.result())
 
     def find(self, name: str) -> Model | None:
         """Return the model of that name, or None."""
