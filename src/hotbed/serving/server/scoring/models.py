@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -265,7 +265,7 @@ class Models:
         # loads and unloads that clients request run here
         self.aside = DaemonThreads(_LOADS, "hotbed-load")
         self._readings = DaemonThreads(_LOADS, "hotbed-read")
-        self._reads = dict[str, Future[ModelVersion]]()  # the last one of each model
+        self._reads = dict[str, Future[ModelVersion]]()  # the one under way of each model
         self._load_seconds = load_seconds
         self.readers = Readers()
         self._following = Following(
@@ -394,16 +394,16 @@ class Models:
         reading = self._reads.get(model.name)
         if reading is None or reading.done():
             reading = self._reads[model.name] = self._readings.submit(model.find)
-        try:
-            return reading.result(seconds)
-        except TimeoutError:
-            if reading.done():  # it is an error of the read itself
-                raise
+        wait([reading], seconds)
+        if not reading.done():
             reading.add_done_callback(partial(self._serve_late, model))
-            raise hanging(f"model {model.name!r}", seconds or 0.0) from None
+            raise hanging(f"model {model.name!r}", seconds or 0.0)
+        self._reads.pop(model.name, None)  # it holds the version
+        return reading.result()
 
     def _serve_late(self, model: Model, reading: Future[ModelVersion]) -> None:
         with self._lock:
+            self._reads.pop(model.name, None)
             if reading.exception() is None and model.wanted and not self.stopping:
                 model.advance(reading.result())
 
