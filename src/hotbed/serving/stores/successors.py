@@ -19,14 +19,23 @@ _ANYTHING = ("", "mixed")
 
 
 def check_same_model(
-    before: ModelVersion, schema: Mapping[str, Any], graph: Mapping[str, Any], place: str
+    before: ModelVersion,
+    schema: Mapping[str, Any],
+    graph: Mapping[str, Any],
+    place: str,
+    *,
+    of_training: bool = False,
 ) -> None:
     """Raise ConfigError unless requests for `before` fit a version with this schema and graph.
 
     It has the same inputs, with types that are not known to differ, and the same outputs. Numbers
     of a wider or narrower type do not differ: a stream may widen the type of its columns.
+
+    Args:
+        of_training: whether the schema is that of training, with columns that no graph reads.
     """
-    difference = next(_differences(before, Schema.from_json(schema), graph), None)
+    read = Schema.from_json(schema)
+    difference = next(_differences(before, read, graph, of_training), None)
     if difference is not None:
         raise ConfigError(
             f"{place}: a version of another model, got {difference}. Publish each model into a "
@@ -61,10 +70,14 @@ def published_at(reader: Reader) -> float | None:
     return (Path(reader.folder) / MANIFEST_FILE).stat().st_mtime
 
 
-def _differences(before: ModelVersion, schema: Schema, graph: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    before: ModelVersion, schema: Schema, graph: Mapping[str, Any], of_training: bool
+) -> Iterator[str]:
     """Yield what differs for clients, as `what it is, instead of what it was`."""
     columns = sorted(schema.raw_columns(labels=False))
     columns_before = sorted(before.schema.raw_columns(labels=False))
+    if of_training:
+        columns = [name for name in columns if name in columns_before]
     if columns != columns_before:
         yield f"the inputs {columns} instead of {columns_before}"
     for name in columns_before:
@@ -72,7 +85,7 @@ def _differences(before: ModelVersion, schema: Schema, graph: Mapping[str, Any])
         kind_before = before.schema.types.get(name, "")
         if _kind(kind) != _kind(kind_before) and not {kind, kind_before} & set(_ANYTHING):
             yield f"{kind} in column {name!r} instead of {kind_before}"
-    widths = _widths(schema)
+    widths = {name: width for name, width in _widths(schema).items() if name in columns}
     widths_before = _widths(before.schema)
     if widths != widths_before:
         yield f"numbers in {widths or 'no column'} instead of {widths_before or 'no column'}"

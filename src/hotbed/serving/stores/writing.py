@@ -114,7 +114,7 @@ def _check_follows(before: MappedVersion, reader: Reader, network: Mapping[str, 
     check_same_model(before, network["schema"], graph, place)
     learned = request_schema(reader.manifest)
     if learned is not None and reader.links[0].manifest.graph is None:
-        check_same_model(before, learned, graph, place)
+        check_same_model(before, learned, graph, place, of_training=True)
 
 
 def make_newest(folder: ModelFolder, key: str) -> None:
