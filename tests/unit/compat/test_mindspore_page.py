@@ -402,7 +402,9 @@ def test_a_stream_is_one_epoch_without_sink_mode() -> None:
 
 def test_a_sunk_call_is_an_epoch_with_step_end_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     model = RecModel(net(), "bce", "adam")
-    monkeypatch.setattr(model.engine.learner, "device", _Accelerator("cpu"))
+    device = _Accelerator("cpu")
+    monkeypatch.setattr(model.engine.learner, "device", device)
+    monkeypatch.setattr("hotbed.training.stages.learner.device_of", lambda network: device)
     events = Events()
     model.online_train(data(6), events, sink_size=3)
     assert events.calls == [
