@@ -469,8 +469,17 @@ def _import(name: str) -> types.ModuleType:
 
 
 def _children(cls: type) -> list[type]:
+    """Return the classes directly below `cls`; none for a final class of Hotbed.
+
+    It stays final if a user derives from it.
+    """
     children: list[type] = type.__subclasses__(cls)
-    return children
+    is_abstract = inspect.isabstract(cls) or not _is_ours(cls)
+    return children if is_abstract or any(map(_is_ours, children)) else []
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "hotbed"
 
 
 def _final_classes(cls: type) -> list[type]:

@@ -219,3 +219,21 @@ def test_a_suggestion_names_all_that_are_equally_near_and_the_names_of_other_fra
         with pytest.raises(ConfigError) as caught:
             config.build(kind, Loss, "loss")
         assert str(caught.value).endswith(said)
+
+
+def test_a_kind_stays_one_where_a_user_derives_from_its_class() -> None:
+    pytest.importorskip("torch", reason="torch absent")
+    from hotbed.models import DCNv2
+    from hotbed.models.losses import BCE, Loss
+
+    class Wider(DCNv2):
+        pass
+
+    class Shifted(BCE):
+        pass
+
+    assert config.kinds(DCNv2) == {}
+    assert config.kinds(Loss)["bce"] is BCE
+    assert "shifted" not in config.kinds(Loss)
+    assert config.build("bce", Loss) == BCE()
+    del Wider, Shifted

@@ -224,7 +224,9 @@ class _DenseHalf(Half):
             elif kind == "weights":
                 inputs[name] = torch.rand(size, generator=generator)
             else:
-                numbers = torch.randn(size, *self._shapes[name], generator=generator)
+                # numbers of columns may be places in a list: such as 0 and 0.5 are
+                draw = torch.rand if name == DENSE_INPUT else torch.randn
+                numbers = draw(size, *self._shapes[name], generator=generator)
                 inputs[name] = numbers.to(self._device)
         return Trial(inputs, SharedPlaces(num_rows, shared, list(lengths.values())))
 
