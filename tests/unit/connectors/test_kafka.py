@@ -400,7 +400,7 @@ def test_a_broker_that_refuses_us_is_an_error_at_the_start(shared: Broker) -> No
         within(make(source).stream(), 1)
 
 
-@pytest.mark.parametrize("depth", ["files", "files of files", "a join of it"])
+@pytest.mark.parametrize("depth", ["files", "files of files"])
 def test_a_history_before_a_topic_holds_no_window_of_a_join_open(
     shared: Broker, topic: str, depth: str
 ) -> None:
@@ -419,10 +419,6 @@ def test_a_history_before_a_topic_holds_no_window_of_a_join_open(
     clicks = memory(0, 400, 2)
     settings: dict[str, Any] = {"on": "row", "within": 10, "time": "at", "unit": "s"}
     join = Join(source, clicks, label="clicked", idle_seconds=1000, **settings)
-    if depth == "a join of it":
-        join = Join(join, clicks, label="again", idle_seconds=1000, **settings)
     due = 397 - 10  # a partition ends at 397
-    if depth == "a join of it":
-        due = 384 - 10  # and what the inner join yields of it at 384
     batches = within(make(join, 1).stream(), due)
     assert sorted(row for batch in rows(batches) for row in batch) == list(range(due))
