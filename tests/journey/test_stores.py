@@ -134,7 +134,7 @@ def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_nex
         for name in link.manifest.files:
             is_graph = name == link.manifest.graph.file
             writer.write(name, graph.SerializeToString() if is_graph else link.read(name))
-        writer.commit(replace(link.manifest, version=9))
+        writer.commit(replace(link.manifest, version=99))
 
     for start in range(2):
         models = Models(hb.ParameterServer(tmp_path / "rows"))
@@ -145,5 +145,5 @@ def test_a_graph_that_the_runtime_cannot_open_stops_neither_a_server_nor_its_nex
         while not models.named("m").problem and time.monotonic() < until:
             time.sleep(0.02)
         models.close()
-        assert "version 9 cannot be opened" in models.named("m").problem, start
+        assert "version 99 cannot be opened" in models.named("m").problem, start
         assert hb.ParameterServer(tmp_path / "rows").model("m").digest == served
