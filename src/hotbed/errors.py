@@ -35,6 +35,7 @@ A message says where the error is, what is wrong, which value was received and w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
 
@@ -95,11 +96,12 @@ class HotbedError(Exception):
             return traceback.format_exception(self)
         package = os.path.dirname(__file__)
         notebook = f"{os.sep}IPython{os.sep}"
+        of_decorators = contextlib.__file__
         shown = []
         for frame in traceback.extract_tb(self.__traceback__):
             if frame.filename.startswith(package):
                 break
-            if notebook not in frame.filename:
+            if notebook not in frame.filename and frame.filename != of_decorators:
                 shown.append(frame)
         return [*traceback.format_list(shown), f"{type(self).__name__}: {self}"]
 
