@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from schedule import in_soak
 
 from hotbed.errors import ConfigError, DecodeError
 from hotbed.prepare import Engine, Local, Preparation, Ray, prepare
@@ -26,8 +25,7 @@ ray = pytest.importorskip("ray", reason="ray absent")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context")
 
-RAY = pytest.param("ray-2", marks=pytest.mark.soak)
-ENGINES = ["local-1", "local-2", "local-3", RAY]
+ENGINES = ["local-1", "local-2", "local-3", "ray-2"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def test_engine_gives_results_in_order_and_counts_them(engine: Engine) -> None:
     assert list(engine.map(Square(), [])) == []
 
 
-@pytest.mark.parametrize("engine", ["local-2", RAY], indirect=True)
+@pytest.mark.parametrize("engine", ["local-2", "ray-2"], indirect=True)
 def test_tasks_see_relative_paths_of_the_process_that_prepares(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +87,7 @@ def test_tasks_see_relative_paths_of_the_process_that_prepares(
         assert list(engine.map(os.path.abspath, ["a.csv"])) == [str(tmp_path / name / "a.csv")]
 
 
-@pytest.mark.parametrize("engine", [RAY], indirect=True)
+@pytest.mark.parametrize("engine", ["ray-2"], indirect=True)
 def test_folder_that_a_machine_does_not_see_is_an_error(engine: Engine, tmp_path: Path) -> None:
     engine.check_folder(tmp_path)
     with pytest.raises(ConfigError, match="does not see the folder"):
@@ -109,13 +107,13 @@ class DiesOnce:
         return number
 
 
-@pytest.mark.parametrize("engine", [RAY], indirect=True)
+@pytest.mark.parametrize("engine", ["ray-2"], indirect=True)
 def test_task_whose_process_is_lost_runs_again(engine: Engine, tmp_path: Path) -> None:
     assert list(engine.map(DiesOnce(tmp_path / "died"), range(3))) == [0, 1, 2]
     assert (tmp_path / "died").exists()
 
 
-@pytest.mark.parametrize("engine", ["local-2", RAY], indirect=True)
+@pytest.mark.parametrize("engine", ["local-2", "ray-2"], indirect=True)
 def test_engine_raises_the_first_error_as_the_task_raised_it(engine: Engine) -> None:
     results = engine.map(Square(3, 5), range(7))
     assert [next(results)["square"] for _ in range(3)] == [0, 1, 4]
@@ -254,7 +252,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("job", [clicks_job, negatives_job])
-@pytest.mark.parametrize("engine", [*in_soak(ENGINES[1:3], {"local-2"}), RAY], indirect=True)
+@pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
 def test_engines_and_workers_write_equal_files(
     engine: Engine, job: Any, clicks: Path, tmp_path: Path
 ) -> None:
