@@ -35,7 +35,7 @@ def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
 
 def _items(data: Iterable[Any], run: Run) -> Iterator[Any]:
     if isinstance(data, Dataset):
-        return data.stream(run.wishes)
+        return data.stream(run.goal.wishes)
     stream = getattr(data, "stream", None)
     return stream() if callable(stream) else iter(data)
 

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -632,9 +633,10 @@ class RecModel:
             self.learner.shard.check_equal(settings)
         _log_frozen_lookups(self.network)
         shard = self.learner.shard
-        run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
         # clocks and signals may stop a stream on one rank
-        run.agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
+        agrees = shard.size > 1 and (goal.online or shard.any(callbacks.has_own))
+        goal = replace(goal, agrees=agrees)
+        run = Run(self, goal, callbacks, observer, clock=WallClock(shard=shard))
         run.counts.epoch = goal.first_epoch
         return run
 

@@ -79,6 +79,8 @@ class Goal:
         end_epoch: number of its last epoch plus one.
         epoch_steps: number of batches of an epoch; None if it is not known.
         sink_size: batches learned between two `on_step_end`.
+        agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
+        wishes: what a join of streams in the data is asked for.
     """
 
     dataset: Iterable[Any]
@@ -89,6 +91,8 @@ class Goal:
     end_epoch: int = 1
     epoch_steps: int | None = None
     sink_size: int = 1
+    agrees: bool = False
+    wishes: JoinWishes = NO_WISHES
 
 
 @dataclass
@@ -202,12 +206,9 @@ class Run:
         window: metrics of a stream's last window.
         validated: True for the callbacks after `Validate` where its results are new.
         reliability: how the probabilities of the last validation compare with the labels, by label.
-        kept: the moment whose state the model has when training has ended; None: the last one.
         clock: the clock of this machine, in seconds since 1970.
         ending: why the run ends; None until then.
-        agrees: whether the ranks agree on a stop where a step ends, since one alone may ask for it.
         stage: yields the batches of this pass, and maps some of them ahead.
-        wishes: what a join of streams is asked for when reading begins.
     """
 
     model: TrainedModel
@@ -222,12 +223,9 @@ class Run:
     window: dict[str, float] = field(default_factory=dict)
     validated: bool = False
     reliability: dict[str, Reliability] = field(default_factory=dict)
-    kept: Kept | None = None
     clock: WallClock = field(default_factory=WallClock)
     ending: Ending | None = None
-    agrees: bool = False
     stage: MapStage | None = None
-    wishes: JoinWishes = NO_WISHES
 
     @property
     def step(self) -> int:
@@ -289,13 +287,17 @@ class Run:
         """The error that ends training."""
         return None if self.ending is None else self.ending.error
 
+    def ask_join(self, wishes: JoinWishes) -> None:
+        """Ask this of a join of streams in the data, before it is read."""
+        self.goal = replace(self.goal, wishes=wishes)
+
     def stop(self, reason: str) -> None:
         """End training after this step; batches that are mapped ahead are learned first.
 
         Training on several ranks ends on all of them, whichever calls it.
         """
         if self.ending is None:
-            self.ending = Ending(reason, agreed=not self.agrees)
+            self.ending = Ending(reason, agreed=not self.goal.agrees)
 
     def ends(self) -> bool:
         """Return whether the run ends after this step, on all ranks; all ask between two steps.
@@ -303,7 +305,7 @@ class Run:
         They agree where a step ends, not where an item is read: that may be some steps ahead. The
         first time, callbacks learn that it is stopped.
         """
-        if self.agrees and (self.ending is None or not self.ending.agreed):
+        if self.goal.agrees and (self.ending is None or not self.ending.agreed):
             shard = self.learner.shard
             if shard.any(self.ending is not None):
                 endings = [ending for ending in shard.gathered(self.ending) if ending is not None]
@@ -393,6 +395,12 @@ class Callbacks:
         acting = [callback for callback in self.all if _acts_within(callback)]
         self._barriers = [callback.barrier for callback in acting if _declares(callback)]
         self._undeclared = len(self._barriers) < len(acting)
+
+    @property
+    def kept(self) -> Kept | None:
+        """The moment whose state the model has when training has ended; None: the last one."""
+        moments = [getattr(callback, "kept", None) for callback in self.all]
+        return next((moment for moment in moments if isinstance(moment, Kept)), None)
 
     def __call__(self, event: str, run: Run) -> None:
         for method in self._methods[event]:

@@ -150,7 +150,7 @@ def resume(run: Run, reader: Reader, allow: Sequence[str] = ()) -> None:
         run.metrics.update(rows_of(progress["metrics"])[0])
     live = getattr(run.dataset, "live", None)
     if live is not None:
-        run.wishes = replace(run.wishes, saved=read_open_rows(reader))
+        run.ask_join(replace(run.goal.wishes, saved=read_open_rows(reader)))
         live.open_rows = None
     if run.online or run.position.state.get("epoch") == run.epoch:  # else the next epoch begins
         resumable(run).resume(run.position)
@@ -170,7 +170,7 @@ def open_rows(run: Run, since: Mapping[str, int] | None) -> SavedRows | None:
     if place is None:
         return None
     if live.open_rows is None:  # nothing was read since the resumption
-        return run.wishes.saved
+        return run.goal.wishes.saved
     saved: SavedRows = live.open_rows.saved_at(place, since)
     return saved
 

@@ -41,7 +41,7 @@ class BestWeights(Judge):
         self._path = path
         self._temporary: TemporaryDirectory[str] | None = None  # of several ranks, the first's
         self._temporary_name = ""
-        self._kept: Kept | None = None  # the moment of the best state
+        self.kept: Kept | None = None  # the moment of the best state
 
     def check_ready(self) -> None:
         """Raise ConfigError if no state can be saved."""
@@ -50,17 +50,17 @@ class BestWeights(Judge):
 
     def on_fit_begin(self, run: Run) -> None:
         super().on_fit_begin(run)
-        self._kept = None
+        self.kept = None
 
     def judge(self, run: Run, better: bool) -> None:
         if better:
             checkpoint.save(self._folder(run), run.model.state())  # no version of the model's own
             metrics = dict(run.metrics)
-            self._kept = Kept(run.step, run.epoch + 1, run.samples, metrics, run.reliability)
+            self.kept = Kept(run.step, run.epoch + 1, run.samples, metrics, run.reliability)
 
     def state(self) -> dict[str, Any]:
         state = super().state()
-        moment = self._kept
+        moment = self.kept
         if moment is None:
             return state | {"step": -1}
         curves = {name: curve.state() for name, curve in moment.reliability.items()}
@@ -74,7 +74,7 @@ class BestWeights(Judge):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         super().load_state(state)
-        self._kept = None
+        self.kept = None
         step = state.get("step", -1)  # absent from states of earlier builds, as are the metrics
         if step == -1 or math.isnan(self.best):  # nothing is kept, or another metric is judged
             return
@@ -83,16 +83,15 @@ class BestWeights(Judge):
             curves[name] = Reliability()
             curves[name].load_state(curve)
         metrics = rows_of(state["metrics"])[0] if "metrics" in state else {}
-        self._kept = Kept(step, state.get("epoch", 0), state.get("samples", 0), metrics, curves)
+        self.kept = Kept(step, state.get("epoch", 0), state.get("samples", 0), metrics, curves)
 
     def on_fit_end(self, run: Run) -> None:
-        moment = self._kept
+        moment = self.kept
         try:
             if moment is not None and moment.step != run.step:
                 run.model.restore(self._folder(run))  # ends when all have read the folder
                 run.metrics = dict(moment.metrics)
                 run.reliability = moment.reliability
-            run.kept = moment
         finally:
             self._temporary_name = ""
             if self._temporary is not None:

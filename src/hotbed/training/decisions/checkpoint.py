@@ -416,7 +416,7 @@ class Checkpoint:
             return
         store = open_store(self.path)
         folder = store.root if isinstance(store, LocalStore) else None
-        run.wishes = replace(run.wishes, keeps_open=True)
+        run.ask_join(replace(run.goal.wishes, keeps_open=True))
         live = getattr(run.dataset, "live", None)
         if live is not None and live.journal.path is not None:
             run.clock.journal = live.journal

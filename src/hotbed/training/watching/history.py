@@ -236,7 +236,7 @@ class History:
 
     def on_fit_end(self, run: Run) -> None:
         self.metrics = dict(run.metrics)
-        self.kept = run.kept
+        self.kept = run.callbacks.kept
         if self.kept is not None and run.error is None:
             self._tables_at_end = run.learner.summed([statistics(run)])[0]
         if self.learned is not None:  # a state that came back has learned fewer samples

@@ -48,7 +48,7 @@ class ShownScores:
                 "Windows.scored: 'shown' scores impressions before each batch, got calls of "
                 f"{run.goal.sink_size} batches. Leave sink_size out."
             )
-        run.wishes = replace(run.wishes, previews=True)
+        run.ask_join(replace(run.goal.wishes, previews=True))
 
     def score(self, run: Run, scorer: Scorer) -> None:
         """Score the impressions that came before the batch of a step, which is not learned yet."""
