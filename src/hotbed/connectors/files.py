@@ -447,7 +447,7 @@ def _resumed(sections: Sequence[Section], position: Position) -> tuple[int, int]
 
 
 def _type_of_texts(texts: Sequence[str | None]) -> pa.DataType:
-    """Return the type of a column of folder names; null if there is no value."""
+    """Return the type of a column of folder names; the null type without values."""
     if not texts:
         return pa.null()
     if all(re.fullmatch(r"-?[0-9]{1,18}", text or "") for text in texts):

@@ -57,17 +57,18 @@ def at(phase: str) -> Iterator[None]:
     before = (PLACE.step, PLACE.phase)
     PLACE.phase = phase
     try:
-        with told_where_left():
+        with reporting_errors():
             yield
     finally:
         PLACE.step, PLACE.phase = before
 
 
 @contextmanager
-def told_where_left() -> Iterator[None]:
-    """Tell the other ranks of an error that leaves this block, a call of the program.
+def reporting_errors() -> Iterator[None]:
+    """Report to the other ranks an error that leaves this block, a call of the program.
 
-    They may wait in it. Errors within another call are its own: it may go on after them.
+    They may wait for this rank in that call. An error of a nested call is left to the outer one,
+    which may handle it and go on.
     """
     PLACE.depth += 1
     try:

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotbed.errors import ConfigError, HotbedError, RankLost
 from hotbed.optim.ranks import trains_together
 
-from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, told_where_left
+from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
 from .connections import call_timeout, connect, connect_again, shut
 from .log_lines import name_rank_in_logs
 from .roll_call import WATCH, WatchedCall, absent_ranks, left_ranks
@@ -198,7 +198,7 @@ class Ranks:
         rank's next call must not meet their messages, whose sizes it does not know.
         """
         try:
-            with told_where_left():
+            with reporting_errors():
                 yield
         except BaseException as error:
             self._was_left = error is not self._unlike  # which all ranks have left

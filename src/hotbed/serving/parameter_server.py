@@ -86,8 +86,8 @@ class ParameterServer(RowStore):
         delta only the changes are written. If the folder already holds versions followed from the
         same state, the first load of the process resumes with the newest of them.
 
-        A Reader brings the next version of the model: one of a model with other inputs or outputs
-        is rejected, and one that is earlier. To load such a version, unload the model first.
+        A Reader brings the next version of the model. A version with other inputs or outputs is
+        rejected, and so is an earlier one. To load such a version, unload the model first.
 
         Args:
             name: name of the model.

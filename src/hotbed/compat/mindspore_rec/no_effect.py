@@ -23,6 +23,6 @@ REASONS: Mapping[str, str] = {
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
 WARNED = ("CheckpointConfig.keep_checkpoint_per_n_minutes", "HashEmbeddingLookup.vocab_cache_size")
-"""What concerns rows and what is kept of them: these lines are warnings."""
+"""Arguments about rows and files that are kept: their lines are warnings."""
 
 ARGUMENTS = NoEffect("mindspore_rec", REASONS, WARNED)

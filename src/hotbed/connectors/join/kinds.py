@@ -125,7 +125,7 @@ class TimedRows:
     def _times(self, kind: EventKind) -> tuple[np.ndarray, np.ndarray]:
         """Return the times that a kind reads in all rows, and which rows are its events.
 
-        The time is LATEST where there is none, and where it lies in the future.
+        Rows without a time, and rows of the future, have the time LATEST.
         """
         micros = self._micros[kind.time, kind.unit]
         times = micros.fill_null(LATEST).to_numpy(zero_copy_only=False)

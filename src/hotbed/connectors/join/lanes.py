@@ -31,9 +31,9 @@ class Lanes:
         return [dict(sorted(dict(highs).items())) for highs in list(self._highs)]
 
     def last(self) -> tuple[int, str, int]:
-        """Return the input, the partition and the newest time of the one that is furthest behind.
+        """Return input, partition and newest time of the partition that is furthest behind.
 
-        Partitions that are idle and inputs that ended are passed over, unless there are no others.
+        Idle partitions and inputs that ended are left out, unless all are.
         """
         every = [(n, name) for n in range(len(self._highs)) for name in self.names(n)]
         active = [lane for lane in every if lane not in self._idle and lane[0] not in self._ended]

@@ -40,10 +40,10 @@ class AnswerSizes:
             self._last_reason = error.text
 
     def options(self) -> dict[str, int]:
-        """Return options for a client that takes the last answer; {} if there is no need for one.
+        """Return options of a client that accepts the last answer; empty if the present one does.
 
         Raises:
-            DataError: no client takes it.
+            DataError: the answer is too large for any client.
         """
         match = _SIZE.search(self._reason)
         if match is None:
@@ -65,7 +65,7 @@ class AnswerSizes:
         return partition not in self._too_large
 
     def check(self, pending: Mapping[int, Sequence[Any]]) -> None:
-        """Raise DataError if all messages before one that is too large are in blocks."""
+        """Raise DataError once the messages before a too large one are in blocks."""
         for partition, size in self._too_large.items():
             if not pending[partition]:
                 raise self._error("a message is too large for the client", size)

@@ -262,7 +262,7 @@ def _difference(first: Tensor, second: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Event:
-    """What went into a layer or came out of it: its name, that of its caller, and the tensors."""
+    """The tensors that went into a layer or came out of it, its name and that of its caller."""
 
     layer: str
     caller: str

@@ -21,8 +21,8 @@ _UNITS = {"day": "D"}  # as NumPy writes them
 def input_datatypes(schema: Schema) -> dict[str, str]:
     """Return the datatype of each raw column that serving reads.
 
-    Integers of a column that only numbers are made of are told as floats, which can be missing
-    in a binary tensor, where these give the same.
+    Integers are reported as floats where both give the same scores: a binary tensor has no other
+    missing value than NaN.
     """
     needs = dict[str, str]()
     for name, need in _needs(schema):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to a server: who may call what, by tokens and their roles, and certificates for TLS."""
+"""Access to a server: tokens with roles, and certificates for TLS."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INFER = "infer"
 OPERATE = "operate"
 SCRAPE = "scrape"
 ANY_ROLE = ""
-"""The role that a call needs which any token may make."""
+"""The role of calls that every token may make."""
 _ROLES = frozenset({INFER, OPERATE, SCRAPE})
 _CHECK_SECONDS = 1.0  # between looks at the file of tokens
 
 
 class Caller(NamedTuple):
-    """Who makes a call.
+    """Where a call comes from, and its token.
 
     Attributes:
         authorization: the Authorization header.
@@ -53,10 +53,10 @@ class Denied(NamedTuple):
 
 
 class Tokens:
-    """Tell the roles of tokens by those of a file, in constant time.
+    """Finds the roles of a token in a file of tokens, in constant time.
 
-    The file is read again when it has changed. If it is wrong then, the tokens stay, and the
-    problem is logged.
+    The file is read again when it has changed. If the new content is wrong, the old tokens stay
+    valid and the problem is logged.
     """
 
     def __init__(self, path: str) -> None:

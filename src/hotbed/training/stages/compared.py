@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a program as plain values, which ranks can compare.
 
-What Hotbed can describe is compared by its description. A network or any other object is compared
-by the attributes that the code of its class reads, but not by those that its methods set: they are
-state. A function is compared by its bytecode and by the values that it reads: defaults, globals,
-and variables of the function around it.
+Objects that Hotbed can describe are compared by their description. A network or any other object
+is compared by the attributes that the code of its class reads, without those that its methods set:
+these are state. A function is compared by its bytecode and by the values that it reads: defaults,
+globals, and variables of the function around it.
 """
 
 from __future__ import annotations

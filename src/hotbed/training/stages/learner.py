@@ -144,7 +144,7 @@ class StepLearner:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What all ranks must have alike before they learn or score; {} where one trains."""
+        """Settings that must be equal on all ranks before they learn or score; {} on one."""
         return {}
 
     def forward(self, example: Example) -> Tensor:
@@ -285,7 +285,7 @@ class SelfUpdating:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What all ranks must have alike before they learn or score; {} where one trains."""
+        """Settings that must be equal on all ranks before they learn or score; {} on one."""
         return {}
 
     def summed(self, moments: Sequence[Counters]) -> Sequence[Counters]:
