@@ -49,7 +49,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def compiled(
-    source: str, kind: str = "MomentumSGD", etc: bool | str = False, disk: str = ""
+    source: str,
+    kind: str = "MomentumSGD",
+    etc: bool | str = False,
+    disk: str = "",
+    update: str = "Local",
 ) -> hugectr.Model:
     """A small model without dropout, so that a pass depends on weights, states and rows alone.
 
@@ -65,7 +69,7 @@ def compiled(
         slot_size_array=SIZES,
     )
     optimizer = hugectr.CreateOptimizer(
-        hugectr.Optimizer_t[kind], hugectr.Update_t.Local, momentum_factor=0.9
+        hugectr.Optimizer_t[kind], hugectr.Update_t[update], momentum_factor=0.9
     )
     params = None
     if etc:
@@ -199,53 +203,90 @@ def test_an_embedding_training_cache_starts_from_its_sparse_models(
     assert not (tmp_path / "m0_sparse_1.model").exists()
 
 
+CACHED = hugectr.TrainPSType_t.Cached
+STAGED = hugectr.TrainPSType_t.Staged
+
+
 def test_rows_of_a_cached_embedding_lie_in_the_folder_of_their_process(tmp_path: Path) -> None:
-    cached = hugectr.TrainPSType_t.Cached
-    staged = hugectr.TrainPSType_t.Staged
+    """One `CreateHMemCache` is that of all Cached embeddings; else each of these has its own."""
     placement = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
     tables = [
         hugectr.SparseEmbedding(placement, megabytes, 8, "sum", name, "data")
-        for name, megabytes in {"staged": 1, "cached": 2, "none": 0}.items()
+        for name, megabytes in {"staged": 1, "wide": 2, "deep": 3}.items()
     ]
+    files = ["a", "b", "c"]
     paths = [str(tmp_path), "/of/another/process"]
-    blocks = [hugectr.CreateHMemCache(blocks, 0.5, 0) for blocks in (1, 3)]
-    cache = hugectr.CreateETC([staged, cached], ["a", "b"], paths, blocks)
-    rows = 3 * 2 * 2**20 // (4 * 8)
-    assert tiers_of(cache, tables, 0) == {"cached": hb.Ssd(tmp_path, rows)}
-    assert tiers_of(cache, tables, 1) == {"cached": hb.Ssd("/of/another/process", rows)}
-    assert tiers_of(hugectr.CreateETC([staged, staged], ["a", "b"]), tables, 0) == {}
-    missing = {
-        "local_paths": hugectr.CreateETC([staged, cached], ["a", "b"], [], blocks),
-        "hmem_cache_configs": hugectr.CreateETC([staged, cached], ["a", "b"], paths, blocks[:1]),
-        "workspace_size": hugectr.CreateETC([cached] * 3, ["a", "b", "c"], paths, blocks * 2),
+    blocks = [hugectr.CreateHMemCache(num_blocks, 0.5, 0) for num_blocks in (3, 5)]
+    workspace = 2**20 // (4 * 8)
+    both = hugectr.CreateETC([STAGED, CACHED, CACHED], files, paths, blocks)
+    assert tiers_of(both, tables, 0) == {
+        "wide": hb.Ssd(tmp_path, 3 * 2 * workspace),
+        "deep": hb.Ssd(tmp_path, 5 * 3 * workspace),
     }
-    for argument, params in missing.items():
-        with pytest.raises(ConfigError, match=argument):
+    assert tiers_of(both, tables, 1)["wide"] == hb.Ssd("/of/another/process", 3 * 2 * workspace)
+    one = hugectr.CreateETC([STAGED, CACHED, CACHED], files, paths, blocks[:1])
+    assert tiers_of(one, tables, 0)["deep"] == hb.Ssd(tmp_path, 3 * 3 * workspace)
+    last = hugectr.CreateETC([STAGED, STAGED, CACHED], files, paths, blocks[1:])
+    assert tiers_of(last, tables, 0) == {"deep": hb.Ssd(tmp_path, 5 * 3 * workspace)}
+    assert tiers_of(hugectr.CreateETC([STAGED] * 3, files), tables, 0) == {}
+    tables.append(hugectr.SparseEmbedding(placement, 0, 8, "sum", "none", "data"))
+    missing = {
+        "local_paths": ([CACHED] * 4, [], blocks),
+        "hmem_cache_configs": ([CACHED] * 4, paths, blocks),
+        "hmem_cache_configs: ": ([STAGED, CACHED] * 2, paths, []),
+        "workspace_size": ([STAGED] * 3 + [CACHED], paths, blocks[:1]),
+        "ps_types: expected one for each of 4 embeddings, got 3": ([STAGED] * 3, paths, []),
+    }
+    for message, (types, local_paths, configs) in missing.items():
+        params = hugectr.CreateETC(types, [*files, "d"][: len(types)], local_paths, configs)
+        with pytest.raises(ConfigError, match=message):
             tiers_of(params, tables, 0)
 
 
-@pytest.mark.parametrize("loop", ["fit", "train"])
+@pytest.mark.parametrize(
+    ("loop", "kind", "update"),
+    [
+        ("fit", "MomentumSGD", "Local"),
+        ("train", "MomentumSGD", "Local"),
+        ("train", "Adam", "Global"),  # CreateOptimizer()
+        ("fit", "Nesterov", "Global"),
+        ("fit", "RMSProp", "Global"),
+        ("train", "Ftrl", "Global"),
+    ],
+)
 def test_rows_of_a_cached_embedding_are_read_ahead_and_learn_as_those_of_a_staged_one(
-    loop: str, sources: list[str], tmp_path: Path
+    loop: str, kind: str, update: str, sources: list[str], tmp_path: Path
 ) -> None:
+    """Global moves the rows on the disk, too: each catches up when it is read or written."""
     saved = []
+    rounds = 2 if update == "Local" else 1
     for name in ("staged", "cached"):
         folder = tmp_path / name
         folder.mkdir()
         disk = str(folder) if name == "cached" else ""
-        model = compiled(sources[0], etc=str(folder / "rows"), disk=disk)
+        model = compiled(sources[0], kind, str(folder / "rows"), disk, update)
         if loop == "train":
-            train(model, sources * 2, str(folder / "m"))
+            train(model, sources * rounds, str(folder / "m"))
         else:
-            for number, source in enumerate(sources * 2):
+            for number, source in enumerate(sources * rounds):
                 model.set_source([source], ["keyset is not read"], "")
                 model.fit(num_epochs=1, display=0, eval_interval=0, snapshot=0)
                 model.save_params_to_files(str(folder / "m"), number)
         table = model.learner.tables["rows"]
-        saved.append((list(table.export()), table.scalars()))
+        files = [(folder / "rows" / name).read_bytes() for name in ("key", "emb_vector")]
+        states = sorted(folder.glob("m0_opt_sparse_*.model"))
+        assert len(states) == len(sources * rounds)
+        saved.append((files, [path.read_bytes() for path in states], table.scalars()))
     assert table.tier == hb.Ssd(folder, 40)
     assert table.tier_stats["misses"] >= table.tier_stats["fetched"] > 0
     assert saved[0] == saved[1]
+    if update == "Global":
+        again = compiled(sources[0], kind, str(folder / "rows"), disk, update)
+        again.load_sparse_optimizer_states([str(states[-1])])
+        for first, second in zip(
+            table.export(), again.learner.tables["rows"].export(), strict=True
+        ):
+            assert first.select([0, 1, 2]) == second.select([0, 1, 2])
 
 
 def test_a_scheduler_that_is_reset_begins_a_new_schedule(sources: list[str]) -> None:

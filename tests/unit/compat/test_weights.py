@@ -277,7 +277,7 @@ def test_states_of_rows_are_blocks_in_the_order_of_the_keys(
     form = SparseFile()
     before = filled(rule=rule)
     save_sparse(tmp_path / "rows", before, form)
-    save_sparse_states(tmp_path / "states", before)
+    save_sparse_states(tmp_path / "states", before, SparseFile())
     keys = struct.unpack("<3q", (tmp_path / "rows" / "key").read_bytes())
     data = (tmp_path / "states").read_bytes()
     assert len(data) == num_states * 3 * 2 * 4
@@ -304,7 +304,7 @@ def test_a_state_that_no_sum_of_squares_has_is_refused(
     """Such as m of Adam, where Ftrl has n."""
     path = tmp_path / "states"
     save_sparse(tmp_path / "rows", filled(rule=rule), SparseFile())
-    save_sparse_states(path, filled(rule=rule))
+    save_sparse_states(path, filled(rule=rule), SparseFile())
     states = np.fromfile(path, np.float32)
     states[6 * block + 4] = -0.5
     states.tofile(path)
@@ -322,27 +322,28 @@ def test_a_state_that_no_sum_of_squares_has_is_refused(
 
 
 def test_lazy_global_keeps_its_times(tmp_path: Path) -> None:
+    form = SparseFile(keeps_times=True)
     before = filled(rule=hb.Adam(scope="catch_up"))
     for _ in range(4):
         before.update(before.find(np.array([7])), np.ones((1, 2), np.float32))
-    save_sparse(tmp_path / "rows", before, SparseFile())
-    save_sparse_states(tmp_path / "states", before)
+    save_sparse(tmp_path / "rows", before, form)
+    save_sparse_states(tmp_path / "states", before, form)
     data = (tmp_path / "states").read_bytes()
     assert len(data) == 3 * 2 * (4 + 4 + 8)
     assert struct.unpack_from("<6Q", data, 48) == (5,) * 6
     after = table(rule=hb.Adam(scope="catch_up"))
-    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile())
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
     assert after.step == before.step == 5
     for one in (before, after):
         one.update(one.find(np.array([3])), np.ones((1, 2), np.float32))
     assert rows(after) == rows(before)
     (tmp_path / "states").write_bytes(data[:48])  # as HugeCTR writes it
-    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile())
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", after, form)
     # HugeCTR's memory of six places has the same size: the last half is v, not times
     numbers = [*range(1, 13), *range(101, 113)]
     (tmp_path / "states").write_bytes(struct.pack("<24f", *numbers))
     other = table(rule=hb.Adam(scope="catch_up"))
-    load_sparse_states(tmp_path / "states", tmp_path / "rows", other, SparseFile())
+    load_sparse_states(tmp_path / "states", tmp_path / "rows", other, form)
     keys = struct.unpack("<3q", (tmp_path / "rows" / "key").read_bytes())
     assert rows(other, "state")[keys[1]] == [3, 4, 103, 104]
     assert other.step == 0
@@ -367,7 +368,7 @@ def test_momentum_of_rows_contains_the_learning_rate(rule: Any, tmp_path: Path) 
     before = filled(rule=rule)  # one step with gradients of 1: HugeCTR's m is -lr * 1
     save_sparse(tmp_path / "rows", before, SparseFile())
     for lr, value in ((None, -0.5), (0.25, -0.25)):
-        save_sparse_states(tmp_path / "states", before, lr)
+        save_sparse_states(tmp_path / "states", before, SparseFile(), lr)
         assert struct.unpack("<6f", (tmp_path / "states").read_bytes()) == (value,) * 6
         after = table(rule=rule)
         load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), lr)
@@ -382,7 +383,7 @@ def test_momentum_with_the_rate_inside_is_written_as_it_is(kind: Any, tmp_path: 
     rule = kind(lr=0.5, lr_inside=True)
     before = filled(rule=rule)
     save_sparse(tmp_path / "rows", before, SparseFile())
-    save_sparse_states(tmp_path / "states", before, 0.0)
+    save_sparse_states(tmp_path / "states", before, SparseFile(), 0.0)
     assert struct.unpack("<6f", (tmp_path / "states").read_bytes()) == (-0.5,) * 6
     after = table(rule=rule)
     load_sparse_states(tmp_path / "states", tmp_path / "rows", after, SparseFile(), 0.0)

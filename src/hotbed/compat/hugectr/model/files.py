@@ -127,6 +127,7 @@ class ModelFiles:
             save_sparse_states(
                 f"{prefix}{number}_opt_sparse_{iteration}.model",
                 table,
+                self._format(name),
                 rates.get(embedding.table),  # None if no loss needs it
             )
         say("Dumping sparse weights to files, successful")
@@ -264,6 +265,7 @@ class ModelFiles:
             offsets=embedding.offsets,
             seen=self.seen.get(name),
             keys=embedding.keys,
+            keeps_times=embedding.keeps_times,
         )
 
     def _collections(self, names: Sequence[str]) -> Iterator[tuple[int, dict[int, Table]]]:

@@ -147,7 +147,11 @@ class Inputs:
             mean_size = sum(embedding.slot_size_array) / len(embedding.slot_size_array)
             init = Uniform(mean_size**-0.5)
         self._add_table(name, embedding.embedding_vec_size, embedding.optimizer, init)
-        self.embeddings.append(EmbeddingOf(embedding, name, slots, sparse.offsets, sparse.keys))
+        optimizer = embedding.optimizer or self._optimizer
+        keeps_times = optimizer.update_type is Update_t.LazyGlobal
+        self.embeddings.append(
+            EmbeddingOf(embedding, name, slots, sparse.offsets, sparse.keys, keeps_times)
+        )
         shape = (len(slots), embedding.embedding_vec_size)
         self._network.add_input("fields", name, {"columns": list(slots)}, shape)
 
@@ -257,11 +261,7 @@ class Inputs:
         rule = self._rule_of(optimizer or self._optimizer)
         tier = self._tiers.get(name, Ram())
         if rule.scope == "all" and not isinstance(tier, Ram):
-            raise ConfigError(
-                "optimizer.update_type: Global moves every row at each step, which rows on a disk "
-                f"cannot do, got it for {name!r}, which is Cached. Use Local, LazyGlobal of Adam, "
-                "or TrainPSType_t.Staged."
-            )
+            rule = replace(rule, scope="catch_up")  # the bits of "all", without reading every row
         self.tables[name] = Table(name, dim, rule=rule, init=init, tier=tier, seed=self._seed)
 
 

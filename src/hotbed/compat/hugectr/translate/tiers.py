@@ -18,33 +18,42 @@ def tiers_of(
 
     A `Staged` one has all rows in memory. Memory of a `Cached` one holds `num_blocks` passes, each
     at most as large as the workspace of the embedding: so many rows stay there, the others lie in
-    the path of this process.
+    the path of this process. One `CreateHMemCache` is that of all Cached embeddings.
 
     Raises:
-        ConfigError: the path, the blocks or the workspace is missing.
+        ConfigError: the path, the blocks or the workspace is missing, or there is not a parameter
+            server for each embedding.
     """
-    tiers: dict[str, Tier] = {}
-    if cache is None:
-        return tiers
+    if cache is None or not cache.ps_types:
+        return {}
     sparse = [embedding for embedding in embeddings if isinstance(embedding, SparseEmbedding)]
-    for number, (kind, embedding) in enumerate(zip(cache.ps_types, sparse, strict=False)):
-        if kind is not TrainPSType_t.Cached:
-            continue
-        name = embedding.sparse_embedding_name
-        if len(cache.local_paths) <= rank:
-            raise ConfigError(
-                f"etc.local_paths: the rows of {name!r}, which is Cached, lie in a folder of each "
-                f"process, got {len(cache.local_paths)} paths for process {rank}. Give one to "
-                "each process, or TrainPSType_t.Staged."
-            )
-        if len(cache.hmem_cache_configs) <= number:
-            raise ConfigError(
-                f"etc.hmem_cache_configs: each Cached embedding has one, got "
-                f"{len(cache.hmem_cache_configs)}, none for {name!r}. Give CreateHMemCache(…) in "
-                "their order."
-            )
-        num_blocks = max(cache.hmem_cache_configs[number].num_blocks, 1)
-        tiers[name] = Ssd(cache.local_paths[rank], num_blocks * _rows_of_workspace(embedding))
+    if len(cache.ps_types) != len(sparse):
+        raise ConfigError(
+            f"etc.ps_types: expected one for each of {len(sparse)} embeddings, got "
+            f"{len(cache.ps_types)}. Give each its TrainPSType_t."
+        )
+    pairs = zip(cache.ps_types, sparse, strict=True)
+    cached = [embedding for kind, embedding in pairs if kind is TrainPSType_t.Cached]
+    if not cached:
+        return {}
+    if len(cache.local_paths) <= rank:
+        raise ConfigError(
+            f"etc.local_paths: the rows of {cached[0].sparse_embedding_name!r}, which is Cached, "
+            f"lie in a folder of each process, got {len(cache.local_paths)} paths for process "
+            f"{rank}. Give one to each process, or TrainPSType_t.Staged."
+        )
+    configs = cache.hmem_cache_configs
+    if len(configs) not in (1, len(cached)):
+        raise ConfigError(
+            f"etc.hmem_cache_configs: expected one for all Cached embeddings, or one for each of "
+            f"{len(cached)}, got {len(configs)}. Give CreateHMemCache(…) in their order."
+        )
+    if len(configs) == 1:
+        configs *= len(cached)
+    tiers: dict[str, Tier] = {}
+    for embedding, config in zip(cached, configs, strict=True):
+        num_rows = max(config.num_blocks, 1) * _rows_of_workspace(embedding)
+        tiers[embedding.sparse_embedding_name] = Ssd(cache.local_paths[rank], num_rows)
     return tiers
 
 

@@ -45,6 +45,8 @@ class EmbeddingOf:
         slots: names of its Id columns in the schema.
         offsets: what the reader adds to the ids of each slot.
         keys: the keys that `slot_size_array` gives its slots; None without it.
+        keeps_times: whether its files of states hold the step of each row's last update: those of
+            LazyGlobal do.
     """
 
     clause: SparseEmbedding | EmbeddingTableConfig
@@ -52,6 +54,7 @@ class EmbeddingOf:
     slots: tuple[str, ...]
     offsets: tuple[int, ...]
     keys: range | None = None
+    keeps_times: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class SparseFile:
             share ids.
         seen: the slots of such ids; without it they are of slot 0.
         keys: the keys that `slot_size_array` gives the table; None = any.
+        keeps_times: whether a file of states holds the step of each row's last update.
     """
 
     form: Literal["folder", "file"] = "folder"
@@ -65,6 +66,7 @@ class SparseFile:
     offsets: Sequence[int] = ()
     seen: SlotsOfKeys | None = None
     keys: range | None = None
+    keeps_times: bool = False
 
     def record(self, dim: int) -> np.dtype[Any]:
         """Return the record of a file with vectors of `dim`."""
@@ -146,15 +148,18 @@ def load_served(path: str | Path, table: Table, format: SparseFile) -> None:
         )
 
 
-def save_sparse_states(path: str | Path, table: Rows, lr: float | None = None) -> None:
+def save_sparse_states(
+    path: str | Path, table: Rows, format: SparseFile, lr: float | None = None
+) -> None:
     """Write the optimizer state of a table: each kind of state of all rows, in their order.
 
-    With the update type LazyGlobal (scope catch_up of Adam), the step of each row's last update
-    follows: one uint64 for each lane, as in HugeCTR's memory. HugeCTR does not read this part.
+    With the update type LazyGlobal the step of each row's last update follows: one uint64 for each
+    lane, as in HugeCTR's memory. HugeCTR does not read this part.
 
     Args:
         path: of the file.
         table: whose state it is.
+        format: of its rows.
         lr: the current learning rate of the table; None = that of the rule. HugeCTR stores its
             momentum with this factor, and a rule without `lr_inside` stores it without.
     """
@@ -169,7 +174,7 @@ def save_sparse_states(path: str | Path, table: Rows, lr: float | None = None) -
                 if _has_momentum(table):
                     block = rules.velocity(block, _rate(table, lr))
                 file.write(np.ascontiguousarray(block, FLOAT).tobytes())
-        if _keeps_times(table) and table.step:
+        if format.keeps_times and table.step:
             for batch in table.export():
                 times = batch.column("updated").to_numpy().astype(UINT64)
                 file.write(np.repeat(times, dim).tobytes())
@@ -208,7 +213,9 @@ def load_sparse_states(
         return
     dim = table.dim
     row_bytes = num_states * dim * FLOAT.itemsize
-    times = _times(path, row_bytes * len(keys), len(keys), dim) if _keeps_times(table) else None
+    times = None
+    if format.keeps_times:
+        times = _times(path, row_bytes * len(keys), len(keys), dim)
     num_places = len(keys) if times is not None else _places(path, row_bytes, len(keys))
     states: Any = None
     if num_places:
@@ -396,8 +403,3 @@ def _rate(table: Rows, lr: float | None) -> float:
     if isinstance(rule, (rules.Momentum, rules.Nesterov)) and rule.lr_inside:
         return 1.0
     return rule.lr if lr is None else lr
-
-
-def _keeps_times(table: Rows) -> bool:
-    """Return whether rows keep the step of their last update, as those of LazyGlobal do."""
-    return isinstance(table.rule, rules.Adam) and table.rule.scope == "catch_up"
