@@ -24,6 +24,7 @@ from hotbed.compat.mindspore_rec import (
     RecModel,
 )
 from hotbed.errors import ConfigError, RowShapeError, TableError
+from hotbed.persist import content_digest, open_checkpoint
 
 Item = tuple[torch.Tensor, torch.Tensor]
 
@@ -421,12 +422,94 @@ def test_max_norm_has_the_gradient_of_plain_torch() -> None:
     torch.testing.assert_close(rows.grad.sum(0), own.grad.sum(0))
 
 
-def test_a_cache_size_is_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_size_without_a_disk_is_accepted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "hotbed")
     for _ in range(2):
         HashEmbeddingLookup(2, vocab_cache_size=100, sparse=False)
-    assert caplog.text.count("vocab_cache_size has no effect, because a table lies in memory") == 1
+    assert caplog.text.count("vocab_cache_size has no effect, because a table without ssd_") == 1
     assert caplog.text.count("HashEmbeddingLookup.sparse has no effect") == 1
+
+
+# --- rows on a disk -------------------------------------------------------------------------------
+
+
+class OnDisk(nn.Module):
+    """Lookups of keys whose rows lie on a disk, but for those in `cache`."""
+
+    def __init__(self, folder: Any, cache: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        disk = {"vocab_cache_size": cache, "ssd_data_path": folder}
+        self.deep = HashEmbeddingLookup(
+            4, max_norm=0.5, permit_filter_value=2, evict_filter_value=9, **disk
+        )
+        self.wide = MapParameter(value_shape=(1, 1), default_value=0.1, **disk)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, batch: hb.Batch) -> torch.Tensor:
+        deep = self.head(self.deep(batch.ids["key"])) + self.wide(batch.ids["key"]).flatten(1)
+        return deep.squeeze(1)
+
+
+def verbs_of(folder: Any, cache: int, states: Any) -> tuple[Any, ...]:
+    """Learn, save and resume, score, and use each verb of the two tables; return all results."""
+    random = np.random.default_rng(1)
+    rows = {"y": random.integers(0, 2, 640), "key": random.integers(0, 150, 640)}
+    schema = hb.Schema([hb.Label("y"), hb.Id("key")])
+    clicks = hb.Dataset(hb.sources.Memory(rows), schema, 16)
+    losses: list[float] = []
+
+    class Losses(Callback):
+        def step_end(self, run_context: Any) -> None:
+            losses.append(float(run_context.original_args().net_outputs))
+
+    for last in (17, 40):
+        network = OnDisk(folder, cache)
+        model = RecModel(network, "bce", hb.Adam(lr=0.1), {"auc"})
+        saves = ModelCheckpoint("m", states, CheckpointConfig(4))
+        model.online_train(clicks, [Losses(), saves], max_steps=last)
+    results: list[Any] = [losses, model.eval(clicks), model.engine.predict(clicks).tolist()]
+    for values in (network.deep.embedding_table, network.wide):
+        results.append([array.tolist() for array in values.export_data()])
+        values.put(np.arange(60), np.ones((60, *values.value_shape)))
+        values.erase(np.arange(20))
+        results.append([array.tolist() for array in values.export_data(incremental=True)])
+        values.import_data(values.export_data())
+        results.append([tensor.tolist() for tensor in values.get_data()])
+        results.append(values.get(np.arange(99), insert_default_value=False).tolist())
+    model.engine.save(states / "saved")
+    reader = open_checkpoint(states / "saved")
+    loaded = RecModel(OnDisk(None, 0), "bce", hb.Adam(lr=0.1)).engine
+    loaded.restore(states / "saved")
+    return *results, content_digest(reader), loaded.predict(clicks).tolist()
+
+
+def test_rows_on_a_disk_are_those_in_memory(tmp_path: Any) -> None:
+    (tmp_path / "disk").mkdir()
+    on_disk = verbs_of(tmp_path / "disk", 24, tmp_path / "a")
+    in_memory = verbs_of(None, 0, tmp_path / "b")
+    for mine, theirs in zip(on_disk, in_memory, strict=True):
+        assert mine == theirs
+    network = OnDisk(tmp_path / "disk", 24)
+    tables = RecModel(network, "bce", hb.Adam(lr=0.1)).engine.tables
+    assert {type(table.tier) for table in tables.values()} == {hb.Ssd}
+    copied = copy.deepcopy(network.wide)
+    assert copied.table.tier == network.wide.table.tier == hb.Ssd(tmp_path / "disk", 24)
+
+
+@pytest.mark.parametrize("kind", [MapParameter, HashEmbeddingLookup])
+def test_wrong_arguments_of_a_disk_are_errors(kind: Any, tmp_path: Any) -> None:
+    size = {} if kind is MapParameter else {"embedding_size": 2}
+    with pytest.raises(ConfigError, match=r"\.ssd_data_path: vocab_cache_size says how many"):
+        kind(**size, ssd_data_path=tmp_path)
+    with pytest.raises(ConfigError, match=r"vocab_cache_size: must be an integer >= 0, got -1"):
+        kind(**size, vocab_cache_size=-1)
+    with pytest.raises(ConfigError, match=r"\.ssd_data_path: must be a local path, got 's3://x'"):
+        kind(**size, vocab_cache_size=2, ssd_data_path="s3://x")
+    with pytest.raises(ConfigError, match=r"does not exist, got .*/none"):
+        kind(**size, vocab_cache_size=2, ssd_data_path=tmp_path / "none")
 
 
 def test_values_put_before_the_model_is_made_are_kept() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ class HashEmbeddingLookup(nn.Module):
         max_norm: rows longer than this are scaled to it, in the result only.
         permit_filter_value: as of `MapParameter`.
         evict_filter_value: as of `MapParameter`.
-        vocab_cache_size: without effect.
+        vocab_cache_size: with `ssd_data_path`, the rows that stay in memory.
         name: of the table; None = its place in the network, given by `RecModel`.
         rule: how a step changes rows, such as `hb.Ftrl(lr=5e-2)`; None = as the optimizer of
             `RecModel` does.
         admission_bytes: as of `MapParameter`.
+        ssd_data_path: as of `MapParameter`.
 
     Attributes:
         embedding_table: the `MapParameter` of the rows.
@@ -61,15 +63,14 @@ class HashEmbeddingLookup(nn.Module):
         name: str | None = None,
         rule: Rule | None = None,
         admission_bytes: int = ADMISSION_BYTES,
+        ssd_data_path: str | Path | None = None,
     ) -> None:
         super().__init__()
         checks.whole_number("HashEmbeddingLookup.embedding_size", embedding_size, 1)
-        checks.whole_number("HashEmbeddingLookup.vocab_cache_size", vocab_cache_size, 0)
         checks.one_of("HashEmbeddingLookup.sparse", sparse, (True, False))
         if max_norm is not None:
             checks.finite_number("HashEmbeddingLookup.max_norm", max_norm, above=0)
         ARGUMENTS.log_no_effect("HashEmbeddingLookup.sparse", when=not sparse)
-        ARGUMENTS.log_no_effect("HashEmbeddingLookup.vocab_cache_size", when=vocab_cache_size > 0)
         self.embedding_size = embedding_size
         self.embedding_table = MapParameter(
             key_dtype,
@@ -81,6 +82,8 @@ class HashEmbeddingLookup(nn.Module):
             name=name,
             rule=rule,
             admission_bytes=admission_bytes,
+            vocab_cache_size=vocab_cache_size,
+            ssd_data_path=ssd_data_path,
         )
         self.embedding_table.embedding.max_norm = max_norm
 

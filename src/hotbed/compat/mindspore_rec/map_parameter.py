@@ -8,6 +8,7 @@ import math
 import numbers
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hotbed import checks
+from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.compat.mindspore_rec.tensor import Tensor, with_asnumpy
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Ids, as_ids
@@ -26,7 +28,9 @@ from hotbed.embedding.modules import Embedding
 from hotbed.embedding.policy import ADMISSION_BYTES, MinCount, Ttl
 from hotbed.embedding.rule import Rule
 from hotbed.embedding.table import Table
+from hotbed.embedding.tier import Ram, Ssd, Tier
 from hotbed.errors import ConfigError, RowShapeError
+from hotbed.files import local_path
 from hotbed.optim.modes import in_eval_mode
 
 log = logging.getLogger("hotbed.compat.mindspore_rec")
@@ -87,6 +91,9 @@ class MapParameter(nn.Module):
             `RecModel` does.
         admission_bytes: memory for the counts of keys that wait for `permit_filter_value`, see
             "Memory for ids that wait" in docs/embedding.md.
+        vocab_cache_size: with `ssd_data_path`, the values that stay in memory.
+        ssd_data_path: a folder on a local disk, where the other values lie (`hb.Ssd`), with the
+            same results. None: all values stay in memory.
 
     Raises:
         ConfigError: (a ValueError) an argument is wrong.
@@ -112,6 +119,8 @@ class MapParameter(nn.Module):
         *,
         rule: Rule | None = None,
         admission_bytes: int = ADMISSION_BYTES,
+        vocab_cache_size: int = 0,
+        ssd_data_path: str | Path | None = None,
     ) -> None:
         super().__init__()
         _check_dtype("MapParameter.key_dtype", key_dtype, _KEY_DTYPES, "Give int32 or int64.")
@@ -135,6 +144,7 @@ class MapParameter(nn.Module):
             _admission(permit_filter_value, evict_filter_value, admission_bytes),
             evict_filter_value,
             rule,
+            tier_of("MapParameter", vocab_cache_size, ssd_data_path),
         )
         self.embedding = Embedding(table)
         self.reader = ChangeReader(table)
@@ -205,8 +215,10 @@ class MapParameter(nn.Module):
         values = _values("MapParameter.put: value_tensor", value_tensor)
         self._check_values("put", keys, values)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.table.dim)
-        self.table.load([pa.record_batch({"id": pa.array(keys), "value": lists})])
-        self.table.find_or_insert(keys)  # put now: their age begins here
+        columns = {"id": pa.array(keys), "value": lists}
+        if self.table.clock == "steps":  # put now: their age begins here
+            columns["last_seen"] = pa.array(np.full(len(keys), self.table.step + 1))
+        self.table.load([pa.record_batch(columns)])
         return self
 
     def erase(self, key_tensor: Any) -> MapParameter:
@@ -341,6 +353,24 @@ class MapParameter(nn.Module):
         return f"value_shape={self.value_shape}"
 
 
+def tier_of(where: str, vocab_cache_size: int, ssd_data_path: str | Path | None) -> Tier:
+    """Return where values lie: in memory, or on the disk of a folder but for those in a cache.
+
+    Raises:
+        ConfigError: one of the arguments of `where` is wrong, or the disk lacks a size.
+    """
+    checks.whole_number(f"{where}.vocab_cache_size", vocab_cache_size, 0)
+    if ssd_data_path is None:
+        ARGUMENTS.log_no_effect("vocab_cache_size", when=vocab_cache_size > 0)
+        return Ram()
+    if not vocab_cache_size:
+        raise ConfigError(
+            f"{where}.ssd_data_path: vocab_cache_size says how many rows stay in memory, got 0. "
+            "Give at least the distinct keys of the batches in flight."
+        )
+    return Ssd(local_path(ssd_data_path, f"{where}.ssd_data_path"), vocab_cache_size)
+
+
 def _check_dtype(where: str, dtype: Any, choices: Sequence[Any], advice: str) -> None:
     """Raise ConfigError unless `dtype` is among `choices`."""
     is_listed = not isinstance(dtype, (np.ndarray, torch.Tensor)) and dtype in choices
@@ -439,6 +469,7 @@ def _table(
     admit: MinCount | None,
     evict_filter_value: int,
     rule: Rule | None,
+    tier: Tier,
 ) -> Table:
     init = _init(default_value)
     evict = None
@@ -450,6 +481,7 @@ def _table(
         rule=rule,
         admit=admit,
         evict=evict,
+        tier=tier,
         init=init,
         default=init.value if isinstance(init, Constant) else 0.0,
     )

@@ -16,13 +16,13 @@ REASONS: Mapping[str, str] = {
     "CheckpointConfig.integrated_save": "one process holds every table",
     "CheckpointConfig.keep_checkpoint_per_n_minutes": "the newest keep_checkpoint_max are kept",
     "HashEmbeddingLookup.sparse": "each distinct key of a batch is always looked up once",
-    "HashEmbeddingLookup.vocab_cache_size": "a table lies in memory and needs no cache",
+    "vocab_cache_size": "a table without ssd_data_path lies in memory and needs no cache",
     "RecModel.dataset_sink_mode": "train, fit, eval and predict move batch by batch",
     "RecModel.sink_size": "train and fit move batch by batch",
 }
 """Argument -> why it has no effect; ends the sentence `has no effect, because ...`."""
 
-WARNED = ("CheckpointConfig.keep_checkpoint_per_n_minutes", "HashEmbeddingLookup.vocab_cache_size")
+WARNED = ("CheckpointConfig.keep_checkpoint_per_n_minutes", "vocab_cache_size")
 """Arguments about rows and files that are kept: their lines are warnings."""
 
 ARGUMENTS = NoEffect("mindspore_rec", REASONS, WARNED)
