@@ -27,6 +27,7 @@ from forked import ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
+from hotbed.parallel import Ranks, roll_call
 from hotbed.persist import content_digest
 
 TIMEOUT = 20
@@ -377,6 +378,142 @@ def test_an_error_of_one_rank_that_lives_on_ends_the_others_at_once_by_its_name(
             lost = rf"RankLost: ranks: rank {number} in [^:]*: rank {rank} has left this call by an"
             assert re.match(f"{lost} error, got {own}. All ", error), error
             assert seconds < TIMEOUT / 2
+
+
+# --- a rank that fails before the first message of a call -----------------------------------------
+
+
+NUM_CALLS = 16
+
+
+def calls_and_mistakes(folder: str) -> dict[str, tuple[Callable[..., Any], Callable[[], Any]]]:
+    """Each call by its name, and the same call with a value that is wrong."""
+    model = model_of()
+    model.save(f"{folder}/saved")
+    network = hb.models.DCNv2(SCHEMA, hb.make_tables(SCHEMA, 2), hidden=(4,))
+    sparse = hb.SparseOptimizer(network)
+    loop = hb.shard(network, torch.optim.SGD(hb.dense_parameters(network), 0.1), sparse)
+    backward = functools.partial(loop.backward, batch(), lambda part: network(part).mean())
+    backward()
+    wrong: dict[str, Callable[[], Any]] = {
+        "fit": lambda: model.fit([batch()], epochs="two"),
+        "online_train": lambda: model.online_train(3),
+        "step": lambda: model.step(None),
+        "evaluate": lambda: model.evaluate(3),
+        "predict": lambda: model.predict(3),
+        "save": lambda: model.save(3),
+        "restore": lambda: model.restore(3),
+        "warm_start": lambda: model.warm_start(3),
+        "export": lambda: model.export(state=3),  # type: ignore[call-arg]  # without a path
+        "load": lambda: hb.load(3),
+        "RecModel": lambda: hb.RecModel(network, "no loss", grains=4),
+        "shard": lambda: hb.shard(network, grains=3),
+        "Evaluation": lambda: hb.Evaluation(None),
+        "backward": lambda: loop.backward(3, id),
+        "clip_gradients": lambda: loop.clip_gradients(-1.0),
+        "remove": lambda: model.tables["user"].remove("one"),
+    }
+    calls: dict[str, Callable[..., Any]] = {
+        **calls_of(model, folder),
+        "Evaluation": functools.partial(hb.Evaluation, model),
+        "backward": backward,
+        "clip_gradients": functools.partial(loop.clip_gradients, 1.0),
+        "remove": functools.partial(model.tables["user"].remove, [1, 2]),
+    }
+    return {name: (call, wrong[name]) for name, call in calls.items()}
+
+
+def interrupt_first_message(call: Callable[[], Any]) -> None:
+    with patch.object(Ranks, "meet", side_effect=KeyboardInterrupt("by hand")):
+        call()
+
+
+def fails_first(folder: str, rank: int, way: str) -> dict[str, tuple[str, float]]:
+    """Let one rank fail before the first message of each call, which the others make.
+
+    Return of each call the error, and the seconds until it was raised. Each is made over new
+    connections, since those of a lost rank are shut; the ranks meet in a store that stays.
+    """
+    os.environ |= {"HOTBED_RANKS_TIMEOUT": str(TIMEOUT), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    is_first = os.environ["RANK"] == "0"
+    store = torch.distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False)
+    roll_call.WATCH_SECONDS = 0.1
+    is_here = int(os.environ["RANK"]) == rank
+    ends = {}
+    for number in range(NUM_CALLS):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+        calls = calls_and_mistakes(folder)
+        name = list(calls)[number]
+        call, wrong = calls[name]
+        if is_here:
+            call = wrong if way == "value" else functools.partial(interrupt_first_message, call)
+        began = time.monotonic()
+        error = ""
+        try:
+            call()
+        except BaseException as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        ends[name] = (error, time.monotonic() - began)
+        (Path(folder) / f"{number}-{os.environ['RANK']}").touch()
+        while len(list(Path(folder).glob(f"{number}-*"))) < int(os.environ["WORLD_SIZE"]):
+            time.sleep(0.01)
+        torch.distributed.destroy_process_group()
+    del store
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("rank", "way"),
+    [(0, "value"), (1, "interrupt"), pytest.param(1, "value", marks=pytest.mark.soak)],
+)
+def test_an_error_before_the_first_message_of_a_call_ends_the_others_at_once(
+    rank: int, way: str, tmp_path: Path
+) -> None:
+    ends = ranks_of(fails_first, 2, str(tmp_path), rank, way)
+    assert len(ends[rank]) == NUM_CALLS
+    for name, (error, seconds) in ends[1 - rank].items():
+        own = ends[rank][name][0]
+        lost = f"rank {rank} has left this call by an error, got {own.rstrip('.')}. All ranks"
+        assert lost in error or error == own != "", name  # a block of all ranks raises it on all
+        assert seconds < TIMEOUT / 2
+
+
+def fails_and_returns(folder: str) -> list[str]:
+    """Fail in a call before its first message, and make it again: all ranks, or the first alone.
+
+    The first rank is late, either before the call that works or in it.
+    """
+    os.environ["HOTBED_RANKS_TIMEOUT"] = str(TIMEOUT)
+    is_first = os.environ["RANK"] == "0"
+    model = model_of()
+    found = []
+    for is_here, late in ((True, "before"), (is_first, "within"), (True, "within")):
+        found.append(error_of(lambda: model.step(None)) if is_here else "")
+        if is_first and late == "before":
+            time.sleep(2)
+        slow = late == "within" and is_first
+        with patch.object(model.network, "forward", slowly(model)) if slow else nullcontext():
+            found.append(error_of(lambda: model.step(batch())))
+    return found
+
+
+def slowly(model: hb.RecModel) -> Callable[[Any], Any]:
+    forward = model.network.forward
+
+    def wait_and_compute(batch: Any) -> Any:
+        time.sleep(0.5)  # in each of two grains
+        return forward(batch)
+
+    return wait_and_compute
+
+
+def test_ranks_wait_for_one_that_makes_the_call_again(tmp_path: Path) -> None:
+    first, second = ranks_of(fails_and_returns, 2, str(tmp_path))
+    refused = first[0]
+    assert refused.startswith("ConfigError: step: not a batch")
+    assert first == [refused, "no error"] * 3
+    assert second == [refused, "no error", "", "no error", refused, "no error"]
 
 
 def caught(folder: str) -> list[str]:

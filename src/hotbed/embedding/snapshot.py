@@ -46,8 +46,10 @@ class Spread(Protocol):
 
     owned: NDArray[np.bool_]
 
-    def removed(self, ids: NDArray[np.int64], remove: Callable[[NDArray[np.int64]], int]) -> int:
+    def removed(self, ids: Any, remove: Callable[[Any], int]) -> int:
         """Let each process remove the rows of ids that it has; return how many all removed.
+
+        `ids`: as `Table.remove` takes them.
 
         Raises:
             ConfigError: on each of them, before a row is removed: they got other ids.

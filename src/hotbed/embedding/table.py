@@ -634,7 +634,6 @@ class Table:
 
         Of several ranks all call it with the same ids; the number is that of all of them.
         """
-        ids = as_ids(ids)
         return self.discard(ids) if self.spread is None else self.spread.removed(ids, self.discard)
 
     def discard(self, ids: Any) -> int:

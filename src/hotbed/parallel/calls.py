@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, RankLost
+from hotbed.optim.ranks import trains_together
 
-from .roll_call import tell_left
+from .roll_call import Departure, report_departure
 
 NAME_WORDS = 6
 CALL_WORDS = NAME_WORDS + 1
@@ -26,15 +27,20 @@ class Place:
     Attributes:
         step: the number of the step under way; 0 = none is.
         phase: of the step, or the call of the program.
+        call: the outermost call of the program under way.
         number: of the last call of the program in which the ranks met, equal on all of them.
         has_met: whether they have met in the call under way.
+        failures: calls that an error has ended here before the ranks met in them, since they met
+            last.
         depth: how many calls are under way, one within the other.
     """
 
     step: int = 0
     phase: str = "start"
+    call: str = ""
     number: int = 0
     has_met: bool = False
+    failures: int = 0
     depth: int = 0
 
     def __str__(self) -> str:
@@ -45,6 +51,12 @@ class Place:
         if not self.has_met:
             self.number += 1
         self.has_met = self.depth > 0
+
+    def begin(self) -> None:
+        """Count calls anew: the ranks have connected."""
+        self.number = 0
+        self.has_met = False
+        self.failures = 0
 
 
 PLACE = Place()
@@ -71,15 +83,31 @@ def reporting_errors() -> Iterator[None]:
     which may handle it and go on.
     """
     PLACE.depth += 1
+    if PLACE.depth == 1:
+        PLACE.call = PLACE.phase
     try:
         yield
     except BaseException as error:
-        if PLACE.depth == 1 and PLACE.has_met:
-            tell_left(PLACE.number, error)
+        if PLACE.depth == 1 and not isinstance(error, RankLost) and trains_together():
+            _report(error)
         raise
     finally:
         PLACE.depth -= 1
-        PLACE.has_met = PLACE.has_met and PLACE.depth > 0
+        if not PLACE.depth:
+            PLACE.call = ""
+            PLACE.has_met = False
+
+
+def _report(error: BaseException) -> None:
+    """Report that an error ends the call under way, which the others may be in or come to."""
+    number = PLACE.number
+    failures = 0
+    if not PLACE.has_met:
+        number += 1
+        PLACE.failures += 1
+        failures = PLACE.failures
+    line = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    report_departure(Departure(number, failures, PLACE.call, line))
 
 
 @dataclass(frozen=True)

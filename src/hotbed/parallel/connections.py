@@ -22,6 +22,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError
 
+from .calls import PLACE
+from .roll_call import report_departure
+
 TIMEOUT = "HOTBED_RANKS_TIMEOUT"
 """Environment variable: the seconds that a call waits for the other ranks; 60 without it."""
 LONGEST_SECONDS = 7 * 86_400
@@ -85,6 +88,7 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
                 "gloo", store=store, rank=rank, world_size=size, timeout=timeout
             )
             atexit.register(_leave)
+            _begin_calls()
             try:
                 _check(_default_group())
             except RuntimeError:
@@ -97,8 +101,15 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
         if dist.get_backend() == "gloo":
             dist.barrier()  # ranks may arrive minutes apart, as the program's own timeout allows
         atexit.register(_leave)
+        _begin_calls()
         _GROUPS[default] = connect_again(call_timeout())
     return _GROUPS[default]
+
+
+def _begin_calls() -> None:
+    """Forget the calls over earlier connections, of which the store may keep a departure."""
+    PLACE.begin()
+    report_departure(None)
 
 
 def _check_environment() -> None:

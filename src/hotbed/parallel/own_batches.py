@@ -28,6 +28,7 @@ from hotbed.embedding.lookups import (
 from hotbed.embedding.table import MapQueue
 from hotbed.errors import ConfigError
 
+from .calls import at
 from .exchange import TableExchange
 from .halves import joined
 from .ids import AskedIds
@@ -198,6 +199,7 @@ class OwnBatchLookup(LocalLookup):
             "up, got a batch to map ahead. Look it up as it is."
         )
 
+    @at("lookup")
     def pool(
         self,
         layout: FeatureLayout,
@@ -208,17 +210,16 @@ class OwnBatchLookup(LocalLookup):
         training: bool,
         keeps: bool,
     ) -> tuple[Pooled, LocalIds]:
-        self._ranks.place.phase = "lookup"
         plan = self._batches.fetch(layout, inputs, time, training=training)
         return super().pool(layout, inputs, time, plan, training=training, keeps=keeps)
 
+    @at("update")
     def update(self, parts: Sequence[Sums], rates: Sequence[Sequence[float]]) -> None:
         """Apply the sums of all ranks, as `Lookup.update`.
 
         Raises:
             ConfigError: on every rank: they have sums of other tables, or other rates.
         """
-        self._ranks.place.phase = "update"
         owned = []
         owned_rates = []
         for part, group_rates in zip(parts, rates, strict=True):

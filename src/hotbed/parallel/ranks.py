@@ -25,7 +25,7 @@ from hotbed.optim.ranks import trains_together
 from .calls import CALL_WORDS, PLACE, Place, RankCall, check_one_call, named, reporting_errors
 from .connections import call_timeout, connect, connect_again, shut
 from .log_lines import name_rank_in_logs
-from .roll_call import WATCH, WatchedCall, absent_ranks, left_ranks
+from .roll_call import WATCH, WatchedCall, absent_ranks, departures, report_departure
 from .software import software
 from .traffic import Traffic
 
@@ -127,7 +127,7 @@ class Ranks:
             left = wait.left or self._left() if is_own else {}
             if left:
                 rank = min(left)
-                reason = f"rank {rank} has left this call by an error, got {left[rank]}"
+                reason = f"rank {rank} has left this call by an error, got {left[rank].rstrip('.')}"
             else:
                 reason = self._loss(error)
             raise RankLost(
@@ -140,7 +140,12 @@ class Ranks:
 
         None: the process that keeps them is gone.
         """
-        return left_ranks(self.rank, self.size, self.place.number)
+        every = departures(self.rank, self.size)
+        if every is None:
+            return None
+        place = self.place
+        here = (place.number, place.failures, place.call)
+        return {rank: other.error for rank, other in every.items() if other.leaves(*here)}
 
     def _loss(self, error: RuntimeError) -> str:
         """Return which rank is lost, and how gloo says it."""
@@ -171,8 +176,11 @@ class Ranks:
         room = [HEAD_WORDS + ROOM] * self.size
         room[self.rank] = sizes[self.rank]  # gloo wants these two to be equal
         self.place.meet()
+        if self.place.failures:
+            report_departure(None)
         self._close_left_call()
         received = self.send(sent, sizes, room).split(room)
+        self.place.failures = 0
         heads = [message[:HEAD_WORDS].tolist() for message in received]
         try:
             check_one_call([head[:CALL_WORDS] for head in heads])

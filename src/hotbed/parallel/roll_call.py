@@ -9,12 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
-
-from hotbed.errors import RankLost
 
 GRACE_SECONDS = 3.0
 """How long a rank waits for the answers of the others; each finds the loss in its next call."""
@@ -70,41 +68,67 @@ def _limited(ask: Callable[[], None]) -> None:
 # --- ranks that have left a call ------------------------------------------------------------------
 
 
-def tell_left(number: int, error: BaseException) -> None:
-    """Tell the other ranks that an error has ended a call here; `number`: of the call."""
-    if isinstance(error, RankLost) or not dist.is_initialized():
+@dataclass(frozen=True)
+class Departure:
+    """A call of the program that an error has ended on one rank.
+
+    Attributes:
+        number: of the call, as that of `Place`.
+        failures: calls that have ended so since the ranks met last, this one included; 0 = they had
+            met in this call.
+        call: its name.
+        error: which has ended it.
+    """
+
+    number: int
+    failures: int
+    call: str
+    error: str
+
+    def leaves(self, number: int, failures: int, call: str) -> bool:
+        """Return whether a rank in this call waits in vain for the one that has left.
+
+        Where the ranks had not met, another rank may have had the same error in the same call, and
+        be in the next one, to which the first will come.
+        """
+        if self.failures:
+            return self.number == number and self.failures > failures and self.call == call
+        return self.number >= number
+
+
+def report_departure(departure: Departure | None) -> None:
+    """Report to the other ranks that an error has ended a call here; None: take that back."""
+    if not dist.is_initialized():
         return
-    line = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
     key = _key("left", dist.get_rank())
+    text = "" if departure is None else json.dumps(astuple(departure))
 
-    def tell() -> None:
+    def report() -> None:
         with _unreached_ignored():
-            _get_default_store().set(key, json.dumps([number, line]))
+            _get_default_store().set(key, text)
 
-    _limited(tell)
+    _limited(report)
 
 
-def left_ranks(rank: int, size: int, number: int) -> dict[int, str] | None:
-    """Return the errors by rank that have ended this call, or a later one, on other ranks.
+def departures(rank: int, size: int) -> dict[int, Departure] | None:
+    """Return the calls that other ranks have left, by rank.
 
     None: the process that keeps the store is gone.
     """
-    answers: list[dict[int, str] | None] = []
-    _limited(lambda: _find_left(rank, size, number, answers))
+    answers: list[dict[int, Departure] | None] = []
+    _limited(lambda: _find_departures(rank, size, answers))
     return answers[0] if answers else {}
 
 
-def _find_left(rank: int, size: int, number: int, answers: list[dict[int, str] | None]) -> None:
-    errors: dict[int, str] = {}
+def _find_departures(rank: int, size: int, answers: list[dict[int, Departure] | None]) -> None:
+    every: dict[int, Departure] = {}
     with _unreached_ignored():
         store = _get_default_store()
         for other in range(size):
             key = _key("left", other)
-            if other != rank and store.check([key]):
-                left, line = json.loads(store.get(key))
-                if left >= number:
-                    errors[other] = line
-        answers.append(errors)
+            if other != rank and store.check([key]) and (text := store.get(key)):
+                every[other] = Departure(*json.loads(text))
+        answers.append(every)
     if not answers:
         answers.append(None)
 
@@ -122,7 +146,8 @@ class WatchedCall:
     """A call that waits for other ranks.
 
     Attributes:
-        find: as `left_ranks` of this call.
+        find: returns the errors by which other ranks have left this call; None: the process that
+            keeps them is gone.
         end: ends the wait.
         began: when it began, by the monotonic clock.
         left: what `find` has returned.

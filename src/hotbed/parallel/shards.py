@@ -12,9 +12,11 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from hotbed.data.batch import as_ids
 from hotbed.embedding.policy import PARTITIONS
 from hotbed.embedding.snapshot import Spread
 
+from .calls import at
 from .placement import Placement
 from .ranks import SETTINGS, Ranks, Requirement, digest_of
 
@@ -156,7 +158,9 @@ class _TableShard(Spread):
         self._table = table
         self.owned = shard.owned(table)
 
-    def removed(self, ids: NDArray[np.int64], remove: Callable[[NDArray[np.int64]], int]) -> int:
+    @at("remove")
+    def removed(self, ids: Any, remove: Callable[[Any], int]) -> int:
+        ids = as_ids(ids)
         self._shard.check_equal({f"ids to remove from table {self._table!r}": _brief(ids)})
         return sum(self._shard.gathered(remove(ids)))
 

@@ -59,7 +59,7 @@ from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.learner import check_not_moved
 from hotbed.training.stages.network import adapter_of
-from hotbed.training.stages.rank_learner import RankLearner
+from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
@@ -105,6 +105,7 @@ class RecModel:
         >>> scores = hb.load("model").predict(test)
     """
 
+    @at("RecModel")
     def __init__(
         self,
         network: nn.Module,
@@ -120,6 +121,7 @@ class RecModel:
         grains: int = 1,
         whole_tables: Sequence[str] = (),
     ) -> None:
+        connect_ranks(grains)
         check_network(network)
         checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
         check_evaluation(eval_network, eval_indexes)
@@ -161,8 +163,7 @@ class RecModel:
         )
         check_names("whole_tables", whole_tables, self.tables)
         if isinstance(self.learner, RankLearner):
-            with at("RecModel"):
-                self.learner.keep_whole(frozenset(whole_tables))
+            self.learner.keep_whole(frozenset(whole_tables))
 
     @at("fit")
     def fit(
@@ -732,12 +733,14 @@ class Evaluation:
         >>> evaluation.results()["auc"]
     """
 
+    @at("evaluate")
     def __init__(self, model: RecModel) -> None:
         model._check_measurable("evaluation")
         model._compare_ranks()
         self._model = model
         self._scorer = model._scorer()
 
+    @at("evaluate")
     def add(self, batch: Any) -> None:
         """Score a batch, a `Batch` of a Dataset or a tuple as in `evaluate`; learn nothing."""
         self._model._observe([batch], self._scorer, ())

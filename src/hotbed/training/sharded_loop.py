@@ -22,11 +22,12 @@ from hotbed.training.stages.compared import compared
 from hotbed.training.stages.example import CPU, prepare
 from hotbed.training.stages.grains import GrainLearner
 from hotbed.training.stages.learner import parameters_of
-from hotbed.training.stages.rank_learner import RankLearner
+from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
 
 LossOf = Callable[[Batch], Tensor]
 
 
+@at("shard")
 def shard(
     network: nn.Module,
     dense: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -63,6 +64,7 @@ def shard(
         ...         optimizer.step()
         ...         optimizer.zero_grad()
     """
+    connect_ranks(grains)
     checks.power_of_two("grains", grains, "Grains are joined by halves: give such as 8.")
     if grains == 1:
         raise ConfigError("shard.grains: a batch is divided in 2 or more, got 1. Give such as 8.")
@@ -77,8 +79,7 @@ def shard(
     kind = RankLearner if trains_together() else GrainLearner
     learner = kind(network, None, dense, sparse, grains)
     if isinstance(learner, RankLearner):
-        with at("shard"):
-            learner.keep_whole(frozenset(whole_tables))
+        learner.keep_whole(frozenset(whole_tables))
     return ShardedLoop(learner)
 
 

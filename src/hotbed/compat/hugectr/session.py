@@ -15,6 +15,7 @@ from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model import DataReader, LearningRateScheduler, Model
 from hotbed.compat.hugectr.model.model import KeysetReader
 from hotbed.errors import ConfigError
+from hotbed.parallel import at
 
 __all__ = ["Session", "get_learning_rate_scheduler"]
 
@@ -80,6 +81,7 @@ class Session:
         """Return name and value of each metric, of the batches since the last call."""
         return self.model.get_eval_metrics()
 
+    @at("evaluation")
     def evaluation(
         self, export_predictions_out_file: str = "", export_labels_out_file: str = ""
     ) -> list[tuple[str, float]]:

@@ -138,8 +138,8 @@ class Progress:
         """Yield batches as long as each rank has one: a step is that of all of them."""
         source = iter(batches)
         while True:
-            batch = next(source, None)
             with at("next batch"):
+                batch = next(source, None)
                 has_ended = self._shard.any(batch is None)
             if has_ended:
                 if batch is not None:

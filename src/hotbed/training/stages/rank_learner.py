@@ -16,7 +16,7 @@ from hotbed.embedding.lookups import Plan, Sums
 from hotbed.embedding.modules import TableModule, table_modules
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
-from hotbed.optim.ranks import world_size
+from hotbed.optim.ranks import trains_together, world_size
 from hotbed.parallel import (
     AskedIds,
     Counters,
@@ -57,12 +57,6 @@ class RankLearner(GrainLearner):
     _own_outputs: list[Any] | None  # of the grains of this rank; None = `outputs` is there
 
     def _connect(self) -> None:
-        num_ranks = world_size()
-        if num_ranks > self.grains:
-            raise ConfigError(
-                f"grains: each rank computes at least one, got {self.grains} grains and a world of "
-                f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
-            )
         _check_network(self.network)
         self._ranks = Ranks.of_job()
 
@@ -368,6 +362,25 @@ class RankLearner(GrainLearner):
                 check_agree(values)
                 means[number] = values[0]
         return means
+
+
+def connect_ranks(grains: int) -> None:
+    """Connect the ranks, if several train together by grains.
+
+    It comes before anything that one rank alone may refuse: it could not tell the others.
+
+    Raises:
+        ConfigError: there are more ranks than grains.
+    """
+    if grains == 1 or not trains_together():
+        return
+    num_ranks = world_size()
+    if isinstance(grains, int) and 1 < grains < num_ranks:
+        raise ConfigError(
+            f"grains: each rank computes at least one, got {grains} grains and a world of "
+            f"{num_ranks} ranks. Give more grains, a power of two, or start fewer ranks."
+        )
+    Ranks.of_job()
 
 
 def _check_network(network: nn.Module) -> None:

@@ -67,6 +67,7 @@ from hotbed.files import writing
 from hotbed.models.graph.network import Graph as Network
 from hotbed.optim.ranks import rank
 from hotbed.optim.sparse import dense_parameters
+from hotbed.parallel import at
 from hotbed.training.model import Evaluation, RecModel
 from hotbed.training.watching.history import History
 
@@ -173,6 +174,7 @@ class Model:
                 "an embedding or a layer."
             )
 
+    @at("compile")
     def compile(self, loss_names: Sequence[str] = (), loss_weights: Sequence[float] = ()) -> None:
         """Make the network, its tables and the data readers.
 
@@ -232,6 +234,7 @@ class Model:
 
     # --- training ---------------------------------------------------------------------------------
 
+    @at("fit")
     def fit(self, *arguments: Any, **keywords: Any) -> History:
         """Train, and return the history of the engine.
 
@@ -302,6 +305,7 @@ class Model:
         self._train_reader.start()
         self._eval_reader.start()
 
+    @at("train")
     def train(self, is_first_batch: bool = True) -> bool:
         """Learn the next batch; return False at the end of the data, with nothing learned.
 
@@ -315,6 +319,7 @@ class Model:
         self._loss = self.learner.step(batch)
         return True
 
+    @at("eval")
     def eval(self, is_first_batch: bool = True) -> bool:
         """Score the next batch of the evaluation data; return False at their end."""
         self._require_compiled("eval")
@@ -331,6 +336,7 @@ class Model:
         """Return the loss of the batch that `train` or `fit` learned last, before its update."""
         return self._loss
 
+    @at("get_eval_metrics")
     def get_eval_metrics(self) -> list[tuple[str, float]]:
         """Return name and value of each metric of the solver, of the batches since the last call.
 
@@ -428,6 +434,7 @@ class Model:
 
     # --- what is inside ---------------------------------------------------------------------------
 
+    @at("check_out_tensor")
     def check_out_tensor(self, tensor_name: str, tensor_type: Tensor_t = Tensor_t.Train) -> Any:
         """Return a tensor of the graph by its name, float32 [n, …].
 
@@ -445,6 +452,7 @@ class Model:
             return self.tensors.gradient(tensor_name)
         return self.tensors.value(tensor_name, self._evaluated)
 
+    @at("export_predictions")
     def export_predictions(
         self, output_prediction_file_name: str, output_label_file_name: str
     ) -> None:
@@ -463,6 +471,7 @@ class Model:
                 Path(output_label_file_name),
             )
 
+    @at("get_incremental_model")
     def get_incremental_model(self) -> list[tuple[Any, Any]]:
         """Return keys int64 [n] and vectors float32 [n, dim] of each embedding.
 
@@ -497,6 +506,7 @@ class Model:
         """Return what takes keysets: the name up to v3.2."""
         return KeysetReader()
 
+    @at("get_params_num")
     def get_params_num(self) -> int:
         """Return the number of dense parameters and of floats in rows."""
         self._require_compiled("get_params_num")
@@ -508,36 +518,43 @@ class Model:
 
     # --- files ------------------------------------------------------------------------------------
 
+    @at("save_params_to_files")
     def save_params_to_files(self, prefix: str, iter: int = 0) -> None:
         """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states."""
         self._require_compiled("save_params_to_files")
         self._files.save(prefix, iter)
 
+    @at("load_dense_weights")
     def load_dense_weights(self, dense_model_file: str) -> None:
         """Load a file of dense parameters."""
         self._require_compiled("load_dense_weights")
         self._files.load_dense(dense_model_file)
 
+    @at("load_dense_optimizer_states")
     def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
         """Load the optimizer state of the dense parameters."""
         self._require_compiled("load_dense_optimizer_states")
         self._files.load_dense_states(dense_opt_states_file)
 
+    @at("load_sparse_weights")
     def load_sparse_weights(self, *files: Any, **by_keyword: Any) -> None:
         """Load rows: a list with one file for each embedding, or a mapping of name to file."""
         self._require_compiled("load_sparse_weights")
         self._files.load_sparse(_files_given("sparse_embedding_files", files, by_keyword))
 
+    @at("load_sparse_optimizer_states")
     def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
         """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
         self._require_compiled("load_sparse_optimizer_states")
         self._files.load_sparse_states(_files_given("sparse_opt_states_files", files, by_keyword))
 
+    @at("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Save tables of embedding collections in a folder; without names, all."""
         self._require_compiled("embedding_dump")
         self._files.save_collections(path, table_names)
 
+    @at("embedding_load")
     def embedding_load(self, path: str, table_names: Sequence[str] = ()) -> None:
         """Load tables of embedding collections; without names, all."""
         self._require_compiled("embedding_load")

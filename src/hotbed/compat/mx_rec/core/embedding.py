@@ -25,6 +25,7 @@ from hotbed.embedding.init import Init
 from hotbed.embedding.policy import ADMISSION_BYTES
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.parallel import at
 
 __all__ = ["SparseTable", "create_table", "sparse_lookup"]
 
@@ -123,6 +124,7 @@ def _optimizer_of(where: str, listed: Any, every: Sequence[RowOptimizer]) -> Row
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch has no types for it
+@at("sparse_lookup")
 def sparse_lookup(
     hashtable: SparseTable,
     ids: FeatureSpec | Tensor,

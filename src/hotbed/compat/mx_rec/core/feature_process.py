@@ -13,6 +13,7 @@ from hotbed.compat.mx_rec.checks import MOST_INT, boolean
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
+from hotbed.parallel import at
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 __all__ = ["EvictHook"]
@@ -82,6 +83,7 @@ class EvictHook:
         """Return whether rows are removed after this step."""
         return self.schedule is not None and self.schedule.barrier(step, now)
 
+    @at("EvictHook.after_run")
     def after_run(self, global_step: int | None = None) -> None:
         """Remove stale rows if it is time to, after a training step.
 

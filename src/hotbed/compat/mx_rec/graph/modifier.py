@@ -25,6 +25,7 @@ from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.optim.modes import in_train_mode
 from hotbed.optim.sparse import dense_parameters
+from hotbed.parallel import at
 from hotbed.training.ahead.planner import obstacle_of
 from hotbed.training.auto import Findings, Report
 from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, lookup_report
@@ -40,6 +41,7 @@ KEYS = ("access_threshold", "eviction_threshold", "faae_coefficient")
 """Of `access_and_evict_config`."""
 
 
+@at("modify_graph_and_start_emb_cache")
 def modify_graph_and_start_emb_cache(
     model: nn.Module,
     train: Iterable[Any],

@@ -14,6 +14,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.optimizers.rules import NamedRule, rate_of
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
+from hotbed.parallel import at
 
 Arguments = ParamSpec("Arguments")
 
@@ -63,6 +64,7 @@ class HashOptimizer:
     def learning_rate(self, learning_rate: Any) -> None:
         self._learning_rate = rate_of(self.name, learning_rate)
 
+    @at("apply_gradients")
     def apply_gradients(self, gradients: Sequence[Any]) -> None:
         """Update rows with their gradients, and forget the lookups that these belong to.
 
@@ -81,6 +83,7 @@ class HashOptimizer:
         pipeline = self._owner.started(f"{self.name}.apply_gradients")
         pipeline.apply_gradients(self, _pairs(self.name, gradients))
 
+    @at("apply_gradients")
     def step(self) -> None:
         """Update rows with the gradients that `loss.backward()` left in their collection."""
         self._owner.started(f"{self.name}.step").step_rows(self)

@@ -8,6 +8,7 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.saver.saver import Saver
 from hotbed.errors import ConfigError
 from hotbed.files import Where
+from hotbed.parallel import at
 from hotbed.training.run import passed
 
 __all__ = ["CheckpointSaverHook"]
@@ -70,6 +71,7 @@ class CheckpointSaverHook:
         """Return whether this step may be saved."""
         return not self.saver.is_writing and self._is_due(step)
 
+    @at("CheckpointSaverHook.after_run")
     def after_run(self, global_step: int) -> None:
         """Save if it is time to, after training step `global_step`.
 
@@ -83,6 +85,7 @@ class CheckpointSaverHook:
         if self._owner.shard.from_first(lambda: self._saves_now(progress.step)):
             self._save(global_step, wait=False)
 
+    @at("CheckpointSaverHook.end")
     def end(self, global_step: int | None = None) -> None:
         """Save the last step, and wait until it is on disk."""
         progress = self._owner.started("CheckpointSaverHook.end").progress

@@ -21,6 +21,7 @@ from hotbed.compat.mx_rec.util.ops import import_host_pipeline_ops
 from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 from hotbed.optim.ranks import trains_together
+from hotbed.parallel import Ranks, at
 
 __all__ = [
     "ConfigInitializer",
@@ -46,6 +47,7 @@ _STEPS = ("max_steps", "train_steps", "eval_steps", "save_steps")
 _SECONDS = ("save_checkpoint_due_time", "save_delta_checkpoints_secs")
 
 
+@at("init")
 def init(**options: Any) -> None:
     """Initialize the framework: step 1. Where several ranks train, they connect here.
 
@@ -59,6 +61,8 @@ def init(**options: Any) -> None:
 
     Example: `mx.init(train_steps=200, use_dynamic=True, use_dynamic_expansion=True)`
     """
+    if trains_together():
+        Ranks.of_job()  # so that the others hear of an error of this one
     names = [field.name for field in fields(Options)]
     for name in options:
         if name not in names and name not in NOT_NEEDED:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hotbed import checks
 from hotbed.compat.mx_rec import framework
+from hotbed.parallel import at
 
 __all__ = ["hccl_ops"]
 
@@ -16,6 +17,7 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 class HcclOps:
     """Collective operations over the ranks of a program."""
 
+    @at("allreduce")
     def allreduce(self, tensor: Tensor, reduction: str) -> Tensor:
         """Return the tensors of all ranks, reduced lane by lane; of one rank, the tensor itself.
 

@@ -9,12 +9,14 @@ from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.compat.mx_rec.tables import agreed, make_pipeline, make_tables, owners_of
+from hotbed.parallel import at
 
 __all__ = ["start_asc_pipeline"]
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
 
+@at("start_asc_pipeline")
 def start_asc_pipeline() -> None:
     """Make the tables, and let insert functions map ids: step 8.
 
