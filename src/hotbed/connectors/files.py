@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from hotbed.connectors.paths import Paths, expand, folder_values
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, BadRow, ReadPlan
-from hotbed.connectors.position import Batches, Position, RowPlace
+from hotbed.connectors.position import OPENED, Batches, Position, RowPlace
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.text.encodings import TextStream, codec_of
 from hotbed.connectors.types import completed, has_open, with_open
@@ -269,8 +269,8 @@ class FileSource(Source):
         batch_rows: int = READ_ROWS,
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
-        start = (0, 0)
         sections = [Section(file) for file in self.files()]
+        start = None
         if position is not None:
             position.require("files", self)
             start = _resumed(sections, position)
@@ -321,7 +321,7 @@ class _FileShare(Source):
         plan: ReadPlan = READ_ALL,
     ) -> Batches:
         share = [str(self.begin), str(self.end)]
-        start = (0, 0)
+        start = None
         if position is not None:
             position.require("a part of files", self)
             if position["share"] != share:
@@ -397,7 +397,7 @@ def rows_of_section(
 def _rows_of(
     source: FileSource,
     sections: Sequence[Section],
-    start: tuple[int, int],
+    start: tuple[int, int] | None,
     batch_rows: int,
     plan: ReadPlan,
 ) -> Batches:
@@ -406,14 +406,17 @@ def _rows_of(
     Args:
         source: reads them.
         sections: the sections.
-        start: the section to begin in, by its number, and the rows of it to pass over.
+        start: the section to begin in, by its number, and the rows of it to pass over; None =
+            those of the first row.
         batch_rows: as for `Source.read`.
         plan: as for `Source.read`.
     """
-    first, row = start
+    first, row = start or (0, 0)
     for index in range(first, len(sections)):
         section = sections[index]
         name = os.path.basename(section.file)
+        if plan.opens and start is None and not index:
+            yield OPENED, Position.of(source, {"file": index, "name": name, "row": row})
         if plan.opening is not None:
             plan.opening(section.file)
         try:

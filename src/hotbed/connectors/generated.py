@@ -15,7 +15,7 @@ import pyarrow as pa
 from hotbed import checks
 from hotbed.connectors.files import cut
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import ROWS, Batches, Position, RowPlace
+from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace
 from hotbed.connectors.samples import check_names, fixed_lists
 from hotbed.connectors.source import Source, described
 
@@ -155,6 +155,8 @@ class Generated(Source):
             position.require(ROWS, self)
             row = int(position["row"])
             position.require_rows(row, 0, self.rows)
+        elif plan.opens:
+            yield OPENED, Position.of(self, {"row": 0})
         for block in self._blocks(row // BLOCK_ROWS, plan):
             rest = block.slice(row % BLOCK_ROWS)
             for batch in cut(rest, batch_rows):

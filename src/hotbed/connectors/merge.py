@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from hotbed.connectors.first_times import FirstTimes
 from hotbed.connectors.plan import READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, TICK, Position
+from hotbed.connectors.position import OPENED, PLACE, TICK, Position
 from hotbed.connectors.source import Source
 from hotbed.connectors.times import EARLIEST, LATEST, YEAR, check_same_unit, to_microseconds
 from hotbed.connectors.types import (
@@ -165,7 +165,7 @@ class _MergeReading:
             self._position = Position.from_json(state["source"])
         self._skip = state.get("skip", 0)
         self._row = state.get("row", 0)
-        self._has_begun_here = not state
+        self._has_begun_here = not (self._row or self._skip)
         self._high = state.get("time", EARLIEST)
         self._used = self._skip
         self._size = 0
@@ -201,6 +201,8 @@ class _MergeReading:
             batch, self._after = self._ahead
             self._ahead = next(self._batches, None)
             self._size = batch.num_rows
+            if batch is OPENED:
+                continue
             self._used = min(self._skip, batch.num_rows)
             self._skip -= self._used
             times = self._times(batch)

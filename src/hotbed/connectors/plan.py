@@ -96,6 +96,7 @@ class ReadPlan:
             For a damaged file it gets one row, the first that is lost, with the reason.
         rest: what is left out behind a row that cannot be read, for messages; "" = its file.
         opening: called with the path of each file before it is read.
+        opens: a source that ends yields `OPENED` before its first row, too.
         grains: with more than one, a topic deals the messages of each block to so many grains, and
             yields after `OPENED` one batch of rows for each, also empty ones. Of the positions
             after them the last one is behind the block, the others are before it.
@@ -113,6 +114,7 @@ class ReadPlan:
     aside: Callable[[Sequence[BadRow]], None] | None = None
     rest: str = ""
     opening: Callable[[str], None] | None = None
+    opens: bool = False
     grains: int = 1
     wishes: JoinWishes = NO_WISHES
     max_ahead_seconds: float | None = None

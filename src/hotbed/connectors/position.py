@@ -157,15 +157,12 @@ class Position:
                 f"position: it was written by {self.writer}, got {type(source).__name__} to resume "
                 "from it. Give the source that the position was written for, or begin without it."
             )
+        self.require_settings(source)
+
+    def require_settings(self, source: PlacedRows) -> None:
+        """Raise DataError unless the settings in this are those of `source`."""
         if SETTINGS in self.state:
-            change = _change("", self.state[SETTINGS], source.settings)
-            if change is not None:
-                name, before, now = change
-                raise DataError(
-                    f"position: it was written by {type(source).__name__} with {name}={before}, "
-                    f"got {name}={now}. Its rows would be learned twice, or never: give {name} as "
-                    "it was, or begin without the position, in a new folder of states."
-                )
+            require_equal(type(source).__name__, self.state[SETTINGS], source.settings)
 
     def require_types(self, declared: pa.Schema) -> None:
         """Raise DataError if columns before this were read as other types than those `declared`.
@@ -191,6 +188,18 @@ class Position:
                 f"position: it lies after row {row}, got a source of rows {first} to {last}. Give "
                 "the source that the position was written for, or begin without it."
             )
+
+
+def require_equal(writer: str, before: Any, now: Any) -> None:
+    """Raise DataError if what a position says of the rows that it counts is not so now."""
+    change = _change("", before, now)
+    if change is not None:
+        name, written, current = change
+        raise DataError(
+            f"position: it was written by {writer} with {name}={written}, got {name}={current}. "
+            f"Its rows would be learned twice, or never: give {name} as it was, or begin without "
+            "the position, in a new folder of states."
+        )
 
 
 def _change(name: str, before: Any, now: Any) -> tuple[str, str, str] | None:

@@ -17,7 +17,7 @@ from hotbed.connectors.late_labels import LabelJoin, LateLabels
 from hotbed.connectors.live import Live, steady
 from hotbed.connectors.merge import Events, Merge
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import PLACE, TICK, Batches, Position
+from hotbed.connectors.position import OPENED, PLACE, TICK, Batches, Position
 from hotbed.connectors.source import Source, described
 from hotbed.connectors.times import LATEST
 from hotbed.connectors.types import is_number, opened
@@ -103,6 +103,11 @@ class Replay(Source):
             return [self.time]
         return [self.time, *self.late.on, self.late.column]
 
+    def _start(self, at: Sequence[Any], latest: int) -> dict[str, Any]:
+        """Return the state before the first event; `at`: where the sources are."""
+        state = {"at": at, "emitted": 0, "latest": latest}
+        return {**state, "block": 0, "now": 0} if self.endless else state
+
     def read(
         self,
         position: Position | None = None,
@@ -138,7 +143,11 @@ class Replay(Source):
         else:
             pace = _Pace(self.speed, live)
         skip = int(state["emitted"])
+        opens = plan.opens and not position
         for run in labelled:
+            if opens:
+                opens = False
+                yield OPENED, Position.of(self, self._start(run.before, latest))
             row = min(skip, len(run.keys))
             skip = max(0, skip - len(run.keys))
             while row < len(run.keys):

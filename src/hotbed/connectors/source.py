@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from hotbed import checks
 from hotbed.config import describe, kind_of
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
-from hotbed.connectors.position import ROWS, Batches, Position, RowPlace, with_marks
+from hotbed.connectors.position import OPENED, ROWS, Batches, Position, RowPlace, with_marks
 from hotbed.connectors.types import (
     joined,
     opened,
@@ -280,11 +280,18 @@ class Slice(Source):
             position.require_rows(begin, start, last)
             if begin == stop:
                 return
-            # inside of a cut batch `source` has no position: read it from the start
-            if not position["cut"]:
-                inner = Position.from_json(position["source"])
-                row = int(position["row"])
+            source = Position.from_json(position["source"])
+            if position["cut"] <= 0:
+                inner = source
+                row = begin + int(position["cut"])
+            else:  # inside of a cut batch `source` has no position: read it from the start
+                source.require_settings(self.source)
         for batch, after in self.source.read(inner, batch_rows, plan):
+            if batch is OPENED:
+                first = max(begin, row)
+                state = {"row": first, "cut": row - first, "source": after.to_json()}
+                yield OPENED, Position(state)
+                continue
             end = row + batch.num_rows
             last = end
             if stop is not None:
@@ -614,6 +621,8 @@ def rows_of(
         position.require(ROWS, source)
         row = int(position["row"])
         position.require_rows(row, 0, table.num_rows)
+    elif plan.opens:
+        yield OPENED, Position.of(source, {"row": 0})
     table = table.select(plan.wanted(table.schema.names))
     for batch in table.slice(row).to_batches(max_chunksize=batch_rows):
         if batch.num_rows:

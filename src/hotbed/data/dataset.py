@@ -31,12 +31,20 @@ from hotbed.data.order import (
     Buffer,
     Encoded,
     ShuffledBuffers,
+    cached,
     place_at,
     random_of,
     source_position,
     unshuffled,
 )
-from hotbed.data.places import TimeLimit, check_grains, check_layout, check_position
+from hotbed.data.places import (
+    TimeLimit,
+    begins_at,
+    check_begin,
+    check_grains,
+    check_layout,
+    check_position,
+)
 from hotbed.data.previews import encoded_preview, mapped_batch, with_previews
 from hotbed.data.schema import Schema, check_schema
 from hotbed.data.stream import Block, StreamCuts, check_stream_arguments
@@ -120,7 +128,7 @@ class Dataset:
         self._limit = TimeLimit(max_ahead_seconds, endless=source.endless)
         self._position = self._at(0, self._start)
         self.reading: ReadAhead[Batch | None] | None = None
-        self._cached: list[Batch] = []  # of each lane; none before the first epoch
+        self._cached: list[Buffer] = []  # of each lane; none before the first epoch
         self._num_rows: int | None = None
 
     def __repr__(self) -> str:
@@ -388,7 +396,10 @@ class Dataset:
         if self.on_error == "skip":  # rows that were skipped for their labels are not in the cache
             other._cached = []
         else:
-            other._cached = [replace(rows, labels={}, weight=None) for rows in self._cached]
+            other._cached = [
+                replace(lane, rows=replace(lane.rows, labels={}, weight=None))
+                for lane in self._cached
+            ]
         return other
 
     @property
@@ -529,7 +540,16 @@ class Dataset:
             grain = number
         skip = int(place["skip"])
         if self.cache:
-            return self._cached_buffers(sources, number, epoch, skip, tally)
+            if len(self._cached) != len(sources):
+                self._cached = [self._all_rows(source, tally) for source in sources]
+            lane = self._cached[number]
+            order = None
+            if self.shuffle:
+                check_begin(place, lane.before)
+                random = random_of((self.seed, epoch), grain)
+                order = random.permutation(lane.rows.num_samples)
+            if self.shuffle or begins_at(place, lane.before):
+                return cached(lane, order, skip)
         chunks = self._encoded(sources[number], source_position(place), tally)
         if self.shuffle > 1:
             size = -(-self.shuffle // len(sources))
@@ -537,31 +557,16 @@ class Dataset:
             return shuffle.buffers(chunks, int(place["buffer"]), skip)
         return unshuffled(chunks, skip)
 
-    def _cached_buffers(
-        self, sources: Sequence[Source], number: int, epoch: int, skip: int, tally: Tally
-    ) -> Iterator[Buffer]:
-        if len(self._cached) != len(sources):
-            self._cached = [self._all_rows(source, tally) for source in sources]
-        rows = self._cached[number]
-        order = None
-        if self.shuffle:
-            grain = None
-            if len(sources) > 1:
-                grain = number
-            order = random_of((self.seed, epoch), grain).permutation(rows.num_samples)
-        for begin in range(skip, rows.num_samples, READ_ROWS):
-            end = min(begin + READ_ROWS, rows.num_samples)
-            if order is None:
-                part = rows[begin:end]
-            else:
-                part = rows.take(order[begin:end])
-            yield Buffer(part, place_at(None, begin), place_at(None, end))
-
-    def _all_rows(self, source: Source, tally: Tally) -> Batch:
-        chunks = [rows for rows, _, _ in self._encoded(source, None, tally)]
+    def _all_rows(self, source: Source, tally: Tally) -> Buffer:
+        chunks = list(self._encoded(source, None, tally))
+        begin = None
+        rows = Batch(num_samples=0)
         if chunks:
-            return Batch.concat(chunks)
-        return Batch(num_samples=0)
+            _, begin, _ = chunks[0]
+            if begin is not None:  # they are counted through the whole source
+                begin = Position.of(source, begin.state)
+            rows = Batch.concat([chunk for chunk, _, _ in chunks])
+        return Buffer(rows, place_at(begin, 0), place_at(begin, rows.num_samples))
 
     def _encoded(
         self,
@@ -579,7 +584,7 @@ class Dataset:
             tally.has_begun = True
             self.encoder.forget_labels()
         try:
-            plan = replace(self._plan(), wishes=wishes)
+            plan = replace(self._plan(), wishes=wishes, opens=True)
             for raw, after in source.read(position, chunk_rows, plan):
                 if raw is OPENED:
                     before = after

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from hotbed.connectors.plan import READ_ROWS
 from hotbed.connectors.position import Position
 from hotbed.data.batch import Batch
+from hotbed.errors import DataError
 
 Encoded = tuple[Batch, Position | None, Position]
 """Encoded rows, and the source's position before and after them.
@@ -67,6 +69,29 @@ def unshuffled(chunks: Iterator[Encoded], skip: int) -> Iterator[Buffer]:
                 rest = rows[skip:]
             yield Buffer(rest, place_at(before, skip), place_at(after, 0))
         skip = max(0, skip - rows.num_samples)
+    _require_rows(skip)
+
+
+def _require_rows(missing: int) -> None:
+    """Raise DataError if a source ended before a place, `missing` rows before it."""
+    if missing > 0:
+        raise DataError(
+            f"position: the source has {missing:,} rows fewer than were read before it. Give the "
+            "source that the position was written for, or begin without it."
+        )
+
+
+def cached(lane: Buffer, order: np.ndarray | None, skip: int) -> Iterator[Buffer]:
+    """Yield the rows of a lane, which are all in memory, without the first `skip` ones.
+
+    `order`: of the rows; None = their own.
+    """
+    count = lane.rows.num_samples
+    _require_rows(skip - count)
+    for begin in range(skip, count, READ_ROWS):
+        end = min(begin + READ_ROWS, count)
+        part = lane.rows[begin:end] if order is None else lane.rows.take(order[begin:end])
+        yield Buffer(part, {**lane.before, "skip": begin}, {**lane.before, "skip": end})
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,7 @@ class ShuffledBuffers:
                 yield buffer
                 index = index + 1
                 num_pending = num_pending - size
+        _require_rows(-num_pending)
         if num_pending > 0:
             yield self._permuted(pending, skip, num_pending, index)[0]
 

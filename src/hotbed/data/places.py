@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotbed.connectors.live import Live
-from hotbed.connectors.position import Position
+from hotbed.connectors.position import Position, require_equal
 from hotbed.connectors.source import Source
 from hotbed.errors import ConfigError
 
@@ -91,6 +91,24 @@ def check_layout(start: Position, *, divided: bool) -> None:
         f"dataset: the position was written while rows were read {writer} got a reader {reader}. "
         "Resume with the call that wrote it, or begin without the position."
     )
+
+
+def begins_at(place: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
+    """Return whether a place counts rows from the start of a source, as those of a cache do.
+
+    Places of older versions do not say where that is.
+    """
+    return place["source"] is None or _plain(place) == _plain(start)
+
+
+def check_begin(place: Mapping[str, Any], start: Mapping[str, Any]) -> None:
+    """Raise DataError if a place counts other rows than those from the start of a source."""
+    if place["source"] is not None:
+        require_equal("a cached dataset", _plain(place), _plain(start))
+
+
+def _plain(place: Mapping[str, Any]) -> Any:
+    return Position(place["source"] or {}).to_json()
 
 
 class TimeLimit:

@@ -97,6 +97,15 @@ def test_resuming_after_any_batch_goes_on_exactly(source: Source, order: dict[st
             assert rows(resumed) == rows(later)
 
 
+def test_a_place_of_a_reader_without_a_cache_resumes_with_one() -> None:
+    users = Memory({"user": range(80_000)})
+    data = Dataset(users, Schema([Id("user")]), 10_000, prefetch=0)
+    *_, batch, _ = data  # after the first piece of the source
+    cached = Dataset(users, data.schema, 10_000, cache=True).resume(batch.position.to_json())
+    first = [batch.ids["user"].values[0] for batch in [*cached, *cached]]
+    assert first == [70_000, *range(0, 80_000, 10_000)]
+
+
 @pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_resumed_batches_carry_the_same_positions(source: Source, order: dict[str, Any]) -> None:
     batches = list(make(source, **order))

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -689,6 +690,77 @@ def test_a_source_with_another_setting_goes_on_right_or_is_refused(
         whole = told(read(case.after(life.folder), None, 10**6, expected=COUNT)[0])
         assert whole > life.whole
     assert life.goes_on(after, whole.total() - life.whole.total()) == whole
+
+
+# --- sources in a Dataset, which counts rows from the last position of the source
+
+
+def rows_of(source: Any, position: str | None, batches: int, **arguments: Any) -> tuple[Any, Any]:
+    """Read batches of 4 rows of a source; return the ids, and the position after them."""
+    names = source.schema().names
+    (name, *_) = [name for name in ("id", "indices", names[-1]) if name in names]
+    data = hb.Dataset(source, hb.Schema([hb.Id(name)]), 4, prefetch=0, **arguments)
+    if position is not None:
+        data.resume(position)
+    ids = []
+    for batch in islice(data, batches):
+        ids += batch.ids[name].values.tolist()
+    return Counter(ids), json.dumps(data.position.to_json())
+
+
+PARTS = [memory().slice(0, 40), memory().slice(40, 60)]
+IN_FIRST_ROWS = [
+    *(case for case in SOURCES["Sources that end"] if "around the position" not in case.what),
+    SOURCES["Streams"][-2],
+    SourceCase(
+        "`Concat`: the source at the position, after another one",
+        lambda folder: hb.sources.Concat([PARTS[0], PARTS[1].sort("at")]),
+        lambda folder: hb.sources.Concat([PARTS[0], PARTS[1].sort("back")]),
+        says="by",
+        reads=48,
+    ),
+    SourceCase(
+        "`Slice` to a later `stop`, of other rows",
+        over(csv(), lambda rows: rows.sort("at").slice(0, 20)),
+        over(csv(), lambda rows: rows.sort("back").slice(0, 40)),
+        says="by",
+    ),
+    SourceCase(
+        "fewer rows than before the position",
+        over(csv(), lambda rows: rows.slice(0, 60)),
+        over(csv(), lambda rows: rows.slice(0, 10)),
+        says="has 10 rows fewer",
+    ),
+]
+OF_CACHES = re.compile("Sort|Slice|Concat.*position|Late|fewer")
+CACHED = [case for case in IN_FIRST_ROWS if OF_CACHES.search(case.what)]
+HOW = [({}, IN_FIRST_ROWS), ({"cache": True}, CACHED), ({"cache": True, "shuffle": 9}, CACHED)]
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments"),
+    [
+        pytest.param(case, arguments, id="-".join([case.what, *arguments]))
+        for arguments, cases in HOW
+        for case in cases
+    ],
+)
+def test_a_dataset_that_resumes_in_the_first_rows_of_a_source_looks_at_its_settings(
+    case: SourceCase, arguments: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """A source has a position before its first row, too, not only after a piece of its rows."""
+    whole, _ = rows_of(case.before(tmp_path), None, 99, **arguments)
+    first, position = rows_of(case.before(tmp_path), None, case.reads // 4, **arguments)
+    rest, _ = rows_of(case.before(tmp_path), position, 99, **arguments)
+    assert first + rest == whole
+    after = case.after(tmp_path)
+    if case.verdict == "refuses":
+        says = "learned twice, or never" if arguments else case.says
+        with pytest.raises(DataError, match=says):
+            rows_of(after, position, 99, **arguments)
+    else:
+        rest, _ = rows_of(after, position, 99, **arguments)
+        assert first + rest == whole
 
 
 # --- datasets

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,7 +101,7 @@ class Input:
         self._taken = (self._before, self._skip)
         self._last_taken: Position | None = None  # in the block of the rows that were taken last
         self._parts = deque[_Part]()
-        self._items = source.read(self._before, READ_ROWS, plan)
+        self._items = source.read(self._before, READ_ROWS, replace(plan, opens=True))
 
     def close(self) -> None:
         """End reading."""

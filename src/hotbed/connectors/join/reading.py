@@ -104,6 +104,8 @@ class JoinReading:
             turn = self._turns.decided(self.number)
             assert turn is not None
             self._take(turn)
+        if self.plan.opens and not (self.join.endless or self._goal):
+            yield OPENED, self.position()
         while not self._turns.is_over():
             turn = self._turns.decided(self.number)
             if turn is None:
