@@ -16,6 +16,8 @@ from hotbed.compat.hugectr.clauses import (
     Solver,
 )
 from hotbed.compat.hugectr.enums import TrainPSType_t
+from hotbed.config import did_you_mean
+from hotbed.errors import ConfigError
 
 __all__ = [
     "CreateETC",
@@ -95,14 +97,23 @@ def CreateETC(*args: Any, **keywords: Any) -> EmbeddingTrainingCacheParams:
     return EmbeddingTrainingCacheParams(**values)
 
 
-def CreateMOS(
-    train_from_scratch: bool,
-    use_host_memory_ps: bool = True,
-    trained_sparse_models: list[str] | None = None,
-    dest_sparse_models: list[str] | None = None,
-) -> EmbeddingTrainingCacheParams:
-    """Return the settings of a model oversubscriber, the embedding training cache up to v3.2."""
-    models = dest_sparse_models if train_from_scratch else trained_sparse_models
-    models = models or []
-    types = (TrainPSType_t.Staged,) * len(models)
-    return EmbeddingTrainingCacheParams(types, tuple(models))
+_MOS = ["train_from_scratch", "use_host_memory_ps", "trained_sparse_models", "dest_sparse_models"]
+
+
+def CreateMOS(*args: Any, **keywords: Any) -> EmbeddingTrainingCacheParams:
+    """Return the settings of a model oversubscriber, the embedding training cache up to v3.2.1.
+
+    v3.1 and v3.2 say whether training starts from scratch and name the files of both cases; v3.2.1
+    has the arguments of `CreateETC`.
+    """
+    is_old = bool(args) and isinstance(args[0], bool)
+    if not is_old and keywords.keys().isdisjoint(_MOS):
+        return CreateETC(*args, **keywords)
+    values = by_order("mos", _MOS, args, keywords)
+    for key in values:
+        if key not in _MOS:
+            advice = did_you_mean(key, _MOS)
+            raise ConfigError(f"mos.{key}: unknown argument, got {values[key]!r:.80}. {advice}")
+    key = "dest_sparse_models" if values.get("train_from_scratch") else "trained_sparse_models"
+    models = values.get(key) or []
+    return EmbeddingTrainingCacheParams((TrainPSType_t.Staged,) * len(models), tuple(models))

@@ -12,6 +12,7 @@ __all__ = [
     "Activation_t",
     "Alignment_t",
     "AllReduceAlgo",
+    "CPUMemoryHashMapAlgorithm_t",
     "Check_t",
     "CommunicationStrategy",
     "CommunicationType",
@@ -19,8 +20,10 @@ __all__ = [
     "DataReaderSparse_t",
     "DataReaderType_t",
     "DataSourceType_t",
+    "DatabaseHashMapAlgorithm_t",
     "DatabaseOverflowPolicy_t",
     "DatabaseType_t",
+    "Database_t",
     "DeviceLayout",
     "Distribution_t",
     "EmbeddingCacheType_t",
@@ -322,6 +325,27 @@ class DatabaseType_t(Enum):
     MultiProcessHashMap = multi_process_hash_map
     RedisCluster = redis_cluster
     RocksDB = rocks_db
+
+
+class Database_t(Enum):
+    """Where a parameter server of v3.2 keeps its rows."""
+
+    Redis = "redis"
+    RocksDB = "rocksdb"
+    Local = "local"
+    Hierarchy = "hierarchy"
+
+
+class DatabaseHashMapAlgorithm_t(Enum):
+    """The hash table of a database, of v3.3.1 to v3.6."""
+
+    stl = "stl"
+    phm = "phm"
+    STL = stl
+    PHM = phm
+
+
+CPUMemoryHashMapAlgorithm_t = DatabaseHashMapAlgorithm_t  # its name in v3.3
 
 
 class DatabaseOverflowPolicy_t(Enum):

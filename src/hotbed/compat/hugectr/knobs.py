@@ -29,6 +29,8 @@ _WORKSPACE = f"{_HINT}; where it is Cached, so many stay in memory"
 _READER = "the data reader chooses its own threads and requests"
 _ASYNC = f"{_READER}; its shuffle and its formats are used"
 _SUMS = "gradients are summed in a fixed order"
+_MOUNTED = "files are read and written at paths of this machine, where they are mounted"
+_DATABASE = "rows lie in files that processes map and share"
 
 
 def _inference(tags: Mapping[str, str], reason: str) -> dict[str, Knob]:
@@ -60,16 +62,23 @@ NO_EFFECT: Mapping[str, Knob] = {
     "solver.eval_inter_iteration_overlap": Knob("v4.0", _PIPELINE),
     "solver.use_embedding_collection": Knob("v3.7", "tables of all kinds are looked up together"),
     "solver.use_model_oversubscriber": Knob("v2.3", "a model keeps its rows in memory"),
+    "solver.data_source_params": Knob("v3.5", _MOUNTED),
+    "solver.enable_overlap": Knob("v3.1", _PIPELINE),
+    "solver.holistic_cuda_graph": Knob("v3.1", _CUDA),
+    "config.all_reduce": Knob("v3.1", _SUMS),
     "solver.kafka_brockers": Knob("v3.7", "a callback, hb.callbacks.Checkpoint, publishes rows"),
     "solver.auc_threshold": Knob("v3.1", "no release reads it; eval_metrics has the threshold"),
     "solver.temp_embedding_dir": Knob("v2.3", "a model keeps its rows in memory"),
     "optimizer.atomic_update": Knob("v2.3", _SUMS),
     "reader.num_workers": Knob("v2.3", _READER),
     "reader.async_param": Knob("v3.1", _ASYNC),
-    "reader.data_source_params": Knob("v3.4", "files are read where they are mounted"),
+    "reader.data_source_params": Knob("v3.4", _MOUNTED),
+    "fit.data_source_params": Knob("v3.4", _MOUNTED),
+    "files.data_source_params": Knob("v3.4", _MOUNTED),
     "reader.read_file_sequentially": Knob("v4.0", "files are read in their order"),
     "sparse_embedding.max_vocabulary_size_per_gpu": Knob("v2.3", _WORKSPACE),
     "sparse_embedding.workspace_size_per_gpu_in_mb": Knob("v3.1", _WORKSPACE),
+    "sparse_embedding.load_factor": Knob("v2.0", _HINT),
     "sparse_embedding.hybrid_embedding_param": Knob("v3.1", _PLACED),
     "sparse_embedding.plan_file": Knob("v2.3", _PLACED),
     "sparse_embedding.plan_file1": Knob("v2.3", _PLACED),
@@ -77,6 +86,7 @@ NO_EFFECT: Mapping[str, Knob] = {
     "dense_layer.dense_layer_switches": Knob("v3.9", _CUDA),
     "dense_layer.compute_config": Knob("v4.3", _CUDA),
     "embedding_collection.use_exclusive_keys": Knob("v23.04", _HINT),
+    "embedding_collection.indices_only": Knob("v4.3.1", _HINT),
     "embedding_collection.comm_strategy": Knob("v4.1", _PLACED),
     "embedding_collection.shard": Knob("v4.1", _PLACED),
     **_inference(
@@ -114,8 +124,17 @@ NO_EFFECT: Mapping[str, Knob] = {
         "a score never depends on the content of the cache",
     ),
     **_inference(
-        {"volatile_db": "v3.2", "persistent_db": "v3.2"},
-        "rows lie in files that processes map and share",
+        {
+            "volatile_db": "v3.2",
+            "persistent_db": "v3.2",
+            "db_type": "v3.2",
+            "redis_ip": "v3.2",
+            "rocksdb_path": "v3.2",
+            "cache_size_percentage_redis": "v3.2",
+            "cpu_memory_db": "v3.3",
+            "distributed_db": "v3.3",
+        },
+        _DATABASE,
     ),
     **_inference(
         {"update_source": "v3.3"},
@@ -128,7 +147,10 @@ WARNED = (
     "solver.temp_embedding_dir",
     "solver.kafka_brockers",
     "solver.scaler",
+    "solver.data_source_params",
     "reader.data_source_params",
+    "fit.data_source_params",
+    "files.data_source_params",
     "sparse_embedding.hybrid_embedding_param",
     "sparse_embedding.plan_file",
     "sparse_embedding.plan_file1",
@@ -142,6 +164,12 @@ WARNED = (
     "inference_params.refresh_interval",
     "inference_params.volatile_db",
     "inference_params.persistent_db",
+    "inference_params.db_type",
+    "inference_params.redis_ip",
+    "inference_params.rocksdb_path",
+    "inference_params.cache_size_percentage_redis",
+    "inference_params.cpu_memory_db",
+    "inference_params.distributed_db",
     "inference_params.update_source",
 )
 """What concerns rows, updates, devices or databases: these lines are warnings."""

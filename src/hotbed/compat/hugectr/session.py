@@ -13,7 +13,7 @@ from hotbed.compat.hugectr.json.layers import read_graph
 from hotbed.compat.hugectr.json.optimizer import read_optimizer
 from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.compat.hugectr.model import DataReader, LearningRateScheduler, Model
-from hotbed.compat.hugectr.model.model import KeysetReader
+from hotbed.compat.hugectr.model.batches import KeysetReader
 from hotbed.errors import ConfigError
 from hotbed.parallel import at
 

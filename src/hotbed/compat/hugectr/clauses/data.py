@@ -123,9 +123,9 @@ class DataReaderParams:
 
 def _sparse_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Take `(type, max_feature_num, max_nnz, slot_num)` of v2.3 to v3.0.1 too."""
+    order = ["type", "max_feature_num", "max_nnz", "slot_num"]
     is_old = bool(args) and isinstance(args[0], DataReaderSparse_t)
-    if is_old or "type" in keywords or "max_feature_num" in keywords:
-        order = ["type", "max_feature_num", "max_nnz", "slot_num"]
+    if is_old or not keywords.keys().isdisjoint(order[:3]):
         values = by_order("sparse", order, args, keywords)
         most = values.get("max_feature_num", 1)
         values["nnz_per_slot"] = values.pop("max_nnz", values.pop("nnz_per_slot", most))
@@ -196,7 +196,7 @@ _OLD_INPUT = [
 def _input_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
     """Take the signatures with one label and with several, and that of v3.0."""
     is_old = bool(args) and isinstance(args[0], DataReaderType_t)
-    if is_old or "data_reader_type" in keywords:
+    if is_old or not keywords.keys().isdisjoint([*_READER_OF_INPUT[:-1], "sparse_names"]):
         return _old_input(by_order("input", _OLD_INPUT, args, keywords))
     order = ["label_dim", "label_name", "dense_dim", "dense_name", "data_reader_sparse_param_array"]
     if args and isinstance(args[0], (list, tuple)):

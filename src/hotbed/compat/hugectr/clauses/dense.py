@@ -103,9 +103,19 @@ class DenseLayer:
 _DENSE_LAYER += DenseLayer.__dataclass_fields__
 
 
-@clause("group_dense_layer")
+def _group_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Take `bottom_name` of v3.3, too."""
+    order = ["group_layer_type", "bottom_name_list", "top_name_list", "num_outputs"]
+    values = by_order("group_dense_layer", [*order, "last_act_type"], args, keywords)
+    bottom = values.pop("bottom_name", values.get("bottom_name_list"))
+    if bottom is not None:
+        values["bottom_name_list"] = (bottom,) if isinstance(bottom, str) else bottom
+    return values
+
+
+@clause("group_dense_layer", _group_form)
 class GroupDenseLayer:
-    """Linear layers in a row, of v3.3.1 to v23.08."""
+    """Linear layers in a row, of v3.3 to v23.08."""
 
     group_layer_type: GroupLayer_t = required()
     bottom_name_list: tuple[str, ...] = required()

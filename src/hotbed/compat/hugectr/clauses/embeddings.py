@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hotbed.compat.hugectr.clause import by_order, clause, required
@@ -17,6 +18,7 @@ from hotbed.compat.hugectr.enums import (
     Initializer_t,
 )
 from hotbed.compat.hugectr.knobs import KNOBS
+from hotbed.config import did_you_mean
 from hotbed.errors import ConfigError
 
 
@@ -179,6 +181,31 @@ class EmbeddingLookup:
             )
 
 
+_COLLECTION: Mapping[str, Any] = {
+    "use_exclusive_keys": False,
+    "comm_strategy": CommunicationStrategy.Uniform,
+    "indices_only": False,
+}
+"""Arguments of an embedding collection without effect, and their defaults."""
+_LAYOUTS = ("feature_major", "batch_major")
+
+
+def _collection_form(args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Take `output_layout` and `indices_only` of v4.3.1 and v23.02, too."""
+    order = ["use_exclusive_keys", "comm_strategy"]
+    if args and isinstance(args[0], str):
+        order = ["output_layout", "indices_only"]
+    values = by_order("embedding_collection", order, args, keywords)
+    names = ("output_layout", *_COLLECTION)
+    for key in values:
+        if key not in names:
+            raise ConfigError(
+                f"embedding_collection.{key}: unknown argument, got {values[key]!r:.80}. "
+                f"{did_you_mean(key, names)}"
+            )
+    return values
+
+
 class EmbeddingCollectionConfig:
     """Tables of an embedding collection and their lookups, which calls add.
 
@@ -187,18 +214,28 @@ class EmbeddingCollectionConfig:
         shards: matrix, strategy and compression of the last `shard`; they are placement.
     """
 
-    def __init__(
-        self,
-        use_exclusive_keys: bool = False,
-        comm_strategy: CommunicationStrategy = CommunicationStrategy.Uniform,
-    ) -> None:
-        KNOBS.log_no_effect("embedding_collection.use_exclusive_keys", when=use_exclusive_keys)
-        is_uniform = comm_strategy is CommunicationStrategy.Uniform
-        KNOBS.log_no_effect("embedding_collection.comm_strategy", when=not is_uniform)
-        self.use_exclusive_keys = use_exclusive_keys
-        self.comm_strategy = comm_strategy
-        self.lookups: list[EmbeddingLookup] = []
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        values = _collection_form(args, keywords)
+        for key, default in _COLLECTION.items():
+            differs = values.get(key, default) != default
+            KNOBS.log_no_effect(f"embedding_collection.{key}", when=differs)
+        layout = values.get("output_layout") or _LAYOUTS[0]
+        if layout not in _LAYOUTS:
+            raise ConfigError(
+                f"embedding_collection.output_layout: unknown layout, got {layout!r:.80}. Use "
+                "'feature_major' or 'batch_major'."
+            )
+        self._is_batch_major = layout == "batch_major"
+        self._lookups: list[EmbeddingLookup] = []
         self.shards: tuple[Any, ...] = ()
+
+    @property
+    def lookups(self) -> list[EmbeddingLookup]:
+        """The lookups; of `batch_major`, their results are one tensor with the names of all."""
+        if not self._is_batch_major:
+            return self._lookups
+        top = ",".join(dict.fromkeys(lookup.top_name for lookup in self._lookups))
+        return [replace(lookup, top_name=top, is_part=True) for lookup in self._lookups]
 
     def embedding_lookup(
         self,
@@ -219,7 +256,7 @@ class EmbeddingCollectionConfig:
             )
         is_part = not isinstance(bottom_name, str)
         for table, bottom, pooling in zip(tables, bottoms, combiners, strict=True):
-            self.lookups.append(EmbeddingLookup(table, bottom, top_name, pooling, is_part))
+            self._lookups.append(EmbeddingLookup(table, bottom, top_name, pooling, is_part))
 
     def shard(
         self,
@@ -235,9 +272,20 @@ class EmbeddingCollectionConfig:
 class EmbeddingPlanner(EmbeddingCollectionConfig):
     """The builder of an embedding collection in v3.7 to v4.0."""
 
+    def embedding_lookup(self, *args: Any, **keywords: Any) -> None:
+        """Add lookups; `emb_table` is the name of `table_config` in v3.7."""
+        if "emb_table" in keywords:
+            keywords["table_config"] = keywords.pop("emb_table")
+        super().embedding_lookup(*args, **keywords)
+
     def create_embedding_collection(
-        self, *plan: Any, **plan_by_name: Any
+        self,
+        shard_matrix: Any = None,
+        emb_table_group_strategy: Any = None,
+        emb_table_placement_strategy: Any = None,
+        plan_file: str = "",
     ) -> EmbeddingCollectionConfig:
-        """Return the collection; the plan says which devices hold which tables."""
-        KNOBS.log_no_effect("embedding_collection.shard", when=bool(plan or plan_by_name))
+        """Return the collection; the plan, a file in v3.7, says which devices hold which tables."""
+        has_plan = shard_matrix is not None or bool(plan_file)
+        KNOBS.log_no_effect("embedding_collection.shard", when=has_plan)
         return self

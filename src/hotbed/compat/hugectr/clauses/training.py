@@ -9,6 +9,7 @@ from typing import Any
 
 from hotbed import checks
 from hotbed.compat.hugectr.clause import clause
+from hotbed.compat.hugectr.clauses.data import DataSourceParams
 from hotbed.compat.hugectr.enums import (
     AllReduceAlgo,
     DeviceLayout,
@@ -65,6 +66,7 @@ class FitParams:
     snapshot: int = 10000
     snapshot_prefix: str = ""
     export_predictions_prefix: str = ""
+    data_source_params: DataSourceParams = DataSourceParams()
 
 
 @clause("files")
@@ -125,6 +127,7 @@ class Solver:
     drop_incomplete_batch: bool = True
     kafka_brockers: str = ""
     training_callbacks: tuple[Any, ...] = ()
+    data_source_params: DataSourceParams = DataSourceParams()
     fit: FitParams | None = None
     files: ParamFiles | None = None
     release: str = NEWEST_RELEASE

@@ -9,6 +9,8 @@ hps.py      HPS: vectors of keys from several models
 
 from hotbed.compat.hugectr.inference.hps import HPS
 from hotbed.compat.hugectr.inference.params import (
+    CPUMemoryDatabaseParams,
+    DistributedDatabaseParams,
     InferenceParams,
     ParameterServerConfig,
     PersistentDatabaseParams,
@@ -25,9 +27,11 @@ from hotbed.compat.hugectr.inference.session import (
 
 __all__ = [
     "HPS",
+    "CPUMemoryDatabaseParams",
     "CreateEmbeddingCache",
     "CreateInferenceSession",
     "CreateParameterServer",
+    "DistributedDatabaseParams",
     "InferenceModel",
     "InferenceParams",
     "InferenceSession",

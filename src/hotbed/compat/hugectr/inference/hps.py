@@ -73,12 +73,18 @@ class HPS:
         return vectors
 
     def lookup_fromdlpack(
-        self, keys: Any, out_tensor: Any, model_name: str, table_id: int, device_id: int = 0
+        self,
+        keys: Any = None,
+        out_tensor: Any = None,
+        model_name: str = "",
+        table_id: int = 0,
+        device_id: int = 0,
+        h_keys: Any = None,
     ) -> None:
         """Write the vectors of keys into a tensor, both given by DLPack.
 
         Args:
-            keys: integers of any shape: a capsule, or a tensor.
+            keys: integers of any shape: a capsule, or a tensor. `h_keys` is its name up to v4.0.
             out_tensor: float32 with as many vectors as keys, in any shape: a capsule, or a tensor.
             model_name: name of the model.
             table_id: number of the table in the model.
@@ -87,7 +93,7 @@ class HPS:
         import torch
         from torch.utils.dlpack import from_dlpack
 
-        wanted = from_dlpack(keys).reshape(-1)
+        wanted = from_dlpack(h_keys if keys is None else keys).reshape(-1)
         out = from_dlpack(out_tensor)
         vectors = self.lookup(wanted.numpy(), model_name, table_id, device_id)
         if out.numel() != vectors.size:

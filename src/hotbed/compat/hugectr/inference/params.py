@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from hotbed import checks
 from hotbed.compat.hugectr.clause import clause, required
 from hotbed.compat.hugectr.enums import (
+    DatabaseHashMapAlgorithm_t,
     DatabaseOverflowPolicy_t,
     DatabaseType_t,
     EmbeddingCacheType_t,
@@ -19,6 +20,8 @@ from hotbed.compat.hugectr.knobs import KNOBS
 from hotbed.errors import ConfigError
 
 __all__ = [
+    "CPUMemoryDatabaseParams",
+    "DistributedDatabaseParams",
     "InferenceParams",
     "ParameterServerConfig",
     "PersistentDatabaseParams",
@@ -49,7 +52,10 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 @clause("volatile_db")
 class VolatileDatabaseParams:
-    """A volatile database. Rows lie in files that processes map and share: none is used."""
+    """A volatile database. Rows lie in files that processes map and share: none is used.
+
+    The last four arguments are of v3.3.1 to v4.3.
+    """
 
     type: DatabaseType_t = DatabaseType_t.ParallelHashMap
     address: str = "127.0.0.1:7000"
@@ -74,10 +80,17 @@ class VolatileDatabaseParams:
     initial_cache_rate: float = 1.0
     cache_missed_embeddings: bool = False
     update_filters: tuple[str, ...] = _FILTERS
+    algorithm: DatabaseHashMapAlgorithm_t = DatabaseHashMapAlgorithm_t.PHM
+    max_get_batch_size: int = 10_000
+    max_set_batch_size: int = 10_000
+    refresh_time_after_fetch: bool = False
 
     def __post_init__(self) -> None:
         for key in ("overflow_resolution_target", "initial_cache_rate"):
             check_share(f"volatile_db.{key}", getattr(self, key))
+
+
+CPUMemoryDatabaseParams = DistributedDatabaseParams = VolatileDatabaseParams  # names in v3.3
 
 
 @clause("persistent_db")
@@ -91,6 +104,8 @@ class PersistentDatabaseParams:
     max_batch_size: int = 64 << 10
     initialize_after_startup: bool = True
     update_filters: tuple[str, ...] = _FILTERS
+    max_get_batch_size: int = 10_000
+    max_set_batch_size: int = 10_000
 
 
 @clause("update_source")
@@ -105,6 +120,7 @@ class UpdateSourceParams:
     max_batch_size: int = 8 << 10
     failure_backoff_ms: int = 50
     max_commit_interval: int = 32
+    max_receive_buffer_size: int = 2000
 
 
 @clause("inference_params")
@@ -158,12 +174,11 @@ class InferenceParams:
                 f"inference_params.max_batchsize: below 1, got {self.max_batchsize}. Give a number "
                 "of samples."
             )
-        for key in (
-            "cache_size_percentage",
-            "hit_rate_threshold",
-            "cache_refresh_percentage_per_iteration",
-        ):
+        for key in ("cache_size_percentage", "cache_refresh_percentage_per_iteration"):
             check_share(f"inference_params.{key}", getattr(self, key))
+        checks.finite_number(
+            "inference_params.hit_rate_threshold", self.hit_rate_threshold, least=0
+        )
         for number, value in enumerate(self.default_value_for_each_table):
             checks.finite_number(f"inference_params.default_value_for_each_table[{number}]", value)
 

@@ -43,6 +43,7 @@ _FILES = [
     "slot_size_array",
     "num_samples",
     "data_source_params",
+    "reading_file_sequentially",  # of v23.02 to v23.08: they are
 ]
 _NEEDED = (*_REQUEST[:3], *_FILES[:4])
 
@@ -368,7 +369,7 @@ def _is_request(args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Return whether the arguments of `predict` are a request, not files."""
     if args:
         return not isinstance(args[0], (int, np.integer))
-    return "num_batches" not in keywords
+    return keywords.keys().isdisjoint(_FILES)
 
 
 def CreateInferenceSession(

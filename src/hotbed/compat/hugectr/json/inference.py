@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotbed.compat.hugectr.enums import (
+    DatabaseHashMapAlgorithm_t,
     DatabaseOverflowPolicy_t,
     DatabaseType_t,
     EmbeddingCacheType_t,
@@ -49,6 +50,15 @@ _HPS = (
     "persistent_db",
     "update_source",
 )
+_OLD_HPS = (
+    "db_type",
+    "redis_ip",
+    "rocksdb_path",
+    "cache_size_percentage_redis",
+    "cpu_memory_db",
+    "distributed_db",
+)
+"""Databases of v3.2 and v3.3."""
 # Keys of `models` -> arguments of InferenceParams.
 _MODEL = {
     "model": "model_name",
@@ -58,6 +68,7 @@ _MODEL = {
     "num_of_worker_buffer_in_pool": "number_of_worker_buffers_in_pool",
     "num_of_refresher_buffer_in_pool": "number_of_refresh_buffers_in_pool",
     "deployed_device_list": "deployed_devices",
+    "mixed_precision": "use_mixed_precision",
     "max_batch_size": "max_batchsize",
     "gpucacheper": "cache_size_percentage",
     "gpucache": "use_gpu_embedding_cache",
@@ -107,6 +118,7 @@ _ALIASES = {
 _ENUMS: Mapping[str, type[Enum]] = {
     "volatile_db.type": DatabaseType_t,
     "volatile_db.overflow_policy": DatabaseOverflowPolicy_t,
+    "volatile_db.algorithm": DatabaseHashMapAlgorithm_t,
     "persistent_db.type": DatabaseType_t,
     "persistent_db.backend": DatabaseType_t,
     "update_source.type": UpdateSourceType_t,
@@ -210,18 +222,19 @@ def read_ps_config(path: str | Path) -> ParameterServerConfig:
         PersistError: the file cannot be read.
         ConfigError: a key is wrong; the message starts with its place.
     """
-    config = read_clause(read_json(path), str(path), _HPS)
+    config = read_clause(read_json(path), str(path), [*_HPS, *_OLD_HPS])
     needed(config, str(path), ("models", "supportlonglong"))
     databases: dict[str, Any] = {
         "volatile_db": VolatileDatabaseParams(**_database(config, "volatile_db")),
         "persistent_db": PersistentDatabaseParams(**_database(config, "persistent_db")),
         "update_source": UpdateSourceParams(**_database(config, "update_source")),
     }
+    old = {key: config[key] for key in _OLD_HPS if key in config}
     models = []
     for number, spec in enumerate(config["models"]):
         where = f"{path}: models[{number}]"
         params = _model(spec, where, bool(config["supportlonglong"]))
-        models.append(InferenceParams(**params, **databases))
+        models.append(InferenceParams(**params, **databases, **old))
     check_names(f"{path}: models", [model.model_name for model in models])
     names = {model.model_name: model for model in models}
     return ParameterServerConfig(

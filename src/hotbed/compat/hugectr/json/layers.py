@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotbed.compat.hugectr.clauses import (
+    AsyncParam,
     DataReaderParams,
     DataReaderSparseParam,
     DenseLayer,
@@ -95,17 +96,23 @@ _READER = {
 }
 
 
+_OLD_SIZES = "slot_size"  # the key slot_size_array of v2.1 for A100
+
+
 def _read_data(layer: Any) -> Input:
     where = "layers.0"
     if _type_of(layer, where) != "Data":
         raise ConfigError(f"{where}.type: not Data, got {layer['type']!r}. Put the data first.")
-    others = ["name", "type", "label", "dense", "sparse", "adds_slot_offsets"]
+    others = ["name", "type", "label", "dense", "sparse", "adds_slot_offsets", "async_param"]
+    others += ["num_iterations_statistics", _OLD_SIZES]
     values = read_clause(layer, where, [*others, *_READER])
+    if _OLD_SIZES in values:
+        values.setdefault("slot_size_array", values[_OLD_SIZES])
     needed(values, where, ["label", "dense", "sparse"])
     label_keys = ["top", "label_dim", "label_weights"]
     label = read_clause(values["label"], f"{where}.label", label_keys)
     needed(label, f"{where}.label", ["label_dim"])
-    dense = read_clause(values["dense"], f"{where}.dense", ["top", "dense_dim"])
+    dense = read_clause(values["dense"], f"{where}.dense", ["top", "dense_dim", "aligned"])
     needed(dense, f"{where}.dense", ["top", "dense_dim"])
     sparse = []
     for number, entry in enumerate(_listed(values["sparse"], f"{where}.sparse")):
@@ -135,7 +142,20 @@ def _read_reader(values: Mapping[str, Any], where: str) -> DataReaderParams | No
     reader["check_type"] = member(Check_t, values["check"], f"{where}.check")
     reader.setdefault("eval_source", "")
     reader["cache_eval_data"] = int(values.get("cache_eval_data", 0))
+    if "async_param" in values:
+        reader["async_param"] = _read_async(values["async_param"], f"{where}.async_param")
     return DataReaderParams(**reader, adds_slot_offsets=True)
+
+
+_ASYNC = ("num_threads", "num_batches_per_thread", "io_block_size", "io_depth", "io_alignment")
+
+
+def _read_async(spec: Any, where: str) -> AsyncParam:
+    """Return the settings of the one-hot RawAsync reader of v3.1 and v3.2."""
+    values = read_clause(spec, where, [*_ASYNC, "shuffle"])
+    needed(values, where, _ASYNC)
+    KNOBS.log_no_effect("reader.async_param")
+    return AsyncParam(**{"shuffle": False, **values}, multi_hot_reader=False, is_dense_float=False)
 
 
 _SPARSE = (
@@ -173,6 +193,7 @@ def _read_sparse(entry: Any, where: str) -> DataReaderSparseParam:
 
 # --- embeddings -----------------------------------------------------------------------------------
 
+_OLD_EMBEDDING = {"vocabulary_size": "max_vocabulary_size_global"}  # up to v2.1
 _EMBEDDING = (
     "max_vocabulary_size_per_gpu",
     "workspace_size_per_gpu_in_mb",
@@ -196,14 +217,21 @@ HYBRID_KEYS: Mapping[str, Any] = {
 def _read_embedding(layer: Any, where: str) -> SparseEmbedding:
     keys = ["name", "type", "bottom", "top", "sparse_embedding_hparam", "optimizer", "plan_file"]
     # `plan_file1` is in samples of v2.3 and v3.0
-    values = read_clause(layer, where, [*keys, "plan_file1"])
+    values = read_clause(layer, where, [*keys, "plan_file1", _OLD_SIZES])
     needed(values, where, ["bottom", "top", "sparse_embedding_hparam"])
     if "plan_file1" in values:
         KNOBS.log_no_effect("sparse_embedding.plan_file1")
     place = f"{where}.sparse_embedding_hparam"
-    hyper = read_clause(values["sparse_embedding_hparam"], place, [*_EMBEDDING, *HYBRID_KEYS])
+    names = [*_EMBEDDING, *HYBRID_KEYS, *_OLD_EMBEDDING, "load_factor"]
+    hyper = read_clause(values["sparse_embedding_hparam"], place, names)
     needed(hyper, place, ["embedding_vec_size", "combiner"])
+    KNOBS.log_no_effect("sparse_embedding.load_factor", when="load_factor" in hyper)
     arguments = {key: hyper[key] for key in _EMBEDDING if key in hyper}
+    for old, new in _OLD_EMBEDDING.items():
+        if old in hyper:
+            arguments.setdefault(new, hyper[old])
+    if _OLD_SIZES in values:
+        arguments.setdefault("slot_size_array", values[_OLD_SIZES])
     if "optimizer" in values:
         arguments["optimizer"] = read_optimizer(
             values["optimizer"], f"{where}.optimizer", needs_rate=False

@@ -22,6 +22,7 @@ _HYPER: Mapping[Optimizer_t, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     Optimizer_t.RMSProp: ("rmsprop_hparam", ("beta", "epsilon"), ()),
     Optimizer_t.SGD: ("sgd_hparam", (), ("atomic_update",)),
 }
+_OLD_RATE = "alpha"  # the learning rate of Adam up to v2.1
 _RATE = ("warmup_steps", "decay_start", "decay_steps", "decay_power", "end_lr")
 
 
@@ -69,7 +70,12 @@ def write_optimizer(optimizer: OptParams) -> dict[str, Any]:
 def _hyper_parameters(
     spec: Any, where: str, keys: tuple[str, ...], optional: tuple[str, ...], needs_rate: bool
 ) -> dict[str, Any]:
-    values = read_clause(spec, where, [*keys, *optional, "learning_rate", *_RATE])
+    names = [*keys, *optional, "learning_rate", *_RATE]
+    if "beta1" in keys:
+        names.append(_OLD_RATE)
+    values = read_clause(spec, where, names)
+    if _OLD_RATE in values:
+        values.setdefault("learning_rate", values.pop(_OLD_RATE))
     needed(values, where, ["learning_rate", *keys] if needs_rate else keys)
     return values
 

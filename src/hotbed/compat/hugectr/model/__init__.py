@@ -3,6 +3,7 @@
 
 model.py        Model: the high-level API
 fitting.py      what `fit` does between two iterations
+arguments.py    arguments of methods, by their names in all releases
 batches.py      DataReader: the batches of a dataset one by one
 schedule.py     LearningRateScheduler
 callback.py     TrainingCallback

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -152,6 +152,15 @@ class DataReader:
         if self._batches is not None:
             self._batches.close()
             self._batches = None
+
+
+class KeysetReader:
+    """Takes the keysets of an embedding training cache."""
+
+    def update(
+        self, keyset_file: str | Sequence[str] = "", keyset_file_list: Sequence[str] = ()
+    ) -> None:
+        """Do nothing: a table holds all of its rows."""
 
 
 def _fetched(dataset: Dataset, fetcher: Fetcher) -> Generator[Batch, None, None]:

@@ -17,6 +17,7 @@ import torch
 from hotbed.compat.hugectr.clauses import (
     Clause,
     DataReaderParams,
+    DataSourceParams,
     DenseLayer,
     EmbeddingCollectionConfig,
     EmbeddingTrainingCacheParams,
@@ -33,7 +34,8 @@ from hotbed.compat.hugectr.enums import Tensor_t
 from hotbed.compat.hugectr.json.graph import write_graph
 from hotbed.compat.hugectr.json.inference import read_json
 from hotbed.compat.hugectr.json.layers import read_graph
-from hotbed.compat.hugectr.model.batches import DataReader
+from hotbed.compat.hugectr.model.arguments import checked, files_given, log_data_source, one_clause
+from hotbed.compat.hugectr.model.batches import DataReader, KeysetReader
 from hotbed.compat.hugectr.model.callback import tell_end
 from hotbed.compat.hugectr.model.console import say, say_heading, show
 from hotbed.compat.hugectr.model.files import ModelFiles
@@ -84,6 +86,8 @@ class Model:
         etc_params: of an embedding training cache. Data are given file by file. Rows of a `Cached`
             embedding lie on the disk of `local_paths` (`hb.Ssd`), those of a `Staged` one in
             memory.
+        mos_params: the name of `etc_params` up to v3.2.1.
+        solver_parser: the name of `solver` in v3.0.
 
     Attributes:
         translation: the graph as values of the engine; from `compile` on.
@@ -105,22 +109,25 @@ class Model:
 
     def __init__(
         self,
-        solver: Solver,
+        solver: Solver | None = None,
         reader_params: DataReaderParams | OptParams | None = None,
         opt_params: OptParams | None = None,
         etc_params: EmbeddingTrainingCacheParams | None = None,
+        mos_params: EmbeddingTrainingCacheParams | None = None,
+        solver_parser: Solver | None = None,
     ) -> None:
+        solver = solver or solver_parser
         if isinstance(reader_params, OptParams):  # v3.0
             opt_params = reader_params
             reader_params = None
-        self.solver = _checked("solver", solver, Solver, "hugectr.CreateSolver(…)")
+        self.solver = checked("solver", solver, Solver, "hugectr.CreateSolver(…)")
         self.reader = reader_params
         self.optimizer = opt_params or OptParams()
-        self.etc_params = etc_params
+        self.etc_params = etc_params or mos_params
         self._input: Input | None = None
         self._embeddings: list[SparseEmbedding | EmbeddingCollectionConfig] = []
         self._layers: list[DenseLayer | GroupDenseLayer] = []
-        rate = self.optimizer.learning_rate or solver.learning_rate
+        rate = self.optimizer.learning_rate or self.solver.learning_rate
         self._scheduler = LearningRateScheduler.of(rate)
         self._rate = rate
         self._frozen: set[str] = set()
@@ -150,12 +157,13 @@ class Model:
         if graph.input.reader is not None and self.reader is None:
             self.reader = graph.input.reader
 
-    def add(self, clause: Clause) -> None:
-        """Add an input, an embedding or a layer.
+    def add(self, *clauses: Clause, **by_keyword: Clause) -> None:
+        """Add an input, an embedding or a layer, also by a keyword of HugeCTR such as `input`.
 
         Raises:
             ConfigError: the model is compiled, or has an input already.
         """
+        clause = one_clause(clauses, by_keyword)
         if self._is_compiled:
             kind = type(clause).__name__
             raise ConfigError(f"model.add: the model is compiled, got {kind}. Add it before.")
@@ -320,8 +328,11 @@ class Model:
         return True
 
     @at("eval")
-    def eval(self, is_first_batch: bool = True) -> bool:
-        """Score the next batch of the evaluation data; return False at their end."""
+    def eval(self, is_first_batch: bool = True, eval_batch: int = -1) -> bool:
+        """Score the next batch of the evaluation data; return False at their end.
+
+        `is_first_batch`, and `eval_batch` up to v3.2.1, are hints to CUDA graphs, and are not read.
+        """
         self._require_compiled("eval")
         batch = self._eval_reader.next()
         if batch is None:
@@ -519,34 +530,47 @@ class Model:
     # --- files ------------------------------------------------------------------------------------
 
     @at("save_params_to_files")
-    def save_params_to_files(self, prefix: str, iter: int = 0) -> None:
-        """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states."""
+    def save_params_to_files(
+        self, prefix: str, iter: int = 0, data_source_params: DataSourceParams | None = None
+    ) -> None:
+        """Save `<prefix>_dense_<iter>.model`, `<prefix>0_sparse_<iter>.model` and their states.
+
+        `data_source_params` of v3.4, here and in the other methods, is without effect: a path is
+        one of this machine.
+        """
         self._require_compiled("save_params_to_files")
+        log_data_source(data_source_params)
         self._files.save(prefix, iter)
 
     @at("load_dense_weights")
-    def load_dense_weights(self, dense_model_file: str) -> None:
+    def load_dense_weights(
+        self, dense_model_file: str, data_source_params: DataSourceParams | None = None
+    ) -> None:
         """Load a file of dense parameters."""
         self._require_compiled("load_dense_weights")
+        log_data_source(data_source_params)
         self._files.load_dense(dense_model_file)
 
     @at("load_dense_optimizer_states")
-    def load_dense_optimizer_states(self, dense_opt_states_file: str) -> None:
+    def load_dense_optimizer_states(
+        self, dense_opt_states_file: str, data_source_params: DataSourceParams | None = None
+    ) -> None:
         """Load the optimizer state of the dense parameters."""
         self._require_compiled("load_dense_optimizer_states")
+        log_data_source(data_source_params)
         self._files.load_dense_states(dense_opt_states_file)
 
     @at("load_sparse_weights")
     def load_sparse_weights(self, *files: Any, **by_keyword: Any) -> None:
         """Load rows: a list with one file for each embedding, or a mapping of name to file."""
         self._require_compiled("load_sparse_weights")
-        self._files.load_sparse(_files_given("sparse_embedding_files", files, by_keyword))
+        self._files.load_sparse(files_given("sparse_embedding_files", files, by_keyword))
 
     @at("load_sparse_optimizer_states")
     def load_sparse_optimizer_states(self, *files: Any, **by_keyword: Any) -> None:
         """Load the optimizer states of the rows that `load_sparse_weights` has loaded."""
         self._require_compiled("load_sparse_optimizer_states")
-        self._files.load_sparse_states(_files_given("sparse_opt_states_files", files, by_keyword))
+        self._files.load_sparse_states(files_given("sparse_opt_states_files", files, by_keyword))
 
     @at("embedding_dump")
     def embedding_dump(self, path: str, table_names: Sequence[str] = ()) -> None:
@@ -783,31 +807,3 @@ class Model:
 
 def _network(translation: Translation) -> Network:
     return Network(translation.schema, translation.tables, translation.description)
-
-
-class KeysetReader:
-    """Takes the keysets of an embedding training cache."""
-
-    def update(self, keyset_file: str | Sequence[str]) -> None:
-        """Do nothing: a table holds all of its rows."""
-
-
-def _files_given(argument: str, files: tuple[Any, ...], by_keyword: dict[str, Any]) -> Any:
-    """Return the one argument of a method that takes a list or a mapping."""
-    values = [*files, *by_keyword.values()]
-    keywords = (argument, f"{argument}_map")
-    wrong = [name for name in by_keyword if name not in keywords]
-    if len(values) != 1 or wrong:
-        raise ConfigError(
-            f"{argument}: one list or mapping of files is needed, got {len(values)} arguments"
-            f"{' ' + str(wrong) if wrong else ''}. Give {argument}=[…]."
-        )
-    return values[0]
-
-
-def _checked(name: str, value: Any, kind: type, advice: str) -> Any:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"model.{name}: not a {kind.__name__}, got {type(value).__name__}. Give {advice}."
-        )
-    return value
