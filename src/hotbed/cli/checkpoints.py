@@ -111,6 +111,21 @@ def print_verified(facts: Mapping[str, Any]) -> None:
     )
 
 
+def print_verified_rows(facts: Mapping[str, Any]) -> None:
+    """Print what was verified, as `verify_served` returns it."""
+    versions = [
+        f"{name} {'unloaded' if version is None else f'version {version}'}"
+        for name, version in facts["models"].items()
+    ]
+    unchecked = ""
+    if facts["unchecked"]:
+        unchecked = f"; {facts['unchecked']} of an earlier release have no digest"
+    print_line(
+        f"{facts['folder']} is whole: served rows, {', '.join(versions)}, {facts['files']} files, "
+        f"{mebibytes(facts['bytes'])} MiB{unchecked}"
+    )
+
+
 def print_restored(path: str, facts: Mapping[str, Any]) -> None:
     """Print which state a stream resumes from, as `hotbed.persist.resume.go_back` returns it."""
     aside = ", ".join(facts["aside"]) or "nothing"

@@ -37,6 +37,7 @@ from hotbed.persist.inspect import verify as verify_checkpoint
 from hotbed.persist.resume import go_back
 from hotbed.prepare import Engine, Preparation, Workflow
 from hotbed.prepare import prepare as run_prepare
+from hotbed.serving.stores.verifying import is_served, verify_served
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
@@ -403,12 +404,17 @@ def parameter_server(
 
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
-    """Check every file of a checkpoint and of the states it needs, or of a prepared folder.
+    """Check every file of a checkpoint and of the states it needs.
 
-    A bad file is named, and the exit code is 2.
+    CKPT may also be a prepared folder, or the folder of rows of a server. A bad file is named, and
+    the exit code is 2.
     """
-    check = verify_prepared if is_prepared(checkpoint) else verify_checkpoint
-    checkpoints.print_verified(check(checkpoint))
+    if is_prepared(checkpoint):
+        checkpoints.print_verified(verify_prepared(checkpoint))
+    elif is_served(checkpoint):
+        checkpoints.print_verified_rows(verify_served(checkpoint))
+    else:
+        checkpoints.print_verified(verify_checkpoint(checkpoint))
 
 
 @app.command()

@@ -109,14 +109,18 @@ class EmbeddingCache:
     def lookup(self, version: ModelVersion, features: Sequence[FeatureSpec]) -> LookupCall:
         """Return the embedding half of `version` over this cache, called like a `Lookup`.
 
-        A version newer than the cached one replaces it, without the rows that changed.
+        A version newer than the cached one replaces it, without the rows that changed. If the
+        cached version was mended, all rows are dropped.
 
         Args:
             version: the version to look rows up in.
             features: (name, table, pooling) of each feature.
         """
         with self._lock:
-            if version.digest != self._version.digest and self._is_newer(version):
+            if version.digest == self._version.digest:
+                if version.mended > self._version.mended:  # rows of damaged files may be here
+                    self._enter(version, None)
+            elif self._is_newer(version):
                 self._advance(version)
             retries = self._retries.setdefault(version.digest, _Retries(version))
             if version.digest == self._version.digest:

@@ -58,6 +58,7 @@ def serve_models(sources: Sequence[str], watch: Sequence[str], settings: Mapping
     else:
         options = replace(options, rows=str(store.folder))
         server = WorkerPool(models, by_name, options, limits, remote)
+    models.check_kept(options.check_seconds)
     with _following(followed, models.follow):
         server.run()
 
@@ -95,6 +96,9 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     def follow(name: str, follower: Callable[[], Follower]) -> None:
         following.follow(name, follower, partial(server.load, name))
 
+    for name, source in by_name.items():
+        check = partial(server.check, name, source, is_followed=(name, source) in followed)
+        following.check_kept(name, check, options.check_seconds)
     with _following(followed, follow):
         server.run()
         following.close()

@@ -20,7 +20,7 @@ from hotbed.memory import return_free_memory
 from hotbed.persist.format import Reader, open_checkpoint
 from hotbed.serving.stores.base import RowStore
 from hotbed.serving.stores.locking import TemporaryFolder
-from hotbed.serving.stores.mapped import MappedVersion, ModelFolder
+from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of
 from hotbed.serving.stores.opening import open_row_store
 from hotbed.serving.stores.successors import check_grows
 from hotbed.serving.stores.writing import make_newest, tidy, write_served
@@ -55,6 +55,8 @@ class ParameterServer(RowStore):
         self._lock = threading.RLock()
         self._versions = dict[str, tuple[MappedVersion, ...]]()
         self._loaded = set[str]()
+        self._checked = set[str]()  # keys of versions that this process wrote, or has checked
+        self._damaged = dict[str, set[str]]()  # files of the newest version, by model
         self._folder_lock: SharedLock | None = None
 
     @staticmethod
@@ -84,7 +86,9 @@ class ParameterServer(RowStore):
         Requests use the version before until the new one is ready. An exported model contains its
         graph. States that a trainer publishes later contain rows and weights for that graph; of a
         delta only the changes are written. If the folder already holds versions followed from the
-        same state, the first load of the process resumes with the newest of them.
+        same state, the first load of the process resumes with the newest of them. All loads but
+        those of a Reader, and the first one, `check` the files that the folder holds, and write
+        damaged ones anew.
 
         A Reader brings the next version of the model. A version with other inputs or outputs is
         rejected, and so is an earlier one. To load such a version, unload the model first.
@@ -108,12 +112,16 @@ class ParameterServer(RowStore):
             try:
                 if before is not None and isinstance(source, Reader):
                     check_grows(before, reader)
-                if before is not None and self._resumes(name, reader, before):
+                if not isinstance(source, Reader):
+                    self.check(name)
+                damaged = self.damaged(name)
+                if before is not None and self._resumes(name, reader, before) and not damaged:
                     newest = before
                 else:
                     follows = isinstance(source, Reader) or reader.manifest.graph is None
                     origin = before.spec["origin"] if before and follows else None
-                    newest = folder.open(write_served(folder, reader, before, self._dtype, origin))
+                    key = write_served(folder, reader, before, self._dtype, origin, damaged)
+                    newest = folder.open(key)
                     if accept:
                         accept(newest)
                     make_newest(folder, newest.key)
@@ -123,9 +131,44 @@ class ParameterServer(RowStore):
                 raise
             self._keep(newest)
             self._loaded.add(name)
+            self._checked.add(newest.key)
+            self._damaged.pop(name, None)
             tidy(folder, list(self._versions[name]))
         return_free_memory()  # writing a version takes many times the memory that it keeps
         return newest
+
+    def check(self, name: str, is_wanted: Callable[[], bool] = lambda: True) -> set[str]:
+        """Read all files of the newest version, and return the names of the damaged ones.
+
+        They are logged, and the next load writes them anew.
+
+        Args:
+            name: name of the model; one that is not loaded has no damaged files.
+            is_wanted: asked before each piece of a file; False ends the check.
+        """
+        version = self.find(name)
+        if version is None:
+            return set()
+        damaged = version.damaged(is_wanted)
+        with self._lock:
+            newest = self.find(name)
+            if newest is not version:  # meanwhile files of the other version may be removed
+                damaged &= set() if newest is None else newest.files()
+            self._checked.add(version.key)
+            self._damaged[name] = damaged
+        for file in sorted(damaged):
+            log.warning("%s", damage_of(version.folder / file))
+        return damaged
+
+    def damaged(self, name: str) -> set[str]:
+        """Return the names of the damaged files of the newest version, as the last check found.
+
+        A version that this process neither wrote nor checked is checked first.
+        """
+        version = self.find(name)
+        if version is not None and version.key not in self._checked:
+            self.check(name)
+        return self._damaged.get(name, set())
 
     def unload(self, name: str) -> None:
         """Unload a model. Versions in use stay valid, and the files stay for the next `load`."""
@@ -133,6 +176,7 @@ class ParameterServer(RowStore):
             self.model(name)
             ModelFolder(self.folder, name).forget()
             self._loaded.discard(name)
+            self._damaged.pop(name, None)
             del self._versions[name]
 
     def model(self, name: str) -> MappedVersion:

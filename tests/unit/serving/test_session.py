@@ -73,7 +73,7 @@ def test_version_without_rows_needs_a_cache(session: hb.InferenceSession) -> Non
 
     m = session.model
     elsewhere = Elsewhere(
-        m.name, m.version, m.digest, m.schema, m.graph, m.configs, m.published, m.learned
+        m.name, m.version, m.digest, m.schema, m.graph, m.configs, m.published, m.learned, 0
     )
     with pytest.raises(ConfigError, match="does not hold rows"):
         hb.InferenceSession(elsewhere)

@@ -71,6 +71,7 @@ class MeasuredModel(Protocol):
     batches: int
     batch_seconds: float
     problem: str
+    damage: str
 
     @property
     def served(self) -> ServedModelVersion | None: ...
@@ -186,6 +187,7 @@ class CallMeters:
     """The metrics of a parameter server: calls, rows and versions. Needs prometheus-client.
 
     `since`: when the version of each model was loaded, in Unix seconds, by name of the model.
+    `damaged`: whether a file of it was found damaged.
 
     Args:
         newest: returns the newest version of each model that has one, by name.
@@ -215,6 +217,7 @@ class CallMeters:
             "hotbed_asked_rows", "Ids whose rows were asked for", ["model"], registry=self._registry
         )
         self.since = dict[str, float]()
+        self.damaged = dict[str, bool]()
 
     @contextlib.contextmanager
     def listening(self, host: str, port: int | None) -> Iterator[int | None]:
@@ -267,6 +270,12 @@ class CallMeters:
         """Yield the metric families; called by prometheus-client for each scrape."""
         newest = self._newest()
         versions = [(name, version, self.since.get(name)) for name, version in newest.items()]
+        family = self._families.GaugeMetricFamily(
+            "hotbed_model_damaged", _DAMAGED, labels=["model"]
+        )
+        for name, is_damaged in self.damaged.items():
+            family.add_metric([name], float(is_damaged))
+        yield family
         yield from _of_versions(self._families, versions)
 
 
@@ -397,6 +406,7 @@ _BUCKETS = (
     2.5,
     10.0,
 )
+_DAMAGED = "Whether a file of the served version was found damaged, and is not mended yet"
 _GAUGES: list[tuple[str, str, str, Read]] = [
     ("model_ready", "Gauge", "Whether the model answers", lambda model: float(model.ready)),
     (
@@ -411,6 +421,7 @@ _GAUGES: list[tuple[str, str, str, Read]] = [
         "Versions that could not be served, gaps and forks",
         lambda model: model.problems,
     ),
+    ("model_damaged", "Gauge", _DAMAGED, lambda model: float(bool(model.damage))),
     ("waiting_rows", "Gauge", "Candidates in the queue", lambda model: model.waiting_rows),
     ("batches", "Counter", "Batches that were scored", lambda model: model.batches),
     ("scored_rows", "Counter", "Candidates that were scored", lambda model: model.rows),

@@ -34,6 +34,7 @@ class AccessOptions:
         tls_clients: PEM file of certificate authorities; connections need a certificate of theirs.
         rows: folder of mapped rows; None = a temporary folder.
         dtype: float32, float16 or int8 rows.
+        check_seconds: time between two checks of the kept rows for damaged files.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +44,10 @@ class AccessOptions:
     tls_clients: str | None = None
     rows: str | None = None
     dtype: RowDtype = "float32"
+    check_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        checks.between("serve.check_seconds", self.check_seconds, 0.001, _DAY_SECONDS)
 
     def tokens(self) -> Tokens | None:
         """Read the tokens; None = no token is needed. Raises ConfigError for a wrong file."""
@@ -82,6 +87,7 @@ class Options(AccessOptions):
     workers: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.between("Options.port", self.port, 0, _LAST_PORT)
         checks.between("Options.grpc_port", self.grpc_port, 0, _LAST_PORT)
         checks.at_least("Options.workers", self.workers, 1)
@@ -107,6 +113,7 @@ class RowsOptions(AccessOptions):
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.between("RowsOptions.port", self.port, 0, _LAST_PORT)
         checks.at_least("RowsOptions.calls", self.calls, 1)
         checks.between("RowsOptions.drain_seconds", self.drain_seconds, 0, _DAY_SECONDS)

@@ -13,5 +13,6 @@ opening.py       choose the store of rows at an address
 remote.py        read a parameter server in another process over gRPC
 successors.py    check that a state may follow a served version: of its model, and not earlier
 table_files.py   write the files of a version's tables
+verifying.py     verify served folders
 writing.py       write the served folder: each version is on disk before CURRENT names it
 """

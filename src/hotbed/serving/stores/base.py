@@ -19,6 +19,8 @@ from hotbed.frozen import IdArray, RowArray
 Weight: TypeAlias = tuple[str, RowArray]
 """Name and values of a parameter of the graph, float32 of any shape."""
 _FIELDS = ("name", "version", "digest", "schema", "graph", "configs", "published", "learned")
+_LATER_FIELDS = {"mended": 0}
+"""Fields that files of earlier releases lack, with what they mean there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,8 @@ class ModelVersion(ABC):
             for an id without one.
         published: Unix seconds of the publication; None where unknown.
         learned: Unix seconds of the newest learned event; None where unknown.
+        mended: how often files of this version that were damaged have been written anew. Rows that
+            were read before may be wrong.
     """
 
     name: str
@@ -46,10 +50,15 @@ class ModelVersion(ABC):
     configs: Mapping[str, Mapping[str, Any]] = field(repr=False)
     published: float | None
     learned: float | None
+    mended: int
+
+    def is_same(self, other: ModelVersion) -> bool:
+        """Return whether both have the same rows."""
+        return (self.digest, self.mended) == (other.digest, other.mended)
 
     def to_json(self) -> dict[str, Any]:
         """Return the version without graph, weights and rows, for files and messages."""
-        spec = {name: getattr(self, name) for name in _FIELDS}
+        spec = {name: getattr(self, name) for name in (*_FIELDS, *_LATER_FIELDS)}
         names = {fitted.digest: Path(fitted.path.name) for fitted in self.schema.maps}
         spec["schema"] = self.schema.with_maps(names).to_json()
         return spec
@@ -117,6 +126,8 @@ def version_fields(
     """
     try:
         fields = {name: spec[name] for name in _FIELDS}
+        for name, absent in _LATER_FIELDS.items():
+            fields[name] = spec.get(name, absent)
         fields["schema"] = Schema.from_json(spec["schema"], folder)
         return fields
     except (KeyError, TypeError, ValueError) as error:

@@ -80,6 +80,7 @@ class FakeStore(RowStore):
             configs=self.configs,
             published=None,
             learned=None,
+            mended=0,
             rows=rows,
             absent=absent,
             store=self,

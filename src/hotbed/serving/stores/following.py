@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from hotbed.errors import ConfigError, NotServed, StoreAway
 from hotbed.files import Where
@@ -23,6 +24,8 @@ _CLOSE_SECONDS = 5.0
 _KAFKA = "kafka://"
 _LONGEST_PAUSE = 32  # polls between two attempts to load a version
 _HANG_SECONDS = 10.0  # after which a read of a source is reported
+_PIECE_SECONDS = 0.04  # between two pieces of files that are checked, 4 MiB each
+KeepsOn: TypeAlias = Callable[[], bool]
 
 
 class Following:
@@ -76,9 +79,29 @@ class Following:
         if name in self._subscriptions:
             self._subscriptions[name].again.set()
 
-    def repeat(self, name: str, step: Callable[[], None], poll_seconds: float = 1.0) -> None:
-        """Call `step` at every poll; an error that repeats is reported once."""
-        self._start(self._repeat, name, step, poll_seconds)
+    def repeat(
+        self,
+        name: str,
+        step: Callable[[], None],
+        poll_seconds: float = 1.0,
+        *,
+        at_once: bool = True,
+    ) -> None:
+        """Call `step` at every poll; an error that repeats is reported once.
+
+        `at_once`: whether the first call comes now, and not after `poll_seconds`.
+        """
+        self._start(self._repeat, name, step, poll_seconds, at_once)
+
+    def check_kept(self, name: str, check: Callable[[KeepsOn], None], seconds: float) -> None:
+        """Check the kept files of a model every `seconds`, at most 100 MB of them a second.
+
+        `check` is given a function that paces the check, and returns False once it shall end.
+        """
+        self.repeat(name, partial(check, self._paced), seconds, at_once=False)
+
+    def _paced(self) -> bool:
+        return not self._stop.wait(_PIECE_SECONDS)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Stop, and wait up to `seconds` for versions that are being taken.
@@ -109,8 +132,12 @@ class Following:
         while not self._stop.wait(_HANG_SECONDS / 4):
             subscription.report_hang(_HANG_SECONDS)
 
-    def _repeat(self, name: str, step: Callable[[], None], poll_seconds: float) -> None:
+    def _repeat(
+        self, name: str, step: Callable[[], None], poll_seconds: float, at_once: bool
+    ) -> None:
         reports = _RepeatFilter(lambda error: self._failed(name, error))
+        if not at_once:
+            self._stop.wait(poll_seconds)
         while not self._stop.is_set():
             try:
                 step()

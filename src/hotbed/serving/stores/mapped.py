@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from hotbed.errors import ConfigError, FormatError, HotbedError
-from hotbed.files import map_file
+from hotbed.files import DIGESTS, digest_of, map_file
 from hotbed.frozen import FrozenRows, IdArray, RowArray
 from hotbed.serving.rows import ServedTable
 from hotbed.serving.stores.base import ModelVersion, Weight, read_weights, version_fields
@@ -31,12 +31,18 @@ FORMAT_VERSION = 1
 _ADVICE = "Load the model again."
 _POINTER = re.compile(rb"[0-9a-f]{64}\n")
 _FILE = re.compile(r"[0-9a-f]{32}[.-][^/\\\0]+")  # a file of the folder itself, no path out of it
+_VERSION_FILE = re.compile(r"[0-9a-f]{32}\.json")
 _ATTEMPTS = 5
 
 
 def names_a_file(name: str) -> bool:
     """Return whether a file of a version could have this name."""
     return _FILE.fullmatch(name) is not None
+
+
+def is_version_file(name: str) -> bool:
+    """Return whether the file that describes a version could have this name."""
+    return _VERSION_FILE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +93,50 @@ class MappedVersion(ModelVersion):
 
     def files(self) -> set[str]:
         """Return the names of all its files in its folder."""
-        entries = list(self.spec["files"].values())
-        for table in self.spec["tables"].values():
-            entries += table["layers"]
-            entries += table["changed"]
-            if table["hot"] is not None:
-                entries.append(table["hot"])
-        names = {entry["file"] for entry in entries}
+        names = {entry["file"] for entry in self._entries()}
         for fitted in self.schema.maps:
             names.add(str(fitted.path.relative_to(self.folder)))
         return names | {file_of(self.key)}
+
+    @property
+    def num_digests(self) -> int:
+        """The number of files whose digest is known."""
+        return len({name for name, _, _ in self._digests()})
+
+    def damaged(self, is_wanted: Callable[[], bool] = lambda: True) -> set[str]:
+        """Return the names of its files that are not as they were written. All bytes are read.
+
+        `is_wanted`: asked before each piece of a file; False ends the search.
+        """
+        names = set[str]()
+        for name, kind, digest in self._digests():
+            try:
+                actual = digest_of(self.folder / name, kind, is_wanted)
+            except OSError:
+                actual = "unreadable"
+            if not actual:
+                break
+            if actual != digest:
+                names.add(name)
+        return names
+
+    def _entries(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the entries of its files: graphs, weights, and those of tables."""
+        yield from self.spec["files"].values()
+        for table in self.spec["tables"].values():
+            yield from table["layers"]
+            yield from table["changed"]
+            if table["hot"] is not None:
+                yield table["hot"]
+
+    def _digests(self) -> Iterator[tuple[str, str, str]]:
+        """Yield name, kind of digest and digest of each file; rows of earlier releases have none."""
+        yield file_of(self.key), "sha256", self.key
+        for entry in self._entries():
+            for kind in DIGESTS.keys() & entry.keys():
+                yield entry["file"], kind, entry[kind]
+        for fitted in self.schema.maps:
+            yield fitted.path.name, "sha256", fitted.digest
 
     def changed(self, since: str) -> Mapping[str, IdArray] | None:
         """Return by table the ids whose row differs from version `since`, and maybe some more.
@@ -284,8 +324,10 @@ def _read(folder: Path, entry: Mapping[str, Any]) -> memoryview:
     data = map_file(path)
     digest = hashlib.sha256(data).hexdigest()
     if len(data) != entry["bytes"] or digest != entry["sha256"]:
-        raise FormatError(
-            f"{path}: torn or changed since it was written, got another length or SHA-256. "
-            f"{_ADVICE}"
-        )
+        raise FormatError(damage_of(path))
     return data
+
+
+def damage_of(path: Path) -> str:
+    """Return what is wrong with a file that is not as it was written."""
+    return f"{path}: torn or changed since it was written, got another length or digest. {_ADVICE}"

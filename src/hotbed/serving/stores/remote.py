@@ -91,7 +91,9 @@ class RemoteParameterServer(RowStore):
         Raises NotServed where the server does not have this model.
         """
         cached = self._versions.get(name)
-        request = {"model": name, "known": "" if cached is None else cached.digest}
+        request: dict[str, Any] = {"model": name}
+        if cached is not None:
+            request |= {"known": cached.digest, "mended": cached.mended}
         seconds = min(_DESCRIBE_SECONDS, self._seconds)
         answer = self.ask("Describe", request, seconds)
         if answer.same and cached is not None:

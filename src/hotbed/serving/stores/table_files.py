@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hotbed.errors import FormatError
-from hotbed.files import new_file
+from hotbed.files import digest_of, new_file
 from hotbed.frozen import FrozenRows, IdArray, RowDtype, id_column, write_rows
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.tables import table_folder
@@ -22,10 +21,11 @@ from hotbed.serving.stores.mapped import MappedVersion
 
 _HOT_IDS = 1 << 22  # ids that are kept in the order of their counts
 _REMEMBERED_DELTAS = 16  # the newest deltas, each with a file of the ids that it changed
+_ROWS_DIGEST = "xxh3"
 
 
 class TableFiles:
-    """The files of one table of a version. Files that are there already are not written again.
+    """The files of one table of a version. Files of the version before are not written again.
 
     Args:
         folder: the folder of the model.
@@ -33,6 +33,7 @@ class TableFiles:
         number: number of the table in the manifest of the state.
         dtype: type of the rows.
         before: the version before, whose files may serve again.
+        damaged: the names of those that may not.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TableFiles:
         number: int,
         dtype: RowDtype,
         before: MappedVersion | None,
+        damaged: Collection[str],
     ) -> None:
         entry = reader.manifest.tables[number]
         self._folder = folder
@@ -55,18 +57,16 @@ class TableFiles:
         self._earlier = dict[str, dict[str, Any]]()
         self._has_no_counts = False
         if before is not None and self._name in before.spec["tables"]:
-            self._compare(before)
+            self._compare(before, damaged)
 
-    def _compare(self, before: MappedVersion) -> None:
+    def _compare(self, before: MappedVersion, damaged: Collection[str]) -> None:
         """Collect from the version before what this one need not write or read again."""
         entry = before.spec["tables"][self._name]
-        for changed in entry["changed"]:
-            self._earlier[changed["file"]] = changed
         hot = entry["hot"]
-        if hot is not None:
-            self._earlier[hot["file"]] = hot
-        elif before.spec["chain"][0] == self._digest(0):
-            self._has_no_counts = True
+        for earlier in (*entry["layers"], *entry["changed"], *([hot] if hot else [])):
+            if earlier["file"] not in damaged:
+                self._earlier[earlier["file"]] = earlier
+        self._has_no_counts = hot is None and before.spec["chain"][0] == self._digest(0)
 
     def write(self) -> dict[str, Any]:
         """Write what is missing, and return the entry of the table in the version's file.
@@ -76,12 +76,11 @@ class TableFiles:
         layers = [self._full()]
         if self._last:
             layers.insert(0, self._overlay())
-        entries = [_layer_entry(path) for path in layers]
         hot = self._hot()
         end = self._last + 1
         oldest = max(1, end - _REMEMBERED_DELTAS)
         changed = [self._changed(number) for number in range(oldest, end)]
-        return {"layers": entries, "hot": hot, "changed": changed}
+        return {"layers": layers, "hot": hot, "changed": changed}
 
     @property
     def _last(self) -> int:
@@ -103,18 +102,21 @@ class TableFiles:
     def _rows_path(self, number: int) -> Path:
         return self._path(number, f"{self._dtype}.rows")
 
-    def _full(self) -> Path:
+    def _full(self) -> dict[str, Any]:
+        """Return the entry of the file of the full's rows."""
         path = self._rows_path(0)
-        if not _is_whole(path):
-            batches = self._links[0].parts(self._name)
-            write_rows(path, self._dim, batches, dtype=self._dtype)
-        return path
+        entry = self._earlier_rows(path)
+        if entry is None:
+            write_rows(path, self._dim, self._links[0].parts(self._name), dtype=self._dtype)
+            entry = _rows_entry(path)
+        return entry
 
-    def _overlay(self) -> Path:
-        """Return the file of all rows that deltas changed since the full."""
+    def _overlay(self) -> dict[str, Any]:
+        """Return the entry of the file of all rows that deltas changed since the full."""
         path = self._rows_path(self._last)
-        if _is_whole(path):
-            return path
+        entry = self._earlier_rows(path)
+        if entry is not None:
+            return entry
         number = self._last
         deltas = [self._delta(number)]
         earlier = None
@@ -125,12 +127,16 @@ class TableFiles:
                 deltas.append(self._delta(number))
         merge = _Merge(deltas, earlier)
         write_rows(path, self._dim, merge.rows(), merge.removed(), self._dtype)
-        return path
+        return _rows_entry(path)
 
     def _rows_of(self, number: int) -> ServedTable | None:
-        """Return the rows that deltas up to this one changed, None without a whole file of them."""
+        """Return the rows that deltas up to this one changed, None without a whole file of them.
+
+        The file is read here: what is damaged in it would be whole in the next one.
+        """
         path = self._rows_path(number)
-        if not _is_whole(path):
+        entry = self._earlier_rows(path)
+        if entry is None or digest_of(path, _ROWS_DIGEST) != entry[_ROWS_DIGEST]:
             return None
         return ServedTable(self._config, [FrozenRows(path)])
 
@@ -156,6 +162,11 @@ class TableFiles:
             return None
         return write_small(path, ids.tobytes())
 
+    def _earlier_rows(self, path: Path) -> dict[str, Any] | None:
+        """Return the entry of a file of rows of the version before, None without its digest."""
+        entry = self._earlier_entry(path)
+        return entry if entry is not None and _ROWS_DIGEST in entry else None
+
     def _earlier_entry(self, path: Path) -> dict[str, Any] | None:
         """Return the entry of a file that the version before has, None where it is gone."""
         entry = self._earlier.get(path.name)
@@ -166,8 +177,9 @@ class TableFiles:
         return entry
 
 
-def _layer_entry(path: Path) -> dict[str, Any]:
-    return {"file": path.name, "bytes": path.stat().st_size}
+def _rows_entry(path: Path) -> dict[str, Any]:
+    digest = digest_of(path, _ROWS_DIGEST)
+    return {"file": path.name, "bytes": path.stat().st_size, _ROWS_DIGEST: digest}
 
 
 class _Delta:
@@ -257,15 +269,6 @@ def _highest(ids: list[IdArray], counts: list[IdArray]) -> tuple[IdArray, IdArra
     order = np.lexsort([all_ids, -all_counts])
     order = order[:_HOT_IDS]
     return all_ids[order], all_counts[order]
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a file of rows is there; a torn one is written again."""
-    try:
-        FrozenRows(path)
-    except FormatError:
-        return False
-    return True
 
 
 def write_small(path: Path, data: bytes | memoryview) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ def write_served(
     before: MappedVersion | None,
     dtype: RowDtype,
     origin: str | None = None,
+    damaged: Collection[str] = (),
 ) -> str:
     """Write the state of `reader` as a version, and return the key of the version.
 
@@ -56,6 +57,7 @@ def write_served(
         dtype: type of the rows.
         origin: digest of the state that a start loads and that this one was followed from; None
             where it is this state. A state that was followed must be one of the same model.
+        damaged: names of files of `before` that are written anew.
 
     Raises:
         ConfigError: the state does not fit the model, or is one of another model.
@@ -68,7 +70,7 @@ def write_served(
         )
     with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
-        spec = _spec(folder, reader, before, dtype, origin)
+        spec = _spec(folder, reader, before, dtype, origin, damaged)
         text = json.dumps(spec, ensure_ascii=False).encode()
         key = hashlib.sha256(text).hexdigest()
         _write(folder.path / file_of(key), text)
@@ -81,15 +83,17 @@ def _spec(
     before: MappedVersion | None,
     dtype: RowDtype,
     origin: str | None,
+    damaged: Collection[str],
 ) -> dict[str, Any]:
     """Write the files of a version, and return the content of the version's own file."""
     manifest = reader.manifest
-    network = _network(folder, reader, before)
+    network = _network(folder, reader, before, damaged)
     if before is not None and origin is not None:
         _check_follows(before, reader, network)
     tables = {}
     for number, name in enumerate(reader.table_names):
-        tables[name] = TableFiles(folder.path, reader, number, dtype, before).write()
+        files = TableFiles(folder.path, reader, number, dtype, before, damaged)
+        tables[name] = files.write()
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -98,6 +102,7 @@ def _spec(
         "digest": manifest.digest,
         "published": published_at(reader),
         "learned": manifest.learned,
+        "mended": _mended(manifest.digest, before, damaged),
         "dtype": dtype,
         "configs": {entry.name: entry.config for entry in manifest.tables},
         "chain": [link.manifest.digest for link in reader.links],
@@ -105,6 +110,13 @@ def _spec(
         **network,
         "tables": tables,
     }
+
+
+def _mended(digest: str, before: MappedVersion | None, damaged: Collection[str]) -> int:
+    """Return how often the version of this digest has been mended."""
+    if before is None or before.digest != digest:
+        return 0
+    return before.mended + bool(damaged)
 
 
 def _check_follows(before: MappedVersion, reader: Reader, network: Mapping[str, Any]) -> None:
@@ -149,7 +161,9 @@ def tidy(folder: ModelFolder, versions: list[MappedVersion]) -> None:
             log.warning("%s: cannot be removed: %s", path, error)
 
 
-def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) -> dict[str, Any]:
+def _network(
+    folder: ModelFolder, reader: Reader, before: MappedVersion | None, damaged: Collection[str]
+) -> dict[str, Any]:
     """Write graph and weights of a version; return the members of its file about them.
 
     The weights are those of `reader`. Graph and schema may be those of the version before.
@@ -162,7 +176,7 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
         if full.graph.ids is not None:
             ids = reader.links[0].read(full.graph.ids["file"])
             files["ids"] = write_small(folder.path / f"{full.digest[:32]}.ids.onnx", ids)
-        schema = _write_maps(folder, reader.links[0], before)
+        schema = _write_maps(folder, reader.links[0], before, damaged)
     else:
         before = _with_same_tables(reader, before)
         graph = dict(before.graph)
@@ -176,20 +190,22 @@ def _network(folder: ModelFolder, reader: Reader, before: MappedVersion | None) 
     return {"schema": _newest_schema(schema, reader), "graph": graph, "files": files}
 
 
-def _write_maps(folder: ModelFolder, link: Link, before: MappedVersion | None) -> dict[str, Any]:
+def _write_maps(
+    folder: ModelFolder, link: Link, before: MappedVersion | None, damaged: Collection[str]
+) -> dict[str, Any]:
     """Write the fitted maps of an exported model; return its schema with their names."""
     plain = link.manifest.schema or {}
     if not plain:
         return plain
     schema = Schema.from_json(plain)
-    digests = set()
+    whole = set[str]()
     if before is not None:
-        digests = {fitted.digest for fitted in before.schema.maps}
+        whole = {fitted.path.name for fitted in before.schema.maps}.difference(damaged)
     names = {}
     for fitted in schema.maps:
         name = map_file_of(fitted.digest)
         path = folder.path / name
-        if fitted.digest not in digests or not path.exists():
+        if name not in whole or not path.exists():
             _write(path, link.read(fitted.path.as_posix()))
         names[fitted.digest] = Path(name)
     if not names:

@@ -211,7 +211,7 @@ class WorkerPool:
 
     def _send_problems(self) -> None:
         """Let every worker report the problems of models that this process loads."""
-        problems = {model.name: model.problem for model in self._models}
+        problems = {model.name: model.own_problem for model in self._models}
         if all(worker.problems == problems for worker in self._workers if worker.up.is_set()):
             return
         self._problems = problems

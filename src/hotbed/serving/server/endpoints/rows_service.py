@@ -36,7 +36,7 @@ from hotbed.serving.server.endpoints.grpc import (
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.server.options import RowsOptions
 from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.following import open_newest
+from hotbed.serving.stores.following import KeepsOn, open_newest
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
 
 log = logging.getLogger("hotbed.serving")
@@ -139,7 +139,7 @@ class RowsService:
 
     async def _describe(self, request: Any) -> Any:
         newest = self._model(request.model)
-        if newest.digest == request.known:
+        if (newest.digest, newest.mended) == (request.known, request.mended):
             return MESSAGES["Description"](same=True)
         text = json.dumps(newest.to_json())
         return MESSAGES["Description"](json=text.encode())
@@ -273,21 +273,33 @@ class RowsServer(Stoppable):
         """Load the newest version under `source` as model `name`; see `ParameterServer.load`."""
         version = self._server.load(name, source)
         self._service.meters.since[name] = time.time()
+        self._service.meters.damaged[name] = False
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
     def load_or_keep(self, name: str, source: str, *, is_followed: bool = False) -> None:
         """Load a model; if it cannot be loaded, keep the version that the folder of rows holds.
 
-        If the folder holds none, a source that is followed may be empty; other errors are raised.
+        If the folder holds none, or a damaged one, a source that is followed may be empty; other
+        errors are raised.
         """
         try:
             self.load(name, open_newest(source) if is_followed else source)
         except (HotbedError, OSError) as error:
+            if self._server.damaged(name):
+                self._server.unload(name)
             version = self._server.find(name)
             if version is None and not isinstance(error, NotServed):
                 raise
             stays = "it is not served" if version is None else f"version {version.version} stays"
             log.warning("model %s: %s; %s", name, error, stays)
+
+    def check(self, name: str, source: str, keeps_on: KeepsOn, *, is_followed: bool) -> None:
+        """Read the kept files of a model; if one is damaged, load the model anew."""
+        damaged = self._server.check(name, keeps_on)
+        self._service.meters.damaged[name] = bool(damaged)
+        if damaged:
+            log.error("model %s: damaged files: %s", name, ", ".join(sorted(damaged)))
+            self.load(name, open_newest(source) if is_followed else source)
 
     def run(self) -> None:
         meters = self._service.meters

@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -28,7 +28,7 @@ from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
-from hotbed.serving.stores.following import Following, hanging, open_newest
+from hotbed.serving.stores.following import Following, KeepsOn, hanging, open_newest
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
@@ -51,6 +51,7 @@ class Model:
         looking: held while `look` runs: the later of two calls serves the newer version.
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
+        damage: which files of the served version are damaged; "" = none, as far as is known.
         outside_problem: the problem of the process that loads the model for this one.
         seconds: times of the last answered requests, in seconds.
     """
@@ -70,6 +71,7 @@ class Model:
         self.served: ServedVersion | None = None
         self._batcher: Batcher | None = None
         self.problem = ""
+        self.damage = ""
         self.swaps: int = 0
         self.problems: int = 0
         self.rows: int = 0
@@ -114,11 +116,16 @@ class Model:
 
         If it is served: that it gave scores that are NaN or infinite; "" = it did not.
         """
-        problem = self.outside_problem or self.problem
+        problem = self.outside_problem or self.own_problem
         served = self.served
         if problem or served is None or served.version.version != self._nonfinite_version:
             return problem
         return self._nonfinite_problem(self._nonfinite_version)
+
+    @property
+    def own_problem(self) -> str:
+        """What is wrong, as this process knows: damaged files, or why there is no newer version."""
+        return " ".join(filter(None, (self.damage, self.problem)))
 
     @property
     def waiting_rows(self) -> int:
@@ -149,13 +156,14 @@ class Model:
             self.swaps += 1
         self.served = served
         self.problem = problem
+        self.damage = ""
         log.info("model %s serves version %d (%s)", self.name, loaded.version, loaded.digest[:12])
 
     def advance(self, newest: ModelVersion) -> None:
         """Serve a version, unless it is served already or the model is unloaded."""
         if not self.wanted:
             return
-        if self.served is None or self.served.version.digest != newest.digest:
+        if self.served is None or not self.served.version.is_same(newest):
             self.serve(newest)
         self.problem = self.outside_problem
 
@@ -172,6 +180,12 @@ class Model:
         if self.served is not None:
             consequence = f"version {self.served.version.version} stays"
         log.warning("model %s: %s; %s", self.name, error, consequence)
+
+    def note_damage(self, files: Iterable[str]) -> None:
+        """Record and log damaged files of the served version, which stays until a load."""
+        self.damage = f"damaged files: {', '.join(sorted(files))}. Load the model again."
+        self.problems += 1
+        log.error("model %s: %s", self.name, self.damage)
 
     def recovered(self, error: Exception) -> None:
         """Forget a problem that is over; the served version stays."""
@@ -315,9 +329,13 @@ class Models:
     def _serve_kept(self, model: Model, error: Exception) -> None:
         """Serve the version that the folder of rows holds, as the source gave `error`.
 
-        If the folder holds none, wait for the first version of a source that has none yet, and
+        If the folder holds none, or a damaged one, wait for the first version of a source that has none yet, and
         raise any other error.
         """
+        damaged = self._server.damaged(model.name)
+        if damaged:
+            model.note_damage(damaged)
+            self._server.unload(model.name)  # workers would serve it
         version = self._server.find(model.name)
         if version is not None:
             model.serve(version, model.problem)
@@ -326,8 +344,25 @@ class Models:
 
     def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
         """Load the newest version at a source; a source that is followed keeps to its model."""
-        newest = open_newest(source) if is_followed else source
+        if not is_followed:
+            return self._server.load(name, source, InferenceSession)
+        newest = open_newest(source)
+        self._server.check(name)  # what is damaged is written anew
         return self._server.load(name, newest, InferenceSession)
+
+    def check_kept(self, seconds: float) -> None:
+        """Check the kept files of each model that this process loads, every `seconds`."""
+        for model in self:
+            if model.cache is None:
+                self._following.check_kept(model.name, partial(self._check, model), seconds)
+
+    def _check(self, model: Model, keeps_on: KeepsOn) -> None:
+        """Read the kept files of a model; if one is damaged, load the model anew."""
+        damaged = self._server.check(model.name, keeps_on)
+        if damaged and model.wanted:
+            model.note_damage(damaged)
+            with suppress(HotbedError, OSError):  # which is logged
+                self.load(model.name)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Add a model that another process loads, and serve the version that `find` returns.
@@ -550,3 +585,5 @@ class VersionLoader(Protocol):
     ) -> ModelVersion: ...
     def unload(self, name: str) -> None: ...
     def find(self, name: str) -> ModelVersion | None: ...
+    def damaged(self, name: str) -> set[str]: ...
+    def check(self, name: str, is_wanted: KeepsOn = ...) -> set[str]: ...

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify served folders: every byte of the newest version of each model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from hotbed.errors import FormatError
+from hotbed.files import Where, local_path, resolve
+from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, is_version_file
+
+
+def is_served(where: Where) -> bool:
+    """Return whether a place is a folder of rows that servers keep, or that of one of its models."""
+    folder = resolve(where)
+    return isinstance(folder, Path) and bool(_models_of(folder))
+
+
+def verify_served(path: str | Path) -> dict[str, Any]:
+    """Check all files of the newest version of each model in a served folder.
+
+    Returns:
+        `folder`, the `models` by name with the number of their newest version (None where the model
+        is unloaded), the number of `files`, their `bytes`, and how many are `unchecked`: rows that
+        an earlier release wrote have no digest.
+
+    Raises:
+        FormatError: a file is damaged; the message names it.
+    """
+    folder = local_path(path, "served.path")
+    models = dict[str, int | None]()
+    num_files = 0
+    num_bytes = 0
+    num_unchecked = 0
+    for model in _models_of(folder):
+        version = _verified(model)
+        models[model.name] = None if version is None else version.version
+        if version is not None:
+            files = version.files()
+            num_files += len(files)
+            num_bytes += sum((version.folder / name).stat().st_size for name in files)
+            num_unchecked += len(files) - version.num_digests
+    return {
+        "folder": str(folder),
+        "models": models,
+        "files": num_files,
+        "bytes": num_bytes,
+        "unchecked": num_unchecked,
+    }
+
+
+def _models_of(folder: Path) -> list[ModelFolder]:
+    """Return the models whose versions lie in a folder, or the one whose own folder this is."""
+    if not folder.is_dir():
+        return []
+    folders = [folder] if _holds_versions(folder) else sorted(folder.iterdir())
+    own = [each for each in folders if each.is_dir() and _holds_versions(each)]
+    return [ModelFolder(each.parent, unquote(each.name)) for each in own]
+
+
+def _holds_versions(folder: Path) -> bool:
+    return any(is_version_file(path.name) for path in folder.iterdir())
+
+
+def _verified(model: ModelFolder) -> MappedVersion | None:
+    """Return the newest version of a model, all of whose files are whole."""
+    while True:
+        version = model.newest()
+        damaged = set() if version is None else version.damaged()
+        if not damaged:
+            return version
+        if version is not None and model.pointer() == version.key:  # not replaced meanwhile
+            raise FormatError(damage_of(version.folder / min(damaged)))
