@@ -17,7 +17,7 @@ from hotbed.persist.publish import Follower
 from hotbed.serving.process import log_as_json
 from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models, check_model_name
-from hotbed.serving.stores.following import Following, collecting, open_follower
+from hotbed.serving.stores.following import Following, KeepsOn, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
 
 log = logging.getLogger("hotbed.serving")
@@ -96,9 +96,13 @@ def serve_rows(sources: Sequence[str], watch: Sequence[str], settings: Mapping[s
     def follow(name: str, follower: Callable[[], Follower]) -> None:
         following.follow(name, follower, partial(server.load, name))
 
-    for name, source in by_name.items():
-        check = partial(server.check, name, source, is_followed=(name, source) in followed)
-        following.check_kept(name, check, options.check_seconds)
+    def check(name: str, keeps_on: KeepsOn) -> None:
+        if server.check(name, keeps_on) and not following.again(name):
+            source = by_name[name]
+            server.load_from(name, source, is_followed=(name, source) in followed)
+
+    for name in by_name:
+        following.check_kept(name, partial(check, name), options.check_seconds)
     with _following(followed, follow):
         server.run()
         following.close()

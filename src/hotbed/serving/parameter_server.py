@@ -55,8 +55,8 @@ class ParameterServer(RowStore):
         self._lock = threading.RLock()
         self._versions = dict[str, tuple[MappedVersion, ...]]()
         self._loaded = set[str]()
-        self._checked = set[str]()  # keys of versions that this process wrote, or has checked
-        self._damaged = dict[str, set[str]]()  # files of the newest version, by model
+        # by model: the key of the version that was written or checked last, and its damaged files
+        self._checked = dict[str, tuple[str, set[str]]]()
         self._folder_lock: SharedLock | None = None
 
     @staticmethod
@@ -131,8 +131,7 @@ class ParameterServer(RowStore):
                 raise
             self._keep(newest)
             self._loaded.add(name)
-            self._checked.add(newest.key)
-            self._damaged.pop(name, None)
+            self._checked[name] = (newest.key, set())
             tidy(folder, list(self._versions[name]))
         return_free_memory()  # writing a version takes many times the memory that it keeps
         return newest
@@ -147,17 +146,15 @@ class ParameterServer(RowStore):
             is_wanted: asked before each piece of a file; False ends the check.
         """
         version = self.find(name)
-        if version is None:
+        damaged = set() if version is None else version.damaged(is_wanted)
+        newest = self.find(name)
+        if newest is None:
             return set()
-        damaged = version.damaged(is_wanted)
-        with self._lock:
-            newest = self.find(name)
-            if newest is not version:  # meanwhile files of the other version may be removed
-                damaged &= set() if newest is None else newest.files()
-            self._checked.add(version.key)
-            self._damaged[name] = damaged
+        if newest is not version:  # its load removed files of the other one
+            damaged &= newest.files()
+        self._checked[name] = (newest.key, damaged)
         for file in sorted(damaged):
-            log.warning("%s", damage_of(version.folder / file))
+            log.warning("%s", damage_of(newest.folder / file))
         return damaged
 
     def damaged(self, name: str) -> set[str]:
@@ -166,9 +163,10 @@ class ParameterServer(RowStore):
         A version that this process neither wrote nor checked is checked first.
         """
         version = self.find(name)
-        if version is not None and version.key not in self._checked:
-            self.check(name)
-        return self._damaged.get(name, set())
+        key, damaged = self._checked.get(name, ("", set()))
+        if version is None or version.key == key:
+            return damaged
+        return self.check(name)
 
     def unload(self, name: str) -> None:
         """Unload a model. Versions in use stay valid, and the files stay for the next `load`."""
@@ -176,7 +174,7 @@ class ParameterServer(RowStore):
             self.model(name)
             ModelFolder(self.folder, name).forget()
             self._loaded.discard(name)
-            self._damaged.pop(name, None)
+            self._checked.pop(name, None)
             del self._versions[name]
 
     def model(self, name: str) -> MappedVersion:

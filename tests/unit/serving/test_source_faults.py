@@ -30,7 +30,7 @@ from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.stores import following
 from hotbed.serving.stores.successors import check_same_model
 
-from .conftest import Trainer, wait_for
+from .conftest import Trainer, damage_rows, draw, wait_for
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,51 @@ def test_parameter_server_starts_with_the_kept_version(
     server = RowsServer(store, ["m"], RowsOptions(port=0))
     server.load_or_keep("m", str(source.path), is_followed=True)
     assert store.model("m").version == source.published.versions[1]
+
+
+@pytest.mark.parametrize("fault", ["mend", "missing", "torn_part"])
+def test_start_serves_no_damaged_rows(
+    models: Models, source: Source, tmp_path: Path, fault: str
+) -> None:
+    """They are read anew, now or when the source is back."""
+    damage_rows(tmp_path / "rows")
+    getattr(source, fault)()
+    if fault == "torn_part":
+        with pytest.raises(HotbedError, match="torn"):
+            models.add("m", source.path, is_followed=True)
+    else:
+        models.add("m", source.path, is_followed=True)
+    if fault != "mend":
+        (entry,) = models.index()
+        assert entry["state"] == "UNAVAILABLE"
+        assert "damaged files" in entry["reason"]
+        assert hb.ParameterServer(tmp_path / "rows").find("m") is None  # what workers see
+        source.mend()
+        follow(models, source)
+        wait_for(lambda: models.named("m").ready, "it is served")
+    assert_served(models, source, source.number)
+    assert models.index()[0]["reason"] == ""
+    assert models.named("m").current.version.mended == (fault == "mend")
+    assert hb.ParameterServer(tmp_path / "rows").damaged("m") == set()
+
+
+def test_running_server_reports_damaged_rows_and_reads_them_anew(
+    models: Models, source: Source, tmp_path: Path
+) -> None:
+    models.add("m", source.path, is_followed=True)
+    rows = draw(30, 1)
+    expected = models.named("m").current.session.predict(rows)
+    models.check_kept(0.05)
+    source.missing()
+    damage_rows(tmp_path / "rows")
+    wait_for(lambda: "damaged files" in models.index()[0]["reason"], "the reason is shown")
+    assert_served(models, source, 1)
+    assert 'hotbed_model_damaged{model="m"} 1.0' in models.meters.text().decode()
+    assert models.named("m").problems > 0
+    source.mend()
+    wait_for(lambda: models.index()[0]["reason"] == "", "it is mended")
+    assert 'hotbed_model_damaged{model="m"} 0.0' in models.meters.text().decode()
+    assert (models.named("m").current.session.predict(rows) == expected).all()
 
 
 class HangingServer(hb.ParameterServer):

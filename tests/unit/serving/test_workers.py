@@ -25,7 +25,7 @@ import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
 from hotbed.serving.server.endpoints.grpc import MESSAGES
 
-from .conftest import Process, Trainer, again_and_again, stopped_under_load, wait_for
+from .conftest import Process, Trainer, again_and_again, damage_rows, stopped_under_load, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,12 @@ def watched(
 ) -> Iterator[tuple[Server, Trainer]]:
     """A server that follows what a trainer publishes."""
     trainer = Trainer(tmp_path_factory.mktemp("watched"), exported)
-    server = Server(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    server = Server(
+        f"m={trainer.folder / 'export'}",
+        *("--watch", trainer.folder / "published"),
+        *("--set", f"rows={trainer.folder / 'rows'}"),
+        *("--set", "check_seconds=0.3"),
+    )
     Server.started.remove(server)  # it outlives its first test
     yield server, trainer
     assert server.stop() == 0
@@ -322,3 +327,27 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
         assert one["Pss"] < 0.6 * one["Rss"]
         assert one["Private_Clean"] + one["Private_Dirty"] < 0.05 * one["Rss"]
     assert server.stop() == 0
+
+
+def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Server, Trainer]) -> None:
+    """The parent finds them; each worker then maps the files that were written anew."""
+    server, trainer = watched
+    version = trainer.publish(5, full=True)
+
+    def is_right() -> bool:
+        with hb.Client(f"http://{server.http}") as client:
+            found = client.ask("m", trainer.asked)
+        apart = np.abs(found.outputs["prediction"] - trainer.scores[version]).max()
+        return bool(found.version == version and apart < 1e-6)
+
+    wait_for(lambda: all(is_right() for _ in range(8)), "all serve it", 30)
+    swaps = samples(server.get("/metrics")[1], "hotbed_model_swaps_total")
+    damage_rows(trainer.folder / "rows")
+    wait_for(lambda: server.told("damaged files"), "the damage is logged", 30)
+    wait_for(lambda: all(is_right() for _ in range(8)), "all serve what was written anew", 30)
+    text = server.get("/metrics")[1]
+    assert samples(text, "hotbed_model_swaps_total") == {
+        worker: count + 1 for worker, count in swaps.items()
+    }
+    assert samples(text, "hotbed_model_problems_total")["parent"] > 0
+    assert samples(text, "hotbed_model_damaged")["parent"] == 0

@@ -74,10 +74,16 @@ class Following:
         self._start(self._follow, subscription, poll_seconds)
         self._start(self._watch, subscription)
 
-    def again(self, name: str) -> None:
-        """Deliver the last version again at the next poll, if this model follows a trainer."""
-        if name in self._subscriptions:
-            self._subscriptions[name].again.set()
+    def again(self, name: str) -> bool:
+        """Deliver the last version again at the next poll, if this model follows a trainer.
+
+        Return whether there is one.
+        """
+        subscription = self._subscriptions.get(name)
+        if subscription is None:
+            return False
+        subscription.again.set()
+        return subscription.has_version
 
     def repeat(
         self,
@@ -192,6 +198,11 @@ class _Subscription:
         self._hang: StoreAway | None = None
         self._num_polls = 0
         self._backoff = Backoff(1, _LONGEST_PAUSE)  # of attempts to take it, in polls
+
+    @property
+    def has_version(self) -> bool:
+        """Whether a version has arrived."""
+        return self._newest is not None
 
     def step(self) -> None:
         """Poll once, and take the newest version that arrived or that could not be taken before."""

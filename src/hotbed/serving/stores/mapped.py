@@ -40,9 +40,12 @@ def names_a_file(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
-def is_version_file(name: str) -> bool:
-    """Return whether the file that describes a version could have this name."""
-    return _VERSION_FILE.fullmatch(name) is not None
+def holds_versions(folder: Path) -> bool:
+    """Return whether a folder is one of a model, by its CURRENT or a file of a version in it."""
+    if any(_VERSION_FILE.fullmatch(path.name) for path in folder.iterdir()):
+        return True
+    pointer = folder / POINTER_FILE
+    return pointer.is_file() and _POINTER.fullmatch(pointer.read_bytes()) is not None
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from hotbed.errors import FormatError
 from hotbed.files import Where, local_path, resolve
-from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, is_version_file
+from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, holds_versions
 
 
 def is_served(where: Where) -> bool:
@@ -55,13 +55,9 @@ def _models_of(folder: Path) -> list[ModelFolder]:
     """Return the models whose versions lie in a folder, or the one whose own folder this is."""
     if not folder.is_dir():
         return []
-    folders = [folder] if _holds_versions(folder) else sorted(folder.iterdir())
-    own = [each for each in folders if each.is_dir() and _holds_versions(each)]
+    folders = [folder] if holds_versions(folder) else sorted(folder.iterdir())
+    own = [each for each in folders if each.is_dir() and holds_versions(each)]
     return [ModelFolder(each.parent, unquote(each.name)) for each in own]
-
-
-def _holds_versions(folder: Path) -> bool:
-    return any(is_version_file(path.name) for path in folder.iterdir())
 
 
 def _verified(model: ModelFolder) -> MappedVersion | None:

@@ -276,6 +276,10 @@ class RowsServer(Stoppable):
         self._service.meters.damaged[name] = False
         log.info("model %s has version %d (%s)", name, version.version, version.digest[:12])
 
+    def load_from(self, name: str, source: str, *, is_followed: bool) -> None:
+        """Load the newest version under `source`, which must be of the model if it is followed."""
+        self.load(name, open_newest(source) if is_followed else source)
+
     def load_or_keep(self, name: str, source: str, *, is_followed: bool = False) -> None:
         """Load a model; if it cannot be loaded, keep the version that the folder of rows holds.
 
@@ -283,7 +287,7 @@ class RowsServer(Stoppable):
         errors are raised.
         """
         try:
-            self.load(name, open_newest(source) if is_followed else source)
+            self.load_from(name, source, is_followed=is_followed)
         except (HotbedError, OSError) as error:
             if self._server.damaged(name):
                 self._server.unload(name)
@@ -293,13 +297,13 @@ class RowsServer(Stoppable):
             stays = "it is not served" if version is None else f"version {version.version} stays"
             log.warning("model %s: %s; %s", name, error, stays)
 
-    def check(self, name: str, source: str, keeps_on: KeepsOn, *, is_followed: bool) -> None:
-        """Read the kept files of a model; if one is damaged, load the model anew."""
+    def check(self, name: str, keeps_on: KeepsOn) -> bool:
+        """Read the kept files of a model; return whether it has to be loaded anew."""
         damaged = self._server.check(name, keeps_on)
         self._service.meters.damaged[name] = bool(damaged)
         if damaged:
             log.error("model %s: damaged files: %s", name, ", ".join(sorted(damaged)))
-            self.load(name, open_newest(source) if is_followed else source)
+        return bool(damaged)
 
     def run(self) -> None:
         meters = self._service.meters

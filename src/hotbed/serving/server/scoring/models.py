@@ -361,8 +361,9 @@ class Models:
         damaged = self._server.check(model.name, keeps_on)
         if damaged and model.wanted:
             model.note_damage(damaged)
-            with suppress(HotbedError, OSError):  # which is logged
-                self.load(model.name)
+            if not self._following.again(model.name):
+                with suppress(HotbedError, OSError):  # which is logged
+                    self.load(model.name)
 
     def watch(self, name: str, find: Callable[[], ModelVersion], poll_seconds: float) -> None:
         """Add a model that another process loads, and serve the version that `find` returns.
