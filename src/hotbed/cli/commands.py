@@ -37,7 +37,6 @@ from hotbed.persist.inspect import verify as verify_checkpoint
 from hotbed.persist.resume import go_back
 from hotbed.prepare import Engine, Preparation, Workflow
 from hotbed.prepare import prepare as run_prepare
-from hotbed.serving.stores.verifying import is_served, verify_served
 
 HELP = (
     "Train, follow, evaluate and inspect recommendation models that a job file describes; see "
@@ -409,6 +408,8 @@ def verify(checkpoint: Checkpoint) -> None:
     CKPT may also be a prepared folder, or the folder of rows of a server. A bad file is named, and
     the exit code is 2.
     """
+    from hotbed.serving.main import is_served, verify_served
+
     if is_prepared(checkpoint):
         checkpoints.print_verified(verify_prepared(checkpoint))
     elif is_served(checkpoint):

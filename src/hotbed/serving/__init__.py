@@ -6,7 +6,7 @@ cache.py             cache the rows that requests read often in bounded memory
 client.py            send requests to a server over HTTP
 encoded.py           requests whose ids and numbers are encoded
 health.py            add the services of every gRPC server
-main.py              the main functions of `hotbed serve` and `hotbed parameter-server`
+main.py              the main functions of the commands that serve
 parameter_server.py  own the tables of several models and versions, mapped into memory
 process.py           the event loop and the log of a server process
 request.py           encode the raw columns of a request

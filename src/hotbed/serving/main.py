@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main functions of `hotbed serve` and `hotbed parameter-server`."""
+"""The main functions of `hotbed serve` and `hotbed parameter-server`; `hotbed verify` of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from hotbed.serving.server.options import Options, RemoteOptions, RowsOptions, S
 from hotbed.serving.server.scoring.models import Models, check_model_name
 from hotbed.serving.stores.following import Following, KeepsOn, collecting, open_follower
 from hotbed.serving.stores.opening import is_remote
+from hotbed.serving.stores.verifying import is_served, verify_served
 
+__all__ = ["is_served", "serve_models", "serve_rows", "verify_served"]
 log = logging.getLogger("hotbed.serving")
 _SETTINGS = (Options, ServerLimits, RemoteOptions)
 Settings = TypeVar("Settings", Options, ServerLimits, RemoteOptions)

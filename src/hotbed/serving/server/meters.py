@@ -273,8 +273,8 @@ class CallMeters:
         family = self._families.GaugeMetricFamily(
             "hotbed_model_damaged", _DAMAGED, labels=["model"]
         )
-        for name, is_damaged in self.damaged.items():
-            family.add_metric([name], float(is_damaged))
+        for name in newest:
+            family.add_metric([name], float(self.damaged.get(name, False)))
         yield family
         yield from _of_versions(self._families, versions)
 

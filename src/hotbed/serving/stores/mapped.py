@@ -133,7 +133,7 @@ class MappedVersion(ModelVersion):
                 yield table["hot"]
 
     def _digests(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, kind of digest and digest of each file; rows of earlier releases have none."""
+        """Yield name, kind of digest and digest of each file that has one."""
         yield file_of(self.key), "sha256", self.key
         for entry in self._entries():
             for kind in DIGESTS.keys() & entry.keys():

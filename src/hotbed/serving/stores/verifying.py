@@ -13,7 +13,7 @@ from hotbed.serving.stores.mapped import MappedVersion, ModelFolder, damage_of, 
 
 
 def is_served(where: Where) -> bool:
-    """Return whether a place is a folder of rows that servers keep, or that of one of its models."""
+    """Return whether a place is a folder of rows of a server, or that of one of its models."""
     folder = resolve(where)
     return isinstance(folder, Path) and bool(_models_of(folder))
 
@@ -56,8 +56,8 @@ def _models_of(folder: Path) -> list[ModelFolder]:
     if not folder.is_dir():
         return []
     folders = [folder] if holds_versions(folder) else sorted(folder.iterdir())
-    own = [each for each in folders if each.is_dir() and holds_versions(each)]
-    return [ModelFolder(each.parent, unquote(each.name)) for each in own]
+    homes = [path for path in folders if path.is_dir() and holds_versions(path)]
+    return [ModelFolder(home.parent, unquote(home.name)) for home in homes]
 
 
 def _verified(model: ModelFolder) -> MappedVersion | None:

@@ -329,8 +329,8 @@ class Models:
     def _serve_kept(self, model: Model, error: Exception) -> None:
         """Serve the version that the folder of rows holds, as the source gave `error`.
 
-        If the folder holds none, or a damaged one, wait for the first version of a source that has none yet, and
-        raise any other error.
+        If the folder holds none, or a damaged one, wait for the first version of a source that has
+        none yet, and raise any other error.
         """
         damaged = self._server.damaged(model.name)
         if damaged:
