@@ -23,16 +23,12 @@ pytest.importorskip("torch", reason="torch absent")
 
 import numpy as np
 import torch
+from departures import TIMEOUT, End, check_ends, ends_of
 from forked import ranks_of
 
 import hotbed as hb
 from hotbed.errors import HotbedError
-from hotbed.parallel import Ranks, roll_call
 from hotbed.persist import content_digest
-
-TIMEOUT = 20
-"""Seconds that a call waits: no call of these tests does, but those that say so."""
-
 
 SCHEMA = hb.Schema([hb.Label("y"), hb.Id("user")])
 
@@ -423,60 +419,19 @@ def calls_and_mistakes(folder: str) -> dict[str, tuple[Callable[..., Any], Calla
     return {name: (call, wrong[name]) for name, call in calls.items()}
 
 
-def interrupt_first_message(call: Callable[[], Any]) -> None:
-    with patch.object(Ranks, "meet", side_effect=KeyboardInterrupt("by hand")):
-        call()
-
-
-def fails_first(folder: str, rank: int, way: str) -> dict[str, tuple[str, float]]:
-    """Let one rank fail before the first message of each call, which the others make.
-
-    Return of each call the error, and the seconds until it was raised. Each is made over new
-    connections, since those of a lost rank are shut; the ranks meet in a store that stays.
-    """
-    os.environ |= {"HOTBED_RANKS_TIMEOUT": str(TIMEOUT), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    is_first = os.environ["RANK"] == "0"
-    store = torch.distributed.TCPStore(*place, is_master=is_first, wait_for_workers=False)
-    roll_call.WATCH_SECONDS = 0.1
-    is_here = int(os.environ["RANK"]) == rank
-    ends = {}
-    for number in range(NUM_CALLS):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
-        calls = calls_and_mistakes(folder)
-        name = list(calls)[number]
-        call, wrong = calls[name]
-        if is_here:
-            call = wrong if way == "value" else functools.partial(interrupt_first_message, call)
-        began = time.monotonic()
-        error = ""
-        try:
-            call()
-        except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        ends[name] = (error, time.monotonic() - began)
-        (Path(folder) / f"{number}-{os.environ['RANK']}").touch()
-        while len(list(Path(folder).glob(f"{number}-*"))) < int(os.environ["WORLD_SIZE"]):
-            time.sleep(0.01)
-        torch.distributed.destroy_process_group()
-    del store
-    return ends
+def fails_first(folder: str, rank: int, way: str) -> dict[str, End]:
+    return ends_of(lambda: calls_and_mistakes(folder), NUM_CALLS, folder, rank, way)
 
 
 @pytest.mark.parametrize(
-    ("rank", "way"),
-    [(0, "value"), (1, "interrupt"), pytest.param(1, "value", marks=pytest.mark.soak)],
+    ("rank", "way"), [(0, "value"), pytest.param(1, "interrupt", marks=pytest.mark.soak)]
 )
 def test_an_error_before_the_first_message_of_a_call_ends_the_others_at_once(
     rank: int, way: str, tmp_path: Path
 ) -> None:
     ends = ranks_of(fails_first, 2, str(tmp_path), rank, way)
     assert len(ends[rank]) == NUM_CALLS
-    for name, (error, seconds) in ends[1 - rank].items():
-        own = ends[rank][name][0]
-        lost = f"rank {rank} has left this call by an error, got {own.rstrip('.')}. All ranks"
-        assert lost in error or error == own != "", name  # a block of all ranks raises it on all
-        assert seconds < TIMEOUT / 2
+    check_ends(ends, rank)
 
 
 def fails_and_returns(folder: str) -> list[str]:

@@ -31,6 +31,7 @@ import pytest
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from departures import End, check_ends, ends_of
 from forked import LogLines, ranks_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -40,6 +41,7 @@ import hotbed.compat.hugectr as hugectr
 import hotbed.compat.hugectr.model.model as hugectr_module
 import hotbed.compat.mx_rec as mx_rec
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.pipeline import Pipeline
 from hotbed.compat.mx_rec.util.tf_version_adapter import hccl_ops
 from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.lookups import Feature
@@ -1346,6 +1348,109 @@ REFUSED |= {
         "table 'user': the gradient of id",
     ),
 }
+
+
+# --- mistakes of one rank in a call of a door -----------------------------------------------------
+
+
+def of_hugectr(call: Callable[[hugectr.Model], Any]) -> Callable[[], Any]:
+    def make_and_call() -> None:
+        with redirect_stdout(io.StringIO()):
+            model = hugectr_model(grains=4)
+            model.start_data_reading()
+            call(model)
+
+    return make_and_call
+
+
+def of_program(call: Callable[[Program], Any]) -> Callable[[], Any]:
+    return lambda: call(Program("rows"))
+
+
+def fail(*arguments: Any) -> None:
+    raise hb.errors.DataError("row 33: bad")
+
+
+def next_batch_fails(program: Program) -> None:
+    with patch.object(Pipeline, "_read", fail):
+        next(program.batches)
+
+
+def updated(program: Program, update: Callable[[], Any]) -> None:
+    program(next(program.batches)).sum().backward()
+    update()
+
+
+def wrong_lookup(program: Program) -> None:
+    batch = next(program.batches)
+    table = program.described["user"]
+    mx_rec.sparse_lookup(table, program.specs[0], is_train="no idea", batch=batch)
+
+
+def evicted(program: Program, step: int) -> None:
+    updated(program, program.sparse.step)
+    program.hook.after_run(global_step=step)
+
+
+def step_of_auto(batch: hb.Batch) -> None:
+    network, optimizer = moved()
+    hb.RecModel(network, "bce", optimizer, grains=4).step(batch)
+
+
+def calls_of_doors(folder: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """Calls of the doors, and of a model of `hb.auto`; and the same calls with a mistake."""
+    mx_rec.terminate_config_initializer()
+    wide: Any = of_hugectr
+    rows: Any = of_program
+    one = torch.ones(1)
+    return {
+        "fit": (wide(lambda m: m.fit(max_iter=2)), wide(lambda m: m.fit(max_iter=0))),
+        "train": (
+            wide(lambda m: m.train()),
+            wide(lambda m: patch.object(m._train_reader, "next", fail).start() and m.train()),
+        ),
+        "eval": (
+            wide(lambda m: m.eval()),
+            wide(lambda m: patch.object(m._eval_reader, "next", fail).start() and m.eval()),
+        ),
+        "save": (
+            wide(lambda m: m.save_params_to_files(f"{folder}/m")),
+            wide(lambda m: m.save_params_to_files("s3://bucket/m")),
+        ),
+        "sizes": (wide(lambda m: m.get_params_num()), wide(lambda m: m.get_params_num(1))),
+        "next batch": (rows(lambda p: next(p.batches)), rows(next_batch_fails)),
+        "lookup": (rows(lambda p: p(next(p.batches))), rows(wrong_lookup)),
+        "update": (
+            rows(lambda p: updated(p, p.sparse.step)),
+            rows(lambda p: updated(p, lambda: p.sparse.apply_gradients(3))),
+        ),
+        "allreduce": (
+            rows(lambda p: hccl_ops.allreduce(one, "sum")),
+            rows(lambda p: hccl_ops.allreduce(one, "mean")),
+        ),
+        "evict": (rows(lambda p: evicted(p, 1)), rows(lambda p: evicted(p, 7))),
+        "save of a program": (
+            rows(lambda p: p.learn(1, 1) and p.saver.save(f"{folder}/p")),
+            rows(lambda p: p.learn(1, 1) and p.saver.save(3)),
+        ),
+        "auto": (
+            lambda: step_of_auto(next(iter(dataset(ONE_LABEL)))),
+            lambda: step_of_auto(hb.Batch({}, {}, {})),
+        ),
+    }
+
+
+NUM_DOORS = 12
+
+
+def one_fails(folder: str, rank: int) -> dict[str, End]:
+    return ends_of(lambda: calls_of_doors(folder), NUM_DOORS, folder, rank, "value")
+
+
+def test_a_mistake_of_one_rank_in_a_call_of_a_door_ends_the_others_at_once(tmp_path: Path) -> None:
+    ends = ranks_of(one_fails, 2, str(tmp_path), 1)
+    assert len(ends[0]) == NUM_DOORS
+    check_ends(ends, 1)
 
 
 def error_of(call: Callable[[], Any]) -> str:

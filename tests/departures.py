@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that one rank leaves by an error before its first message, and how the others end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from hotbed.parallel import Ranks, roll_call
+
+TIMEOUT = 20
+"""Seconds that a call waits: no call of these tests does, but those that say so."""
+
+Call = Callable[[], Any]
+End = tuple[str, float]
+"""The error of a call, and the seconds until it was raised."""
+
+
+def ends_of(
+    make: Callable[[], Mapping[str, tuple[Call, Call]]],
+    num_calls: int,
+    folder: str,
+    rank: int,
+    way: str,
+) -> dict[str, End]:
+    """Let one rank fail in each call, which the others make; return how it ends here.
+
+    Each call is made over new connections, since those of a lost rank are shut. The ranks meet in a
+    store that stays, as that of torchrun does.
+
+    Args:
+        make: returns each call by its name, and the same call with a mistake.
+        num_calls: how many these are.
+        folder: of all ranks.
+        rank: which fails.
+        way: "value": by the mistake; "interrupt": by one before its first message.
+    """
+    os.environ |= {"HOTBED_RANKS_TIMEOUT": str(TIMEOUT), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    here = int(os.environ["RANK"])
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = torch.distributed.TCPStore(*place, is_master=here == 0, wait_for_workers=False)
+    ends = {}
+    with patch.object(roll_call, "WATCH_SECONDS", 0.1):
+        for number in range(num_calls):
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            name, (call, mistake) = list(make().items())[number]
+            if here == rank:
+                call = mistake if way == "value" else functools.partial(_interrupted, call)
+            ends[name] = _end(call)
+            (Path(folder) / f"{number}-{here}").touch()
+            while len(list(Path(folder).glob(f"{number}-*"))) < int(os.environ["WORLD_SIZE"]):
+                time.sleep(0.01)
+            torch.distributed.destroy_process_group()
+    del store
+    return ends
+
+
+def _end(call: Call) -> End:
+    began = time.monotonic()
+    error = ""
+    try:
+        call()
+    except BaseException as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    return error, time.monotonic() - began
+
+
+def _interrupted(call: Call) -> None:
+    with patch.object(Ranks, "meet", side_effect=KeyboardInterrupt("by hand")):
+        call()
+
+
+def check_ends(ends: Sequence[Mapping[str, End]], rank: int) -> None:
+    """Check that the error of a rank has ended all others, by its name; `ends`: of each rank."""
+    wrong = {}
+    for name, (own, _) in ends[rank].items():
+        for number, of_rank in enumerate(ends):
+            error, seconds = of_rank[name]
+            lost = f"rank {rank} has left this call by an error, got {own.rstrip('.')}. All ranks"
+            is_told = lost in error or error == own  # a block of all ranks raises it on all
+            if not (own and is_told and seconds < TIMEOUT / 2):
+                wrong[name, number] = (own, error, seconds)
+    assert not wrong, wrong
