@@ -92,7 +92,7 @@ class Ranks:
         self._began = 0.0
         self._has_thread = False
         self._failure: HotbedError | None = None  # of telling the others of a block under way
-        self._last = "none"  # the call that all ranks made last
+        self._last: RankCall | None = None  # that all ranks made last
         self._was_left = False  # an error of this rank has ended a call before its last message
         self._unlike: ConfigError | None = None  # the ranks have made different calls
 
@@ -115,25 +115,36 @@ class Ranks:
         """Return the same ranks with connections of their own, for another thread."""
         return Ranks(connect_again(call_timeout()))
 
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Wait for the other ranks in this block; raise RankLost where one does not come."""
+    def _wait_for(self, message: Callable[[], Any]) -> None:
+        """Send a message of all ranks; raise RankLost where another one does not come."""
         wait = WatchedCall(self._left, lambda: shut(self._group))
-        is_own = self.place is PLACE  # of the program, which it may leave
+        if self.place is PLACE:  # of the program, which it may leave
+            WATCH.begin(wait)
+        began = time.perf_counter()
         try:
-            with self.traffic.waiting(), WATCH.over(wait) if is_own else nullcontext():
-                yield
+            message()
         except RuntimeError as error:
-            left = wait.left or self._left() if is_own else {}
-            if left:
-                rank = min(left)
-                reason = f"rank {rank} has left this call by an error, got {left[rank].rstrip('.')}"
-            else:
-                reason = self._loss(error)
-            raise RankLost(
-                f"ranks: rank {self.rank} in {self.place}: {reason}. All ranks were last seen in "
-                f"{self._last}. The newest state stays: start the same command again."
-            ) from error
+            WATCH.end(wait)
+            raise self._lost(wait, error) from error
+        finally:
+            self.traffic.wait_seconds += time.perf_counter() - began
+            WATCH.end(wait)
+
+    def _lost(self, wait: WatchedCall, error: RuntimeError) -> RankLost:
+        """Return why a wait has ended without the message of another rank."""
+        left: dict[int, str] | None = {}
+        if self.place is PLACE:
+            left = wait.left or self._left()
+        if left:
+            rank = min(left)
+            reason = f"rank {rank} has left this call by an error, got {left[rank].rstrip('.')}"
+        else:
+            reason = self._loss(error)
+        last = "none" if self._last is None else self._last.place
+        return RankLost(
+            f"ranks: rank {self.rank} in {self.place}: {reason}. All ranks were last seen in "
+            f"{last}. The newest state stays: start the same command again."
+        )
 
     def _left(self) -> dict[int, str] | None:
         """Return the errors by which others have left the call of the program under way.
@@ -168,31 +179,41 @@ class Ranks:
         Raises:
             ConfigError: on every rank: they make different calls.
         """
-        lengths = [len(part) for part in parts]
-        own_heads = torch.tensor([[*call.words, length, max(lengths)] for length in lengths])
-        fitting = [part if len(part) <= ROOM else part[:0] for part in parts]
-        sent = torch.cat([each for pair in zip(own_heads, fitting, strict=True) for each in pair])
-        sizes = [HEAD_WORDS + len(part) for part in fitting]
+        words = call.words
+        most = max(part.numel() for part in parts)
+        pieces = []
+        sizes = []
+        for part in parts:
+            length = part.numel()
+            fits = length <= ROOM
+            pieces += [np.array([*words, length, most]), part.numpy()[: length * fits]]
+            sizes.append(HEAD_WORDS + length * fits)
         room = [HEAD_WORDS + ROOM] * self.size
         room[self.rank] = sizes[self.rank]  # gloo wants these two to be equal
         self.place.meet()
         if self.place.failures:
             report_departure(None)
         self._close_left_call()
-        received = self.send(sent, sizes, room).split(room)
+        received = self.send(torch.from_numpy(np.concatenate(pieces)), sizes, room)
         self.place.failures = 0
-        heads = [message[:HEAD_WORDS].tolist() for message in received]
+        numbers = received.numpy()
+        heads = []
+        values = []
+        first = 0
+        for size in room:
+            start = first + HEAD_WORDS
+            head = numbers[first:start].tolist()
+            heads.append(head)
+            first += size
+            values.append(received[start : min(start + head[-2], first)])
         try:
             check_one_call([head[:CALL_WORDS] for head in heads])
         except ConfigError as error:
             self._unlike = error
             raise
-        self._last = str(call.place)
-        values = []
-        for message, head in zip(received, heads, strict=True):
-            values.append(message[HEAD_WORDS : HEAD_WORDS + head[-2]])
+        self._last = call
         if max(head[-1] for head in heads) > ROOM:
-            long = [part if len(part) > ROOM else part[:0] for part in parts]
+            long = [part if part.numel() > ROOM else part[:0] for part in parts]
             coming = [head[-2] if head[-2] > ROOM else 0 for head in heads]
             rest = self.exchange([long], coming).split(coming)
             values = [big if len(big) else small for big, small in zip(rest, values, strict=True)]
@@ -218,8 +239,7 @@ class Ranks:
         gloo keeps it apart from messages with values.
         """
         if self._was_left:
-            with self._calling():
-                dist.barrier(self._group)
+            self._wait_for(lambda: dist.barrier(self._group))
             self._was_left = False
 
     def exchange(self, parts: Sequence[Sequence[Tensor]], received: Sequence[int]) -> Tensor:
@@ -243,16 +263,16 @@ class Ranks:
             received: how much comes from each rank.
         """
         out = torch.empty(sum(received), dtype=values.dtype)
-        with self._calling():
-            dist.all_to_all_single(out, values, list(received), list(sizes), group=self._group)
+        splits = (list(received), list(sizes))
+        self._wait_for(lambda: dist.all_to_all_single(out, values, *splits, group=self._group))
         self.traffic.sent_bytes += (values.numel() - sizes[self.rank]) * values.itemsize
         return out
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of all ranks, [ranks, n]; `values` is [n] on each of them."""
         out = torch.empty(self.size, values.numel(), dtype=values.dtype)
-        with self._calling():
-            dist.all_gather(list(out.unbind()), values.contiguous(), group=self._group)
+        sent = values.contiguous()
+        self._wait_for(lambda: dist.all_gather(list(out.unbind()), sent, group=self._group))
         self.traffic.sent_bytes += (self.size - 1) * values.numel() * values.itemsize
         return out
 
@@ -344,8 +364,7 @@ class Ranks:
         size = int(first[0])
         if len(first) == 1:
             values = values if self.rank == 0 else torch.empty(size, dtype=torch.int64)
-            with self._calling():
-                dist.broadcast(values, src=0, group=self._group)
+            self._wait_for(lambda: dist.broadcast(values, src=0, group=self._group))
             if self.rank == 0:
                 self.traffic.sent_bytes += (self.size - 1) * 8 * size
         else:

@@ -170,16 +170,16 @@ class Watch:
         self._wait: WatchedCall | None = None
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def over(self, wait: WatchedCall) -> Iterator[None]:
-        """Watch a wait in this block."""
+    def begin(self, wait: WatchedCall) -> None:
+        """Watch a wait from now on."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="hotbed-watch", daemon=True)
             self._thread.start()
         self._wait = wait
-        try:
-            yield
-        finally:
+
+    def end(self, wait: WatchedCall) -> None:
+        """Watch this wait no more, if it was watched."""
+        if self._wait is wait:
             self._wait = None
 
     def _look(self) -> None:
