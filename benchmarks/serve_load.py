@@ -264,8 +264,14 @@ def onnx_peer(a: argparse.Namespace) -> None:
         answer = {"model_name": "m", "outputs": [{**output, "data": scores.tolist()}]}
         return Response(json.dumps(answer).encode(), media_type="application/json")
 
-    infer.__annotations__ |= {"request": Request, "return": Response}
-    app.post("/v2/models/m/infer")(infer)
+    async def infer_bytes(request: Request) -> Response:
+        ids = np.frombuffer(await request.body(), np.int64)
+        (scores,) = session.run(None, {"user": ids[:1], "item": ids[1:]})
+        return Response(scores.tobytes(), media_type="application/octet-stream")
+
+    for path, answer in (("/v2/models/m/infer", infer), ("/bytes", infer_bytes)):
+        answer.__annotations__ |= {"request": Request, "return": Response}
+        app.post(path)(answer)
     run_app(app)
 
 

@@ -84,6 +84,8 @@ class _Features:
 
     def encode_plain(self, values: dict[str, Any], encoded: dict[str, Any]) -> list[_Feature]:
         """Encode what takes no more than a change of type; return the other features."""
+        if not self._features:
+            return []
         flat, counts = plain_columns(values, self._plain, self._kind)
         rest = list[_Feature]()
         start = 0
@@ -163,6 +165,8 @@ class RequestEncoder:
         ids = dict[str, Any]()
         dense = dict[str, Any]()
         rest = self._encode_plain(values, ids, dense)
+        if not rest:
+            return ScoreRequest(ids, dense, num_samples)
         once = [feature for feature in rest if feature.raw <= shared.keys()]
         each = [feature for feature in rest if not feature.raw <= shared.keys()]
         if once:

@@ -60,8 +60,10 @@ class Scores:
     @cached_property
     def nonfinite(self) -> int:
         """How many scores are NaN or infinite."""
-        num_finite = sum(np.count_nonzero(np.isfinite(each)) for each in self.outputs.values())
-        return int(sum(each.size for each in self.outputs.values()) - num_finite)
+        count = 0
+        for scores in self.outputs.values():
+            count += scores.size - int(np.count_nonzero(np.isfinite(scores)))
+        return count
 
 
 class InferenceSession:
@@ -215,7 +217,8 @@ class InferenceSession:
         feeds = dict[str, Any]()
         if "dense" in self._inputs:
             feeds["dense"] = _concatenate(request, self._dense)
-        request = replace(request, ids=self._newest(request.ids))
+        if self._lengths:
+            request = replace(request, ids=self._newest(request.ids))
         self._check_entries(request, itertools.chain(*self._sequences.values()))
         looked_up = self._without_weights(request.ids)
         for name, lookup in self._lookups.items():
@@ -232,8 +235,6 @@ class InferenceSession:
 
     def _newest(self, ids: FeatureIds) -> FeatureIds:
         """Return ids without those of histories that the network does not read."""
-        if not self._lengths:
-            return ids
         newest = dict(ids)
         for name, length in self._lengths.items():
             history = ids[name]
@@ -243,6 +244,8 @@ class InferenceSession:
 
     def _without_weights(self, ids: FeatureIds) -> FeatureIds:
         """Return ids without the weights of those that the graph weighs, so that it gets rows."""
+        if not self._weighed:
+            return ids
         changed = dict(ids)
         for name in self._weighed:
             weighed = ids[name]

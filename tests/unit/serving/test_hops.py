@@ -52,12 +52,16 @@ def test_a_request_takes_few_hops_to_its_session(
     submit = Batcher.submit
     ask = hb.InferenceSession.ask
 
-    def recorded_submit(batcher: Batcher, num_bytes: int, decode: Any) -> Any:
+    done = list[bool]()
+
+    def recorded_submit(batcher: Batcher, *arguments: Any, **options: Any) -> Any:
         # the request is handed over here: what put it into the queue is not on the stack later
         passed.update(
             dict.fromkeys([*reversed(list(stack(inspect.currentframe()))), submit.__code__])
         )
-        return submit(batcher, num_bytes, decode)
+        future = submit(batcher, *arguments, **options)
+        done.append(future.done())
+        return future
 
     def recorded_ask(session: Any, *arguments: Any, **options: Any) -> Any:
         passed.update(dict.fromkeys([*awaiting(), *stack(inspect.currentframe())]))
@@ -79,3 +83,4 @@ def test_a_request_takes_few_hops_to_its_session(
     assert "Connection._respond (connection.py)" in hops
     assert "Batcher.submit (batching.py)" in hops
     assert len(hops) <= MOST_HOPS, hops
+    assert done == [True]  # a lone request is scored where it was read

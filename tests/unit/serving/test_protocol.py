@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hotbed as hb
 from hotbed.errors import DataError
 from hotbed.serving.protocol.bodies import Bounds
-from hotbed.serving.protocol.inputs import ModelInputs, PackedTensors
+from hotbed.serving.protocol.inputs import JsonTensors, ModelInputs, PackedTensors
 from hotbed.serving.protocol.rest import RequestReader
 from hotbed.serving.server.endpoints.grpc import MESSAGES, InferCall, InferenceService
 
@@ -111,6 +112,87 @@ def test_heads_are_bounded_in_number_and_those_with_an_id_are_not_kept() -> None
     assert len(asks._heads._heads) <= 64
     assert len(inputs._layouts) <= 64  # what no head needs is let go
     assert asks.read(*request(columns(0), id="7"), BOUNDS).id == "7"
+
+
+VALUES = [
+    "[1,2,3]",
+    "[ 1, -2 ,3 ]",
+    "[1.0,2.5,3e2]",
+    "[-0,0,-0.0]",
+    "[1,null,3]",
+    "[null,null,null]",
+    "[true,2,3]",
+    "[NaN,1,2]",
+    "[1e300,1,2]",
+    "[1e400,1,2]",
+    "[9223372036854775807,1,2]",
+    "[9223372036854775808,1,2]",
+    "[18446744073709551616,1,2]",
+    "[0.1,16777217,9007199254740993]",
+    '["1","2","3"]',
+    '["a,b",2]',
+    "[[1],[2],[3]]",
+    "[[1,2,3]]",
+    "[1,2]",
+    "[1,2,3,4]",
+    "[1,2,]",
+    "[01,2,3]",
+    "[]",
+    "[[],1,2]",
+    '{"1":2,"3":4,"5":6}',
+    "7",
+    '"1,2"',
+    "null",
+    "[" + "1," * 4999 + "1]",
+]
+
+
+def json_request(datatype: str, values: str, length: int = 3) -> bytes:
+    item = {"name": "item", "datatype": "INT64", "shape": [length], "data": [5] * length}
+    price = {"name": "price", "datatype": datatype, "shape": [length], "data": "?"}
+    return json.dumps({"inputs": [item, price]}).replace('"?"', values).encode()
+
+
+def outcome(asks: RequestReader, inputs: ModelInputs, body: bytes) -> Any:
+    """The columns as they are encoded, or the error."""
+    bounds = Bounds(rows=5000)
+    try:
+        n, columns, context = inputs.columns(asks.read(body, None, bounds).tensors, bounds)
+    except DataError as error:
+        return str(error)
+    parts = []
+    for part in (columns, context):
+        for name, values in part.items():
+            array = pa.array(values)
+            parts.append((name, str(array.type), repr(array.to_pylist())))  # of NaN and -0.0, too
+    return n, parts
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "FP32", "FP64", "INT32", "UINT64", "BOOL", "BYTES"])
+def test_json_behind_a_known_head_is_read_as_at_first(datatype: str) -> None:
+    inputs = ModelInputs(hb.Schema([hb.Id("item"), hb.Dense("price")]))
+    for length in (3, 5000):
+        asks = RequestReader()
+        valid = "[" + ",".join(["1"] * length) + "]"
+        for _ in range(2):
+            outcome(asks, inputs, json_request(datatype, valid, length))
+        for values in VALUES:
+            body = json_request(datatype, values, length)
+            fresh = ModelInputs(hb.Schema([hb.Id("item"), hb.Dense("price")]))
+            expected = outcome(RequestReader(), fresh, body)
+            assert outcome(asks, inputs, body) == expected, values
+    known = asks.read(json_request(datatype, valid, length), None, Bounds(rows=5000))
+    assert isinstance(known.tensors, JsonTensors)
+
+
+def test_a_json_head_that_one_model_knows_is_checked_for_another() -> None:
+    asks, inputs = RequestReader(), ModelInputs(hb.Schema([hb.Id("item"), hb.Dense("price")]))
+    body = json_request("FP32", "[1,2,3]")
+    for _ in range(2):
+        assert outcome(asks, inputs, body)[0] == 3
+    assert "'price': the model has no such input" in outcome(
+        asks, ModelInputs(hb.Schema([hb.Id("item")])), body
+    )
 
 
 def message(values: dict[str, Any], **fields: Any) -> Any:

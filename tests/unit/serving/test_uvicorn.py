@@ -42,18 +42,19 @@ USED: dict[type, set[str]] = {
         "on_url",
         "parser",
         "pipeline",
-        "timeout_keep_alive_handler",
         "transport",
         "url",
     },
     RequestResponseCycle: {
         "disconnected",
+        "keep_alive",
         "message_event",
         "more_body",
         "response_complete",
         "response_started",
+        "waiting_for_100_continue",
     },
-    FlowControl: {"resume_reading"},
+    FlowControl: {"drain", "resume_reading", "write_paused"},
 }
 
 
@@ -117,11 +118,18 @@ def test_an_answer_begins_before_the_next_request_of_its_connection() -> None:
 class Ok(App):
     """Answers each request with two letters, of bodies of at most ten bytes."""
 
+    def __init__(self) -> None:
+        self.asked = list[tuple[str, bool]]()  # path, and whether it was the last
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        self.asked.append((request.path, request.is_last))
+        return HttpResponse(200, b"ok")
+
     def refuse(self, request: HttpRequest) -> None:
         return None
 
     def route(self, request: HttpRequest) -> Route:
-        return Route(lambda request: HttpResponse(200, b"ok"), lambda: 10)
+        return Route(self.answer, lambda: 10)
 
     def failed(self, request: HttpRequest, error: Exception) -> HttpResponse:
         raise error
@@ -180,3 +188,47 @@ def test_an_answer_is_one_write(request_bytes: bytes, bodies: list[bytes]) -> No
     parts = asyncio.run(writes_of(request_bytes))
     assert all(part.startswith(b"HTTP/1.1 200 OK\r\n") for part in parts)
     assert [part.partition(b"\r\n\r\n")[2] for part in parts] == bodies
+
+
+async def asked_of(turns: list[list[bytes]]) -> list[tuple[str, bool]]:
+    """What reaches the app: each turn of the loop brings bytes to some connections."""
+    app = Ok()
+    server = connection.HttpServer(app, request_seconds=5, idle_seconds=5)
+    server.config.load()
+    protocols = list[connection.Connection]()
+    for _ in range(max(map(len, turns))):
+        protocol = connection.Connection(server.config, server.server_state, {})
+        protocol.connection_made(Writes())
+        protocols.append(protocol)
+    for turn in turns:
+        for protocol, data in zip(protocols, turn, strict=False):
+            protocol.data_received(data)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    for protocol in protocols:
+        protocol.connection_lost(None)
+    assert not server.arrived
+    return app.asked
+
+
+def post(path: str, body: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n%b" % (path.encode(), body)
+
+
+@pytest.mark.parametrize(
+    "turns, asked",
+    [
+        ([[post("/a", b"body")], [post("/b", b"body")]], [("/a", True), ("/b", True)]),
+        ([[post("/a", b"body"), post("/b", b"body")]], [("/a", False), ("/b", True)]),
+        ([[post("/a", b"bo"), post("/b", b"body")]], [("/b", True)]),
+        ([[post("/a", b"bo")], [b"dy", post("/b", b"body")]], [("/a", False), ("/b", True)]),
+        ([[post("/a", b"body") + post("/b", b"body")]], [("/a", True), ("/b", True)]),
+        # a body that is too long is refused, and so is a request without a host
+        ([[b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"]], []),
+        ([[b"GET / HTTP/1.1\r\n\r\n", post("/b", b"body")]], [("/b", True)]),
+    ],
+)
+def test_a_request_says_whether_others_arrived_with_it(
+    turns: list[list[bytes]], asked: list[tuple[str, bool]]
+) -> None:
+    assert asyncio.run(asked_of(turns)) == asked

@@ -17,9 +17,9 @@ import pyarrow as pa
 from hotbed.config import did_you_mean
 from hotbed.data.schema import Schema
 from hotbed.errors import DataError
-from hotbed.serving.protocol.bodies import Bounds
+from hotbed.serving.protocol.bodies import Bounds, JsonValues, ValueSpan
 from hotbed.serving.protocol.datatypes import input_datatypes, input_units
-from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor
+from hotbed.serving.protocol.tensors import PLAIN_DTYPES, ColumnValues, Tensor, flat_numbers
 
 T = TypeVar("T")
 _CACHED_HEADS = 64
@@ -44,27 +44,33 @@ class TensorBlock(NamedTuple):
         return zip(self.names, values.reshape(shape), strict=True)
 
 
-class BinaryInput(NamedTuple):
-    """How the head of a request describes a binary tensor of `num_bytes` bytes.
+class InputHead(NamedTuple):
+    """How the head of a request describes a tensor.
 
-    `times`: as in `Tensor`.
+    `num_bytes`: of a binary tensor. `times`, `is_base64`: as in `Tensor`.
     """
 
     name: str
     datatype: str
     shape: Sequence[int]
-    num_bytes: int
+    num_bytes: int = 0
     times: pa.DataType | None = None
+    is_base64: bool = False
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the tensor holds numbers [n]."""
+        return len(self.shape) == 1 and self.datatype in PLAIN_DTYPES and self.times is None
 
 
 @dataclass(frozen=True, eq=False)
 class RequestHead:
-    """The tensors of an infer request that are all binary.
+    """The tensors of an infer request, all of them binary or all of them JSON.
 
     Clients send the same head again and again.
     """
 
-    inputs: Sequence[BinaryInput]
+    inputs: Sequence[InputHead]
 
     @cached_property
     def num_bytes(self) -> int:
@@ -78,8 +84,7 @@ class RequestHead:
         start = 0
         for entry in self.inputs:
             dtype = PLAIN_DTYPES.get(entry.datatype)
-            is_plain = dtype is not None and len(entry.shape) == 1 and entry.times is None
-            if dtype is None or not is_plain or start % dtype.itemsize:
+            if dtype is None or not entry.is_flat or start % dtype.itemsize:
                 return None
             num_rows = entry.shape[0]
             block = blocks[-1] if blocks else None
@@ -89,6 +94,11 @@ class RequestHead:
             block.names.append(entry.name)
             start += entry.num_bytes
         return blocks
+
+    @cached_property
+    def are_flat(self) -> bool:
+        """Whether all tensors hold numbers [n], n > 0."""
+        return all(entry.is_flat and entry.shape[0] > 0 for entry in self.inputs)
 
 
 class HeadCache(Generic[T]):
@@ -129,6 +139,38 @@ class PackedTensors:
         return tensors
 
 
+@dataclass(frozen=True)
+class JsonTensors:
+    """Tensors whose values are JSON at `spans` of `text`, as described by `head`."""
+
+    head: RequestHead
+    text: bytes
+    spans: Sequence[ValueSpan]
+
+    def unpack(self) -> list[Tensor]:
+        """Return the tensors one by one."""
+        tensors = []
+        for entry, span in zip(self.head.inputs, self.spans, strict=True):
+            values = JsonValues(self.text, span)
+            tensor = Tensor(entry.name, entry.datatype, entry.shape, values, entry.times)
+            tensor.is_base64 = entry.is_base64
+            tensors.append(tensor)
+        return tensors
+
+    def read(self) -> Iterable[tuple[str, ColumnValues]] | None:
+        """Return the name and the column of each tensor.
+
+        None where a closer look is needed: the values are not as many numbers as the head says.
+        """
+        columns = list[tuple[str, ColumnValues]]()
+        for entry, span in zip(self.head.inputs, self.spans, strict=True):
+            values = flat_numbers(entry.datatype, entry.shape[0], JsonValues(self.text, span))
+            if values is None:
+                return None
+            columns.append((entry.name, values))
+        return columns
+
+
 class Candidates(NamedTuple):
     """What a request asks to score.
 
@@ -160,6 +202,7 @@ class ModelInputs:
         self._schema = schema
         # the heads that were valid, with their number of candidates
         self._layouts = WeakKeyDictionary[RequestHead, tuple[int, Sequence[TensorBlock]]]()
+        self._flat = WeakKeyDictionary[RequestHead, int]()
 
     def metadata(self) -> list[dict[str, Any]]:
         """Return name, datatype and shape of each tensor.
@@ -204,12 +247,16 @@ class ModelInputs:
                 lists |= {column.source, column.weights}
         return lists
 
-    def columns(self, tensors: Sequence[Tensor] | PackedTensors, bounds: Bounds) -> Candidates:
+    def columns(
+        self, tensors: Sequence[Tensor] | PackedTensors | JsonTensors, bounds: Bounds
+    ) -> Candidates:
         """Check all tensors of a request, then decode them.
 
         Raises:
             DataError: tensors are unknown, missing, sent twice, too long or of different lengths.
         """
+        if isinstance(tensors, JsonTensors):
+            return self._json_columns(tensors, bounds)
         if not isinstance(tensors, PackedTensors):
             return self._check_and_decode(tensors, bounds)
         head = tensors.head
@@ -227,6 +274,24 @@ class ModelInputs:
                 columns.update(block.read(tensors.data))
             else:
                 context.update(block.read(tensors.data))
+        return Candidates(num_rows, columns, context)
+
+    def _json_columns(self, tensors: JsonTensors, bounds: Bounds) -> Candidates:
+        head = tensors.head
+        num_rows = self._flat.get(head)
+        named = tensors.read() if num_rows is not None else None
+        if num_rows is None or named is None:
+            candidates = self._check_and_decode(tensors.unpack(), bounds)
+            if head.are_flat:
+                self._flat[head] = candidates.num_rows
+            return candidates
+        columns = dict[str, ColumnValues]()
+        context = dict[str, ColumnValues]()
+        for name, values in named:
+            if len(values) == num_rows:
+                columns[name] = values
+            else:
+                context[name] = values
         return Candidates(num_rows, columns, context)
 
     def _check_and_decode(self, tensors: Sequence[Tensor], bounds: Bounds) -> Candidates:

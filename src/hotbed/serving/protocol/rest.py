@@ -11,8 +11,20 @@ import numpy as np
 from pydantic_core import to_json
 
 from hotbed.errors import DataError
-from hotbed.serving.protocol.bodies import Bounds, JsonValues, divide_json, read_json
-from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
+from hotbed.serving.protocol.bodies import (
+    Bounds,
+    DividedRequest,
+    JsonValues,
+    divide_json,
+    read_json,
+)
+from hotbed.serving.protocol.inputs import (
+    HeadCache,
+    InputHead,
+    JsonTensors,
+    PackedTensors,
+    RequestHead,
+)
 from hotbed.serving.protocol.offered import (
     answer_parameters,
     check_tensor_parameters,
@@ -41,7 +53,7 @@ class InferRequest:
     """
 
     id: str
-    tensors: Sequence[Tensor] | PackedTensors
+    tensors: Sequence[Tensor] | PackedTensors | JsonTensors
     outputs: Mapping[str, bool] | None
     binary: bool = False
 
@@ -58,7 +70,8 @@ class RequestReader:
     """Reads infer requests, and caches the heads that clients repeat. Threads may share it."""
 
     def __init__(self) -> None:
-        self._heads = HeadCache[JsonHead]()
+        self._heads = HeadCache[JsonHead]()  # before binary tensors
+        self._json_heads = HeadCache[JsonHead]()  # without the values that were among them
 
     def decoded_bytes(self, body: bytes, header_length: str | None) -> int:
         """Return how many bytes `read` decodes: none of binary numbers behind a cached head.
@@ -80,7 +93,7 @@ class RequestReader:
         Raises DataError for a body that is not an infer request.
         """
         if header_length is None:
-            return _read(body, b"", bounds)[0]
+            return self._read_json(body, bounds)
         length = _json_length(body, header_length)
         text = body[:length]
         data = body[length:]
@@ -88,9 +101,22 @@ class RequestReader:
         if cached is not None and len(data) == cached.head.num_bytes:
             tensors = PackedTensors(cached.head, data)
             return InferRequest("", tensors, cached.outputs, cached.binary)
-        request, head = _read(text, data, bounds)
-        if head is not None and not request.id:
-            self._heads.add(text, JsonHead(head, request.outputs, request.binary))
+        divided = divide_json(text, bounds)
+        request, inputs, kinds = _read(divided, text, data)
+        if not request.id and kinds == {memoryview}:
+            self._heads.add(text, JsonHead(RequestHead(inputs), request.outputs, request.binary))
+        return request
+
+    def _read_json(self, body: bytes, bounds: Bounds) -> InferRequest:
+        divided = divide_json(body, bounds)
+        cached = self._json_heads.find(divided.head)
+        if cached is not None and len(divided.spans) == len(cached.head.inputs):
+            tensors = JsonTensors(cached.head, body, divided.spans)
+            return InferRequest("", tensors, cached.outputs, cached.binary)
+        request, inputs, kinds = _read(divided, body, b"")
+        if not request.id and kinds == {JsonValues}:
+            head = JsonHead(RequestHead(inputs), request.outputs, request.binary)
+            self._json_heads.add(divided.head, head)
         return request
 
 
@@ -105,14 +131,15 @@ def _json_length(body: bytes, header_length: str) -> int:
     return int(header_length)
 
 
-def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, RequestHead | None]:
-    """Return an infer request, and its head if all tensors are binary."""
-    divided = divide_json(text, bounds)
+def _read(
+    divided: DividedRequest, text: bytes, binary: bytes
+) -> tuple[InferRequest, list[InputHead], set[type]]:
+    """Return an infer request, how its head describes each tensor, and the types of their data."""
     spec = read_object(divided.head)
     spans = enumerate(divided.spans)
     rest = memoryview(binary)
     tensors = list[Tensor]()
-    binary_inputs = list[BinaryInput]()
+    inputs = list[InputHead]()
     for entry in _objects(spec.get("inputs"), "inputs"):
         name = check_type(entry.get("name"), str, "name")
         datatype = check_type(entry.get("datatype"), str, "datatype")
@@ -134,8 +161,9 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
         if size is not None:
             tensor.data = rest[:size]
             rest = rest[size:]
-            binary_inputs.append(BinaryInput(name, datatype, tensor.shape, size, times))
         tensors.append(tensor)
+        described = InputHead(name, datatype, tensor.shape, size or 0, times, tensor.is_base64)
+        inputs.append(described)
     if len(rest):
         raise DataError(
             f"the body: expected no bytes after the last tensor, got {len(rest)}. "
@@ -146,9 +174,7 @@ def _read(text: bytes, binary: bytes, bounds: Bounds) -> tuple[InferRequest, Req
     outputs = _requested_outputs(spec, in_binary)
     request_id: str = check_type(spec.get("id", ""), str, "id")
     request = InferRequest(request_id, tensors, outputs, in_binary)
-    if len(binary_inputs) < len(tensors):
-        return request, None
-    return request, RequestHead(binary_inputs)
+    return request, inputs, {type(tensor.data) for tensor in tensors}
 
 
 def _requested_outputs(spec: Mapping[str, Any], in_binary: bool) -> dict[str, bool] | None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.errors import DataError
-from hotbed.serving.protocol.bodies import Bounds, JsonValues, Undecoded
+from hotbed.serving.protocol.bodies import SLICE, Bounds, JsonValues, Undecoded
 from hotbed.serving.trained_types import times_of_counts
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ PLAIN_DTYPES = {name: dtype for name, dtype in DTYPES.items() if name not in ("B
 # Tensor type -> the Arrow type of its values in a list.
 _ARROW_TYPES = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
 _ARROW_TYPES |= {"FP16": pa.float32(), "BYTES": pa.string()}
+# Tensor type -> the type code of an array of its values, where that is what their list becomes.
+_ARRAY_CODES = {"INT64": "q", "FP32": "f", "FP64": "d"}
 _INTEGERS = {kind.id for kind in _ARROW_TYPES.values() if pa.types.is_integer(kind)}
 _LONGEST_SIDE = 1 << 30  # values along a dimension
 _LARGEST = (1 << 63) - 1  # of int64
@@ -314,6 +316,19 @@ def _numbers(data: bytes | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     if not values.flags.aligned:
         return values.copy()
     return values
+
+
+def flat_numbers(datatype: str, size: int, data: JsonValues) -> NDArray[Any] | None:
+    """Return `size` numbers that are a flat list; None where `Tensor.column` has to look."""
+    code = _ARRAY_CODES.get(datatype)
+    if code is None or data.entries != size or size > SLICE or data.has_booleans:
+        return None
+    (values,) = data.slices()
+    try:
+        numbers = array(code, values)
+    except (TypeError, OverflowError):
+        return None
+    return np.frombuffer(numbers, DTYPES[datatype]) if len(numbers) == size else None
 
 
 def _integers(values: list[Any]) -> NDArray[np.int64] | None:

@@ -102,6 +102,11 @@ class Tokens:
             log.error("%s The tokens from before stay.", error)
 
 
+def is_open(tokens: Tokens | None, role: str) -> bool:
+    """Return whether calls that need `role` are never rejected, whoever makes them."""
+    return tokens is None and role != OPERATE
+
+
 def denied(tokens: Tokens | None, role: str, caller: Caller) -> Denied | None:
     """Return why a call that needs `role` is rejected; None if it is not.
 

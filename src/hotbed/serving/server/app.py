@@ -21,6 +21,7 @@ class HttpRequest:
         headers: by name in lower case.
         peer: address of the client, or of a proxy before it.
         body: the bytes of the body.
+        is_last: whether all other requests that have arrived are given to the app already.
     """
 
     method: str
@@ -28,6 +29,7 @@ class HttpRequest:
     headers: Mapping[str, str]
     peer: str = ""
     body: bytes = b""
+    is_last: bool = False
 
 
 @dataclass(slots=True)

@@ -141,7 +141,7 @@ class Meters:
         self._child(self._requests, name, protocol, outcome).inc()
 
     def watch(self, name: str, protocol: str, started: float, future: asyncio.Future[Any]) -> None:
-        """Call `ended` once the future is done."""
+        """Call `ended` once the future is done, which it may be now."""
 
         def record(done: asyncio.Future[Any]) -> None:
             if done.cancelled():
@@ -149,7 +149,10 @@ class Meters:
             else:
                 self.ended(name, protocol, started, done.exception())
 
-        future.add_done_callback(record)
+        if future.done():
+            record(future)
+        else:
+            future.add_done_callback(record)
 
     def _child(self, family: Any, *labels: str) -> Any:
         """Return `family.labels(*labels)`, cached."""

@@ -34,7 +34,8 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: drop what has not been sent
 class HttpServer(uvicorn.Server):
     """uvicorn in a running loop: `serve([socket])` answers until `should_exit` is set.
 
-    The caller handles signals. If `closing` is set, answers carry `Connection: close`.
+    The caller handles signals. If `closing` is set, answers carry `Connection: close`. `arrived`:
+    the connections with a request that is complete and not yet given to the app.
 
     Args:
         app: answers the requests.
@@ -49,6 +50,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         self.app = app
         self.closing = False
+        self.arrived = set[Connection]()
         self.request_seconds = request_seconds
         self.idle_seconds = idle_seconds
         super().__init__(
@@ -64,7 +66,6 @@ class HttpServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=math.ceil(idle_seconds),
                 timeout_graceful_shutdown=_LAST_SECONDS,
                 ssl_context_factory=None if tls is None else lambda *_: tls,
             )
@@ -88,46 +89,6 @@ class HttpServer(uvicorn.Server):
                 connection.check_time(now)
 
 
-class _JoinedWrites:
-    """The transport of a connection, with one write an answer.
-
-    uvicorn writes the head of an answer, then its body, and the loop sends each at once: a call of
-    the system more, a quarter of the processor time of a small answer.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._below = transport
-        self._parts: list[bytes] | None = None
-
-    @contextlib.contextmanager
-    def one_write(self) -> Iterator[None]:
-        """Send what is written meanwhile at once at the end."""
-        self._parts = []
-        try:
-            yield
-        finally:
-            self._send_parts()
-
-    def write(self, data: bytes) -> None:
-        if self._parts is None:
-            self._below.write(data)
-        else:
-            self._parts.append(data)
-
-    def close(self) -> None:
-        self._send_parts()
-        self._below.close()
-
-    def _send_parts(self) -> None:
-        parts = self._parts
-        self._parts = None
-        if parts:
-            self._below.write(b"".join(parts))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._below, name)
-
-
 class _Flow(FlowControl):
     """Resumes reading only if no requests of the connection wait.
 
@@ -148,8 +109,7 @@ class Connection(HttpToolsProtocol):
 
     # uvicorn narrows the transport, too
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._writer = _JoinedWrites(transport)
-        super().connection_made(cast(asyncio.Transport, self._writer))
+        super().connection_made(transport)
         self._http_server = cast(HttpServer, self.app)
         self.app = self._respond
         self.flow = _Flow(transport, self.pipeline)
@@ -164,6 +124,7 @@ class Connection(HttpToolsProtocol):
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; the ASGI application."""
+        cycle = cast(RequestResponseCycle, self._last)
         app = self._http_server.app
         request = _request_of(scope)
         route = app.route(request)
@@ -179,8 +140,11 @@ class Connection(HttpToolsProtocol):
             body += message["body"]
             more = message["more_body"]
             response = _too_long(len(body), most)
+        arrived = self._http_server.arrived
+        arrived.discard(self)
         if response is None:
             request.body = bytes(body)
+            request.is_last = not arrived
             try:
                 reply = route.answer(request)
                 if isinstance(reply, HttpResponse):
@@ -192,34 +156,47 @@ class Connection(HttpToolsProtocol):
                 response = refusal(503, "the server stops")  # or the client has left
             except Exception as error:
                 response = app.failed(request, error)
-        headers = self._headers(response)
-        with self._writer.one_write():
-            await send(
-                {"type": "http.response.start", "status": response.status, "headers": headers}
-            )
-            await send({"type": "http.response.body", "body": response.body, "more_body": more})
+        await self._send(cycle, request.method, response)
         # Read the rest of a rejected request: if the connection closed now, the client would lose
         # the answer.
-        if more:
-            while (await receive()).get("more_body"):
-                pass
-            await send({"type": "http.response.body"})
+        while more:
+            more = (await receive()).get("more_body", False)
+        self._complete(cycle)
 
-    def _headers(self, response: HttpResponse, last: bool = False) -> list[tuple[bytes, bytes]]:
-        headers = {
-            "content-type": response.kind,
-            "content-length": str(len(response.body)),
-            **response.headers,
-        }
-        if last or self._http_server.closing:
-            headers["connection"] = "close"
-        return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    async def _send(self, cycle: RequestResponseCycle, method: str, response: HttpResponse) -> None:
+        """Send an answer in one write, once the client reads those before it.
+
+        The `send` of uvicorn writes the head and the body one by one, and takes longer than both.
+        """
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            return
+        if self._http_server.closing:
+            cycle.keep_alive = False
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        answer = _head_of(response, is_last=not cycle.keep_alive)
+        if method != "HEAD":
+            answer += response.body
+        self.transport.write(answer)
+
+    def _complete(self, cycle: RequestResponseCycle) -> None:
+        """Take the next request of the connection, or close it."""
+        if cycle.disconnected:
+            return
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     # The loop, the parser and uvicorn call these.
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.app = self._http_server  # no reference to itself is left
+        self._http_server.arrived.discard(self)
         if self._last is not None:
             self._last.disconnected = True
         if self._future is not None:
@@ -304,16 +281,18 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._upgrades():
             super().on_message_complete()
+            if self.cycle is self._last and not self.cycle.response_started:
+                self._http_server.arrived.add(self)
         self._unread_bytes = 0
 
     def on_response_complete(self) -> None:
-        if self.pipeline and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
             self._last = self.pipeline[-1][0]
-        super().on_response_complete()
-
-    def timeout_keep_alive_handler(self) -> None:
-        if not (self._ended or self._in_head or self._unanswered):  # no request has begun since
-            super().timeout_keep_alive_handler()
+            super().on_response_complete()
+        else:  # without the timer of uvicorn: `check_time` closes connections that are idle
+            self.flow.resume_reading()
 
     def _reject_bytes(self) -> None:
         """Reject bytes that are not a request, or headers or trailers that are too long."""
@@ -391,16 +370,25 @@ class Connection(HttpToolsProtocol):
             last.disconnected = True
             last.message_event.set()
         if last is None or not last.response_started:
-            phrase = HTTPStatus(response.status).phrase
-            lines = [f"HTTP/1.1 {response.status} {phrase}".encode()]
-            for name, value in self._headers(response, last=True):
-                lines.append(b"%b: %b" % (name, value))
-            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + response.body)
+            self.transport.write(_head_of(response, is_last=True) + response.body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self.flow.resume_reading()
         else:
             self.transport.close()
+
+
+def _head_of(response: HttpResponse, *, is_last: bool) -> bytes:
+    """Return the status line and the headers of an answer; `is_last`: of its connection."""
+    lines = [
+        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}",
+        f"content-type: {response.kind}",
+        f"content-length: {len(response.body)}",
+    ]
+    lines += [f"{name.lower()}: {value}" for name, value in response.headers.items()]
+    if is_last:
+        lines.append("connection: close")
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def _request_of(scope: Mapping[str, Any]) -> HttpRequest:

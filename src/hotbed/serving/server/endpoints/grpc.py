@@ -48,7 +48,7 @@ from hotbed.serving.protocol.bodies import (
     ValueSpan,
     divide_message,
 )
-from hotbed.serving.protocol.inputs import BinaryInput, HeadCache, PackedTensors, RequestHead
+from hotbed.serving.protocol.inputs import HeadCache, InputHead, PackedTensors, RequestHead
 from hotbed.serving.protocol.offered import (
     answer_parameters,
     check_load,
@@ -68,6 +68,7 @@ from hotbed.serving.server.access import (
     TlsFiles,
     Tokens,
     denied,
+    is_open,
 )
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.scoring.batching import DecodedRequest, ServedVersion
@@ -281,7 +282,7 @@ class InferenceService:
         if divided.raw_sizes and not request.id:
             described = zip(tensors, divided.raw_sizes, strict=True)
             inputs = [
-                BinaryInput(each.name, each.datatype, each.shape, num_bytes, each.times)
+                InputHead(each.name, each.datatype, each.shape, num_bytes, each.times)
                 for each, num_bytes in described
             ]
             head = RequestHead(inputs)
@@ -453,7 +454,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
         role = self._roles.get(details.method, ANY_ROLE)
         handler = await proceed(details)
-        if details.method in self._open_methods or (self._tokens is None and role != OPERATE):
+        if details.method in self._open_methods or is_open(self._tokens, role):
             return handler
         token = None
         for name, value in details.invocation_metadata:

@@ -35,7 +35,16 @@ from hotbed.serving.protocol.rest import (
     read_object,
     write_answer,
 )
-from hotbed.serving.server.access import ANY_ROLE, INFER, OPERATE, SCRAPE, Caller, Tokens, denied
+from hotbed.serving.server.access import (
+    ANY_ROLE,
+    INFER,
+    OPERATE,
+    SCRAPE,
+    Caller,
+    Tokens,
+    denied,
+    is_open,
+)
 from hotbed.serving.server.app import App, HttpRequest, HttpResponse, Reply, Route, refusal
 from hotbed.serving.server.endpoints.triton import model_config, model_statistics
 from hotbed.serving.server.meters import combine_statuses
@@ -110,15 +119,18 @@ class Api(App):
 
     def refuse(self, request: HttpRequest) -> HttpResponse | None:
         """Reject requests that the caller may not make, and those with a Content-Encoding."""
-        if request.path not in _OPEN:
-            reason = denied(self._tokens, self._find_role(request.path), _caller(request))
+        role = self._find_role(request.path)
+        if request.path not in _OPEN and not is_open(self._tokens, role):
+            reason = denied(self._tokens, role, _caller(request))
             if reason is not None and reason.is_known:
                 return refusal(403, reason.reason)
             if reason is not None:
                 challenge = {"WWW-Authenticate": 'Bearer, Basic realm="hotbed"'}
                 return refusal(401, reason.reason, challenge)
-        coding = request.headers.get("content-encoding", "")
-        if any(name.strip().lower() not in ("", "identity") for name in coding.split(",")):
+        coding = request.headers.get("content-encoding")
+        if coding and any(
+            name.strip().lower() not in ("", "identity") for name in coding.split(",")
+        ):
             return refusal(
                 415,
                 f"content-encoding: expected none, got {coding[:40]!r}. Send the body as it is.",
@@ -203,7 +215,8 @@ class Api(App):
 
         try:
             num_bytes = self._reader.decoded_bytes(request.body, length)
-            future = self._models.named(name, version).batcher.submit(num_bytes, decode)
+            batcher = self._models.named(name, version).batcher
+            future = batcher.submit(num_bytes, decode, is_last=request.is_last)
         except Exception as error:
             meters.ended(name, "http", started, error)
             raise

@@ -200,12 +200,16 @@ class Batcher:
         """Number of candidates that wait now."""
         return self._rows
 
-    def submit(self, num_bytes: int, decode: Decode[T]) -> asyncio.Future[T]:
+    def submit(
+        self, num_bytes: int, decode: Decode[T], *, is_last: bool = False
+    ) -> asyncio.Future[T]:
         """Decode a request, queue it, and return the future of its answer. Called on a loop.
 
         Args:
             num_bytes: bytes that `decode` decodes. If they are many, it runs on a thread.
             decode: returns the candidates for the version that is served.
+            is_last: whether no other request of this turn of the loop follows. Then what has
+                arrived is scored now if that is quick, and the future may be done.
 
         Raises:
             DataError, NotServed: `decode` raised it, or no version is loaded; at once, or as the
@@ -227,10 +231,12 @@ class Batcher:
                     "Try again later."
                 )
             self._rows += size
-        if not self._arrived:
+        self._arrived.append(request)
+        if is_last:
+            self._take_arrived()
+        elif len(self._arrived) == 1:
             # runs after everything that this turn of the loop reads
             request.future.get_loop().call_soon(self._take_arrived)
-        self._arrived.append(request)
         return request.future
 
     async def _submit_long(self, num_bytes: int, decode: Decode[T]) -> T:
@@ -247,6 +253,8 @@ class Batcher:
     def _take_arrived(self) -> None:
         """Score what is quick here; leave all else to the thread."""
         arrived = deque(self._arrived)
+        if not arrived:  # the last one of them was known
+            return
         self._arrived = []
         with self._changed:
             is_free = self._on_loop and not self._busy and not self._waiting
