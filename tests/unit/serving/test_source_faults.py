@@ -78,14 +78,18 @@ class Source:
         self.mend()
 
     def mend(self) -> None:
+        """Put a whole folder in its place: a server that looks meanwhile sees no half of it."""
+        whole = self.path.with_name("whole")
+        shutil.copytree(self.published.folder, whole)
+        self.point_to(self.number, whole)
         shutil.rmtree(self.path, ignore_errors=True)
-        shutil.copytree(self.published.folder, self.path)
-        self.point_to(self.number)
+        whole.rename(self.path)
 
-    def point_to(self, number: int) -> None:
-        folder = sorted(self.path.glob("checkpoint-*"))[number]
+    def point_to(self, number: int, path: Path | None = None) -> None:
+        path = path or self.path
+        folder = sorted(path.glob("checkpoint-*"))[number]
         digest = hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
-        (self.path / "CURRENT").write_text(f"{folder.name} {digest}\n")
+        (path / "CURRENT").write_text(f"{folder.name} {digest}\n")
 
     def missing(self) -> None:
         shutil.rmtree(self.path)
@@ -177,7 +181,7 @@ def test_start_without_watch_serves_the_kept_version_until_a_load(
 def test_running_server_keeps_its_version_with_a_reason(
     models: Models, source: Source, fault: str, reason: str, is_followed: bool
 ) -> None:
-    """While it follows, and in a load that a client requests."""
+    """While it follows, and in a load that a client requests. The reason goes with the fault."""
     models.add("m", source.path, is_followed=True)
     if is_followed:
         follow(models, source)
@@ -190,6 +194,10 @@ def test_running_server_keeps_its_version_with_a_reason(
             models.load("m")
         assert reason in models.index()[0]["reason"]
     assert_served(models, source, 1)
+    source.mend()
+    if is_followed:
+        wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
+        assert_served(models, source, source.number)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -42,6 +42,7 @@ class Follower:
     Attributes:
         away: why the source could not be read at the last poll: an object store that does not
             answer, or a folder that is gone. None = it was read.
+        problem: why the newest version of the source is not the one yielded last. None = it is.
         told: the newest errors.
 
     Args:
@@ -63,6 +64,7 @@ class Follower:
         self._newest: Reader | None = None  # the version yielded last
         self._problem = ""  # of the last poll
         self.away: StoreAway | None = None
+        self.problem: PersistError | None = None
         self.told: list[PersistError] = []
 
     def __iter__(self) -> Iterator[Reader]:
@@ -81,6 +83,7 @@ class Follower:
                     reader = open_folder(self._feed.store, folder)
                 except FormatError as error:  # it, or a part of its chain, is missing or damaged
                     gap = DeltaGap(f"{folder}: it cannot be read with its chain, got: {error}")
+                    self.problem = gap
                     self._log(gap, problem_before)
                     return
                 yield from self._advance(reader, problem_before)
@@ -94,7 +97,12 @@ class Follower:
 
     def _advance(self, reader: Reader, problem_before: str) -> Iterator[Reader]:
         if self._is_earlier(reader):
-            self._log(self._rolled_back(reader), problem_before)
+            self.problem = self._rolled_back(reader)
+            self._log(self.problem, problem_before)
+            return
+        self.problem = None
+        if self._lineage.was_taken(reader.manifest):  # before versions of another run
+            yield self._take(reader)
             return
         for number, link in enumerate(reader.links, 1):
             try:
@@ -102,13 +110,14 @@ class Follower:
                     continue
             except (DeltaGap, ForkedLineage) as error:
                 self._log(error, problem_before)
-                self._lineage.took(reader.manifest)  # it is whole: later versions rest on it
-                self._newest = reader
-                yield reader
+                yield self._take(reader)  # it is whole: later versions rest on it
                 return
-            self._lineage.took(link.manifest)
-            self._newest = Reader(reader.links[:number])
-            yield self._newest
+            yield self._take(Reader(reader.links[:number]))
+
+    def _take(self, reader: Reader) -> Reader:
+        self._lineage.took(reader.manifest)
+        self._newest = reader
+        return reader
 
     def _is_earlier(self, reader: Reader) -> bool:
         """Return whether the source went back.

@@ -188,6 +188,8 @@ class _Subscription:
         self._report = report
         self._returned = returned
         self._away: Exception | None = None
+        self._problem: Exception | None = None  # of the source's newest version
+        self._poll_error: Exception | None = None
         self._poll_errors = _RepeatFilter(report)
         self._take_errors = _RepeatFilter(report)
         self._follower: Follower | None = None
@@ -237,8 +239,11 @@ class _Subscription:
             self._deliver(readers or [self._newest])
         if error is None:
             self._poll_errors.reset()
+            if self._poll_error is not None:
+                self._returned(self._poll_error)
         else:
             self._poll_errors.report(error)
+        self._poll_error = error
 
     def _take_at_once(self) -> None:
         """Have the newest version taken in this step, whatever failed before."""
@@ -270,7 +275,10 @@ class _Subscription:
             self._report(self._reported)
         if self._away is not None and follower.away is None:
             self._returned(self._away)
+        if self._problem is not None and follower.problem is None:
+            self._returned(self._problem)
         self._away = follower.away
+        self._problem = follower.problem
 
     def _deliver(self, readers: list[Reader]) -> None:
         """Take the newest version that can be taken.
