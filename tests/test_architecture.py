@@ -535,7 +535,7 @@ PATCHED_CONSTANTS = {
     "hotbed.persist.manifest.FORMAT_VERSION": "a fact of the code: a test writes another version",
     "hotbed.persist.publish.export.TOLERANCE": "a test switches a check off to reach the next one",
     "hotbed.persist.publish.topic._CONNECT_SECONDS": "behind the public PublishTopic",
-    "hotbed.serving.server.scoring.models._START_SECONDS": "how long a start waits for a source",
+    "hotbed.serving.server.scoring.models.START_SECONDS": "how long a start waits for a source",
     "hotbed.serving.stores.following._HANG_SECONDS": "how long a source may be read in silence",
     "hotbed.serving.stores.table_files._REMEMBERED_DELTAS": "behind the public ParameterServer",
     "hotbed.training.decisions.checkpoint.PATIENCE": "behind the public callback Checkpoint",

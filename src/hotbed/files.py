@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -13,9 +14,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -318,7 +321,7 @@ def digest_of(
         OSError: it cannot be read.
     """
     digest = DIGESTS[kind]()
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=_open_regular) as file:
         piece = memoryview(bytearray(min(_PIECE_BYTES, 1 + os.fstat(file.fileno()).st_size)))
         while num_bytes := file.readinto(piece):
             if not is_wanted():
@@ -328,11 +331,24 @@ def digest_of(
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a file, mapped into memory: they stay valid when the file is removed."""
-    with open(path, "rb") as file:
+    """Return the bytes of a file, mapped into memory: they stay valid when the file is removed.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+    """
+    with open(path, "rb", opener=_open_regular) as file:
         if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file to read it; OSError for others, such as a pipe, which would be waited for."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 class Lock:
@@ -459,19 +475,22 @@ class SharedLock:
 
     It is held until the last of them is gone, or until the process ends.
 
-    Attributes:
-        busy: held around each change of the folder, by any thread.
     """
 
     _by_folder: ClassVar = weakref.WeakValueDictionary[Path, "SharedLock"]()
     _creating: ClassVar = threading.Lock()
 
     def __init__(self, folder: Path) -> None:
-        self.busy = threading.RLock()
+        self._parts = defaultdict[str, threading.RLock](threading.RLock)
         self.process = os.getpid()
         with writing(folder):
             lock = FolderLock(folder)
         weakref.finalize(self, lock.release)
+
+    def busy(self, part: str) -> threading.RLock:
+        """Return the lock to hold around each change of a part of the folder, by any thread."""
+        with self._creating:
+            return self._parts[part]
 
     @classmethod
     def of(cls, folder: Path) -> SharedLock:

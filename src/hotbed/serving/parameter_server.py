@@ -52,7 +52,8 @@ class ParameterServer(RowStore):
             folder = self._temporary.path
         self.folder = local_path(folder, "ParameterServer.folder")
         self._dtype = dtype
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._changing = dict[str, threading.RLock]()  # by model: one may wait for its source
         self._versions = dict[str, tuple[MappedVersion, ...]]()
         self._loaded = set[str]()
         # by model: the key of the version that was written or checked last, and its damaged files
@@ -106,7 +107,7 @@ class ParameterServer(RowStore):
                 or another process writes it.
         """
         reader = source if isinstance(source, Reader) else open_checkpoint(source)
-        with self._lock, self._writing():
+        with self._change(name), self._writing(name):
             folder = ModelFolder(self.folder, name)
             before = self.find(name)
             try:
@@ -170,7 +171,7 @@ class ParameterServer(RowStore):
 
     def unload(self, name: str) -> None:
         """Unload a model. Versions in use stay valid, and the files stay for the next `load`."""
-        with self._lock, self._writing():
+        with self._change(name), self._writing(name):
             self.model(name)
             ModelFolder(self.folder, name).forget()
             self._loaded.discard(name)
@@ -192,7 +193,7 @@ class ParameterServer(RowStore):
             raise ConfigError(f"model {name!r}: not loaded, got {names}. Load it.")
         if versions is not None and versions[-1].key == pointer:
             return versions[-1]
-        with self._lock:
+        with self._change(name):
             return self._take(name, folder)
 
     def find(self, name: str) -> MappedVersion | None:
@@ -235,9 +236,15 @@ class ParameterServer(RowStore):
         version = self.model(model)
         return version.table(table).find(ids)
 
-    def _writing(self) -> AbstractContextManager[bool]:
+    def _change(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the lock of a model in this object."""
+        with self._lock:
+            return self._changing.setdefault(name, threading.RLock())
+
+    def _writing(self, name: str) -> AbstractContextManager[bool]:
+        """Hold the lock of the folder of a model."""
         self._folder_lock = SharedLock.of(self.folder)
-        return self._folder_lock.busy
+        return self._folder_lock.busy(name)
 
     def _resumes(self, name: str, reader: Reader, before: MappedVersion) -> bool:
         """Return whether `before` is the state of `reader`, or was followed from it before."""

@@ -73,7 +73,7 @@ def test_a_torn_version_is_told_and_not_served_and_the_next_full_recovers(traine
     model = running.models.named("m")
     first = trainer.publish(0)
     wait_for(lambda: model.current.version.version == first, "the first version")
-    with running.models._lock:  # torn before it is read
+    with running.models.named("m").changing:  # torn before it is read
         trainer.publish(1)
         part = trainer.tear()
     wait_for(lambda: model.problem, "the problem is told")
@@ -96,7 +96,7 @@ def test_a_gap_keeps_the_old_version_and_the_next_full_recovers(trainer: Trainer
     model = running.models.named("m")
     first = trainer.publish(0)
     wait_for(lambda: model.current.version.version == first, "the first version")
-    with running.models._lock:
+    with running.models.named("m").changing:
         trainer.publish(1)
         missing = trainer.newest
         trainer.publish(2)

@@ -6,9 +6,11 @@ is served, with a reason, until the source is mended.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,14 @@ class Source:
         self.number = 2
         self.point_to(2)
 
+    def pipe_part(self) -> None:
+        """A pipe to which nobody writes: whoever opens it waits."""
+        self.number = 2
+        for part in max(self.path.glob("checkpoint-*")).rglob("*.arrow"):
+            part.unlink()
+            os.mkfifo(part)
+        self.point_to(2)
+
     def other_model(self) -> None:
         shutil.rmtree(self.path)
         shutil.copytree(self.published.other, self.path)
@@ -120,6 +130,7 @@ FAULTS = {
     "empty": "empty",
     "torn_pointer": "CURRENT",
     "torn_part": "torn",
+    "pipe_part": "not a regular file",
     "other_model": "another model",
     "older": "versions only grow",
 }
@@ -258,17 +269,17 @@ def test_running_server_reports_damaged_rows_and_reads_them_anew(
 
 
 class HangingServer(hb.ParameterServer):
-    """Its loads wait while `goes_on` is clear, as for a mount that hangs."""
+    """Its loads of model `m` wait while `goes_on` is clear, as for a mount that hangs."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def load(self, *arguments: Any) -> Any:
-        with self._lock:
-            assert self.goes_on.wait(20)
-            return super().load(*arguments)
+    def load(self, name: str, *arguments: Any) -> Any:
+        with self._change(name), self._writing(name):
+            assert name != "m" or self.goes_on.wait(20)
+            return super().load(name, *arguments)
 
 
 def test_read_that_hangs_is_reported_and_served_once_it_ends(
@@ -302,7 +313,7 @@ def test_start_and_load_during_a_read_that_hangs_serve_the_kept_version(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_followed: bool
 ) -> None:
     hb.ParameterServer(tmp_path / "rows").load("m", source.path)
-    monkeypatch.setattr(scored, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(scored, "START_SECONDS", 0.2)
     server = HangingServer(tmp_path / "rows")
     server.goes_on.clear()
     models = Models(server, load_seconds=0.2)
@@ -317,6 +328,53 @@ def test_start_and_load_during_a_read_that_hangs_serve_the_kept_version(
     wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
     assert_served(models, source, 2)
     models.close()
+
+
+def test_read_that_hangs_holds_up_no_other_model(
+    source: Source, published: Published, tmp_path: Path
+) -> None:
+    (tmp_path / "n").mkdir()
+    other = Source(published, tmp_path / "n")
+    server = HangingServer(tmp_path / "rows")
+    server.goes_on.clear()
+    models = Models(server, load_seconds=0.2)
+    models.add("m", source.path, is_followed=True)  # without kept rows
+    models.add("n", other.path, is_followed=True)
+    assert [entry["state"] for entry in models.index()] == ["UNAVAILABLE", "READY"]
+    models.follow("m", lambda: Follower(source.path), 0.02)
+    models.follow("n", lambda: Follower(other.path), 0.02)
+    loads = [models.named("m").aside.submit(models.load, "m") for _ in range(20)]
+    other.point_to(2)
+    wait_for(lambda: models.index()[1]["version"] == str(published.versions[2]), "it is followed")
+    models.named("n").aside.submit(models.load, "n").result(5)
+    models.named("n").aside.submit(models.unload, "n").result(5)
+    with pytest.raises(StoreAway, match="has not ended"):
+        loads[0].result(5)
+    server.goes_on.set()
+    wait_for(lambda: models.named("m").ready, "it is served")
+    wait([*loads], 20)
+    wait_for(lambda: models.index()[0]["reason"] == "", "the reason is gone")
+    models.close()
+
+
+def number_of(store: hb.ParameterServer) -> int | None:
+    version = store.find("m")
+    return None if version is None else version.version
+
+
+def test_parameter_server_starts_while_a_read_hangs(source: Source, tmp_path: Path) -> None:
+    """With the kept version, and with none, until the read ends."""
+    hb.ParameterServer(tmp_path / "rows").load("m", source.path)
+    source.point_to(2)
+    newest = source.published.versions[2]
+    for kept, folder in ((source.published.versions[1], "rows"), (None, "none")):
+        store = HangingServer(tmp_path / folder)
+        store.goes_on.clear()
+        server = RowsServer(store, ["m"], RowsOptions(port=0))
+        server.load_or_keep("m", str(source.path), start_seconds=0.1, load_seconds=0.1)
+        assert number_of(store) == kept
+        store.goes_on.set()
+        wait_for(lambda store=store: number_of(store) == newest, "it is served")
 
 
 def test_other_model_and_earlier_version_are_served_after_an_unload(

@@ -24,6 +24,8 @@ _CLOSE_SECONDS = 5.0
 _KAFKA = "kafka://"
 _LONGEST_PAUSE = 32  # polls between two attempts to load a version
 _HANG_SECONDS = 10.0  # after which a read of a source is reported
+START_SECONDS = 10.0  # for a source to be read at a start, while kept rows can be served
+LOAD_SECONDS = 60.0  # for a load that a client requests, and at a start without kept rows
 _PIECE_SECONDS = 0.04  # between two pieces of files that are checked, 4 MiB each
 KeepsOn: TypeAlias = Callable[[], bool]
 

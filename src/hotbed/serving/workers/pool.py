@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +23,7 @@ from hotbed.serving.server.meters import combine_statuses
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import open_listener
+from hotbed.serving.stores.following import hanging
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 from hotbed.serving.workers.metrics import merge_metrics
@@ -31,6 +32,7 @@ from hotbed.serving.workers.worker import LOAD_SECONDS
 
 log = logging.getLogger("hotbed.serving")
 _CHECK_SECONDS = 0.2  # between checks of the problems of models
+_CHANGE_SECONDS = 60.0  # for another load of a model to end
 _LAST_SECONDS = 60.0  # for workers to finish the requests under way
 _SHORT_RUN_SECONDS = 10.0
 _CODE = "from hotbed.serving.workers.worker import main; main()"
@@ -259,18 +261,29 @@ class WorkerPool:
         }
 
     def _load(self, name: str) -> None:
-        with self._changing[name]:
+        with self._change(name):
             if not is_remote(self._sources[name]):
                 self._models.load(name)
             self._unloaded.discard(name)
             self._set_wanted(name, True)
 
     def _unload(self, name: str) -> None:
-        with self._changing[name]:
+        with self._change(name):
             self._unloaded.add(name)
             self._set_wanted(name, False)
             if not is_remote(self._sources[name]):
                 self._models.unload(name)
+
+    @contextlib.contextmanager
+    def _change(self, name: str) -> Iterator[None]:
+        """Hold the lock of loads and unloads of a model."""
+        lock = self._changing[name]
+        if not lock.acquire(timeout=_CHANGE_SECONDS):
+            raise hanging("another load", _CHANGE_SECONDS)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _metrics(self) -> str:
         """Return the metrics of all processes, the same for each worker that asks."""

@@ -18,6 +18,7 @@ from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 ANSWER_SECONDS = 5.0
+_CALLS = 64  # threads for calls, some of which may wait for a source
 
 
 class ProcessGone(ServingError):
@@ -46,7 +47,7 @@ class Wire:
         self._waiting = dict[int, Future[Any]]()
         self._number = 0
         self._is_open = True
-        self._threads = DaemonThreads(16, "hotbed-wire")
+        self._threads = DaemonThreads(_CALLS, "hotbed-wire")
         reader = threading.Thread(target=self._read, daemon=True, name="hotbed-wire")
         reader.start()
 

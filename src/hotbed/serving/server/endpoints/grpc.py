@@ -226,12 +226,14 @@ class InferenceService:
     async def _load(self, request: Any) -> Any:
         check_load(request.parameters)
         models = self._models
-        await asyncio.wrap_future(models.aside.submit(models.load, request.model_name))
+        model = models.named(request.model_name)
+        await asyncio.wrap_future(model.aside.submit(models.load, model.name))
         return MESSAGES["RepositoryModelLoadResponse"]()
 
     async def _unload(self, request: Any) -> Any:
         models = self._models
-        await asyncio.wrap_future(models.aside.submit(models.unload, request.model_name))
+        model = models.named(request.model_name)
+        await asyncio.wrap_future(model.aside.submit(models.unload, model.name))
         return MESSAGES["RepositoryModelUnloadResponse"]()
 
     async def _infer(self, data: bytes) -> Any:

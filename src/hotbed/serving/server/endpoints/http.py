@@ -257,10 +257,12 @@ class Api(App):
     def _load(self, name: str, request: HttpRequest) -> Reply:
         spec = read_object(request.body or b"{}")
         check_load(check_type(spec.get("parameters", {}), dict, "parameters"))
-        return asyncio.ensure_future(_change(self._models.aside.submit(self._models.load, name)))
+        model = self._models.named(name)
+        return asyncio.ensure_future(_change(model.aside.submit(self._models.load, name)))
 
     def _unload(self, name: str, request: HttpRequest) -> Reply:
-        return asyncio.ensure_future(_change(self._models.aside.submit(self._models.unload, name)))
+        model = self._models.named(name)
+        return asyncio.ensure_future(_change(model.aside.submit(self._models.unload, name)))
 
 
 def _role_of(path: str) -> str:

@@ -12,6 +12,8 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import wait
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -36,8 +38,15 @@ from hotbed.serving.server.endpoints.grpc import (
 from hotbed.serving.server.meters import CallMeters
 from hotbed.serving.server.options import RowsOptions
 from hotbed.serving.stores.base import ModelVersion
-from hotbed.serving.stores.following import KeepsOn, open_newest
+from hotbed.serving.stores.following import (
+    LOAD_SECONDS,
+    START_SECONDS,
+    KeepsOn,
+    hanging,
+    open_newest,
+)
 from hotbed.serving.stores.messages import CALLS, MESSAGE_BYTES, MESSAGES, PART_BYTES, SERVICE
+from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
 _INLINE_IDS = 2048  # the most that are looked up on the loop
@@ -280,19 +289,41 @@ class RowsServer(Stoppable):
         """Load the newest version under `source`, which must be of the model if it is followed."""
         self.load(name, open_newest(source) if is_followed else source)
 
-    def load_or_keep(self, name: str, source: str, *, is_followed: bool = False) -> None:
+    def load_or_keep(
+        self,
+        name: str,
+        source: str,
+        *,
+        is_followed: bool = False,
+        start_seconds: float = START_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
         """Load a model; if it cannot be loaded, keep the version that the folder of rows holds.
 
-        If the folder holds none, or a damaged one, a source that is followed may be empty; other
-        errors are raised.
+        If the folder holds none, or a damaged one, a source that is followed may be empty, and a
+        read that hangs may end later; other errors are raised.
+
+        Args:
+            name: name of the model.
+            source: where it lies.
+            is_followed: whether `source` is followed.
+            start_seconds: for the source to be read while a version is kept.
+            load_seconds: and while none is.
         """
+        seconds = load_seconds if self._server.find(name) is None else start_seconds
+        loading = DaemonThreads(1, "hotbed-read").submit(
+            partial(self.load_from, name, source, is_followed=is_followed)
+        )
+        wait([loading], seconds)
         try:
-            self.load_from(name, source, is_followed=is_followed)
+            if not loading.done():
+                raise hanging(f"model {name!r}", seconds)
+            loading.result()
         except (HotbedError, OSError) as error:
             if self._server.damaged(name):
                 self._server.unload(name)
             version = self._server.find(name)
-            if version is None and not isinstance(error, NotServed):
+            if version is None and not isinstance(error, NotServed) and loading.done():
                 raise
             stays = "it is not served" if version is None else f"version {version.version} stays"
             log.warning("model %s: %s; %s", name, error, stays)

@@ -28,15 +28,20 @@ from hotbed.serving.server.options import ServerLimits
 from hotbed.serving.server.scoring.batching import Batcher, QueuedRequest, ServedVersion
 from hotbed.serving.session import InferenceSession, Scores
 from hotbed.serving.stores.base import ModelVersion, RowStore
-from hotbed.serving.stores.following import Following, KeepsOn, hanging, open_newest
+from hotbed.serving.stores.following import (
+    LOAD_SECONDS,
+    START_SECONDS,
+    Following,
+    KeepsOn,
+    hanging,
+    open_newest,
+)
 from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 
 log = logging.getLogger("hotbed.serving")
-_LOADS = 8  # threads for loads and unloads, most of which wait for each other
+_LOADS = 8  # threads for loads and unloads of a model, most of which wait for each other
 _READINGS = 512  # request times kept for the page
-_START_SECONDS = 10.0  # for a source to be read, while kept rows can be served
-_LOAD_SECONDS = 60.0  # for a load that a client requests
 _REMOTE_SECONDS = 1.0  # between polls of a parameter server
 
 
@@ -49,6 +54,9 @@ class Model:
         cache: caches rows that the versions do not hold.
         look: checks at once whether a watched model has a new version.
         looking: held while `look` runs: the later of two calls serves the newer version.
+        changing: held while a load or an unload changes what is served.
+        aside: threads for loads and unloads that clients request.
+        reading: the read of the source that is under way; None = there is none.
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
         damage: which files of the served version are damaged; "" = none, as far as is known.
@@ -65,6 +73,9 @@ class Model:
         self._readers = readers
         self.cache: EmbeddingCache | None = None
         self.looking = threading.Lock()
+        self.changing = threading.RLock()
+        self.aside = DaemonThreads(_LOADS, "hotbed-load")
+        self.reading: Future[ModelVersion] | None = None
         self.look: Callable[[], None] = lambda: None
         self.wanted = True
         self.outside_problem = ""
@@ -191,7 +202,7 @@ class Model:
         """Forget a problem that is over; the served version stays."""
         if self.problem == str(error):
             self.problem = ""
-        log.info("model %s: what it follows can be read again", self.name)
+            log.info("model %s: what it follows can be read again", self.name)
 
     def close(self) -> None:
         """Answer the requests that wait, then stop serving."""
@@ -263,7 +274,7 @@ class Models:
         limits: ServerLimits | None = None,
         reach: Callable[[str], RowStore] = ParameterServer.connect,
         cache: Mapping[str, Any] | None = None,
-        load_seconds: float = _LOAD_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.stopping = False
@@ -273,13 +284,8 @@ class Models:
         )
         self._server = server
         self._models = dict[str, Model]()
-        self._lock = threading.RLock()
         self._reach = reach
         self._cache = dict(cache or {})
-        # loads and unloads that clients request run here
-        self.aside = DaemonThreads(_LOADS, "hotbed-load")
-        self._readings = DaemonThreads(_LOADS, "hotbed-read")
-        self._reads = dict[str, Future[ModelVersion]]()  # the one under way of each model
         self._load_seconds = load_seconds
         self.readers = Readers()
         self._following = Following(
@@ -321,7 +327,7 @@ class Models:
             self._models[name] = model
             try:
                 has_rows = self._server.find(name) is not None
-                model.serve(self._read(model, _START_SECONDS if has_rows else None))
+                model.serve(self._read(model, START_SECONDS if has_rows else self._load_seconds))
             except (HotbedError, OSError) as error:
                 model.failed(error)
                 self._serve_kept(model, error)
@@ -330,7 +336,7 @@ class Models:
         """Serve the version that the folder of rows holds, as the source gave `error`.
 
         If the folder holds none, or a damaged one, wait for the first version of a source that has
-        none yet, and raise any other error.
+        none yet or whose read is under way, and raise any other error.
         """
         damaged = self._server.damaged(model.name)
         if damaged:
@@ -339,7 +345,7 @@ class Models:
         version = self._server.find(model.name)
         if version is not None:
             model.serve(version, model.problem)
-        elif not isinstance(error, NotServed):
+        elif not isinstance(error, NotServed) and model.reading is None:
             raise error
 
     def _find(self, name: str, source: Where, is_followed: bool) -> ModelVersion:
@@ -388,7 +394,7 @@ class Models:
         if self.parent is not None:
             self.parent.load(name)
             return
-        with self._changing():
+        with self._changing(model):
             model.wanted = True
             try:
                 model.serve(self._read(model, self._load_seconds))
@@ -405,7 +411,7 @@ class Models:
         if self.parent is not None:
             self.parent.unload(name)
             return
-        with self._changing():
+        with self._changing(model):
             model.wanted = False
             if model.ready:
                 model.close()
@@ -413,34 +419,39 @@ class Models:
                     self._server.unload(name)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self, model: Model) -> Iterator[None]:
         """Hold the lock of loads and unloads. Raises StoreAway if another one does not end."""
-        if not self._lock.acquire(timeout=self._load_seconds):
+        if not model.changing.acquire(timeout=self._load_seconds):
             raise hanging("another load", self._load_seconds)
         try:
             yield
         finally:
-            self._lock.release()
+            model.changing.release()
 
-    def _read(self, model: Model, seconds: float | None) -> ModelVersion:
+    def _read(self, model: Model, seconds: float) -> ModelVersion:
         """Return the newest version of a model, read on a thread that may hang.
 
         Raises StoreAway if it is not read after `seconds`; then it is served once it is.
         """
-        reading = self._reads.get(model.name)
+        reading = model.reading
         if reading is None or reading.done():
-            reading = self._reads[model.name] = self._readings.submit(model.find)
+            reading = model.reading = DaemonThreads(1, "hotbed-read").submit(model.find)
         wait([reading], seconds)
         if not reading.done():
             reading.add_done_callback(partial(self._serve_late, model))
-            raise hanging(f"model {model.name!r}", seconds or 0.0)
-        self._reads.pop(model.name, None)  # it holds the version
+            raise hanging(f"model {model.name!r}", seconds)
+        model.reading = None  # it holds the version
         return reading.result()
 
     def _serve_late(self, model: Model, reading: Future[ModelVersion]) -> None:
-        with self._lock:
-            self._reads.pop(model.name, None)
-            if reading.exception() is None and model.wanted and not self.stopping:
+        with model.changing:
+            if model.reading is not reading:  # a later call has waited for it
+                return
+            model.reading = None
+            error = reading.exception()
+            if isinstance(error, Exception):
+                model.failed(error)
+            elif model.wanted and not self.stopping:
                 model.advance(reading.result())
 
     def find(self, name: str) -> Model | None:
@@ -540,16 +551,16 @@ class Models:
 
     def _advance(self, model: Model) -> None:
         if not model.wanted:
-            with self._lock:
+            with model.changing:
                 model.close()
             return
         with model.looking:
             newest = model.find()
-            with self._lock:
+            with model.changing:
                 model.advance(newest)
 
     def _take(self, model: Model, reader: Reader) -> None:
-        with self._lock:
+        with model.changing:
             if model.wanted:
                 loaded = self._server.load(model.name, reader, InferenceSession)
                 if not self.stopping:
