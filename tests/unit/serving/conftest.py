@@ -248,17 +248,17 @@ def trainer(tmp_path: Path, exported: Path) -> Trainer:
 
 class Spawned:
     """A verb of `hotbed` as its users start it, without torch; killed at the end of its test,
-    should it still be there.
+    should it still be there. `before`: code that it runs first.
     """
 
     started: ClassVar = list["Spawned"]()
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, before: str = "") -> None:
         code = (
             "import sys; sys.modules['torch'] = None; from hotbed.cli.commands import main; main()"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
+            [sys.executable, "-c", f"{before}\n{code}", *map(str, arguments)],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -302,8 +302,9 @@ def _no_process_stays(_leaves_no_trace: None) -> Iterator[None]:
 class Process(Spawned):
     """`hotbed serve` on free ports."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__("serve", *arguments, "--http-port", "0", "--grpc-port", "0")
+    def __init__(self, *arguments: Any, before: str = "") -> None:
+        ports = ("--http-port", "0", "--grpc-port", "0")
+        super().__init__("serve", *arguments, *ports, before=before)
         found = self.find(r"listening on port (\d+), gRPC (\d+)")
         self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
 

@@ -6,7 +6,6 @@ pass; and ends in time.
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import socket
 import threading
@@ -182,9 +181,14 @@ def test_a_load_that_hangs_does_not_hold_up_the_end(exported: Path) -> None:
 def test_sigterm_ends_a_server_whose_published_versions_hang(trainer: Trainer) -> None:
     trainer.publish(0)
     (manifest,) = (trainer.folder / "published").glob(f"checkpoint-*/{MANIFEST_FILE}")
-    manifest.unlink()
-    os.mkfifo(manifest)  # an open of it waits for ever
-    server = Process(f"m={trainer.folder / 'export'}", "--watch", trainer.folder / "published")
+    hangs = f"""
+import threading
+from hotbed.persist import store
+real = store.map_file
+store.map_file = lambda path: (threading.Event().wait() if str(path) == {str(manifest)!r} else real(path))
+"""
+    source = ("--watch", trainer.folder / "published")
+    server = Process(f"m={trainer.folder / 'export'}", *source, before=hangs)
     assert server.stop() == 0
     assert any("they are abandoned" in line for line in server.lines)
 
