@@ -147,8 +147,8 @@ void init_frozen(nb::module_& m) {
       .def(
           "__init__",
           [](FrozenTable* at, std::vector<std::shared_ptr<FrozenRows>> layers, const TableConfig& config) {
-            const FrozenTable::Absent absent{config.admission.kind == AdmitKind::kAll, config.default_value,
-                                             config.init, table_key(config.seed, config.name_hash)};
+            const FrozenTable::Absent absent{config.absent_is_initial(), config.default_value, config.init,
+                                             table_key(config.seed, config.name_hash)};
             new (at) FrozenTable(std::move(layers), config.dim, absent);
           },
           nb::arg("layers"), nb::arg("config"))

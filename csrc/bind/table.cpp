@@ -334,7 +334,11 @@ void init_values(nb::module_& m) {
       .def_rw("keep_count", &TableConfig::keep_count)
       .def_rw("keep_seen", &TableConfig::keep_seen)
       .def_rw("counts_steps", &TableConfig::counts_steps)
-      .def_rw("default_value", &TableConfig::default_value);
+      .def_prop_rw(
+          "rows_name", [](const TableConfig& c) { return c.disk.rows_name; },
+          [](TableConfig& c, const std::string& name) { c.disk.rows_name = name; })
+      .def_rw("default_value", &TableConfig::default_value)
+      .def_rw("always_default", &TableConfig::always_default);
 }
 
 }  // namespace
@@ -381,11 +385,11 @@ void init_table(nb::module_& m) {
           nb::arg("frozen"))
       .def(
           "set_default",
-          [](Table& t, float value) {
+          [](Table& t, float value, bool always) {
             const std::lock_guard lock(t.mutex());
-            t.set_default(value);
+            t.set_default(value, always);
           },
-          nb::arg("value"))
+          nb::arg("value"), nb::arg("always"))
       .def(
           "set_min_count",
           [](Table& t, uint64_t count) {

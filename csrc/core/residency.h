@@ -36,6 +36,7 @@ inline constexpr uint32_t kColdFrame = 0xfffffffeu;  // a row that lies in no fr
 struct DiskConfig {
   std::string folder;
   uint32_t ram_rows = 0;
+  std::string rows_name = "ram_rows";  // in messages: what the program calls it
   EngineKind engine = EngineKind::kBest;
   std::shared_ptr<Store> store;  // of tests: another than that of the folder
 };

@@ -214,9 +214,10 @@ void Table::check_frames(const std::vector<Uniques>& ranges, uint64_t num_new) c
   if (count(false) <= ram_rows) return;
   uint64_t needed = count(true);
   if (needed > ram_rows && residency_->recount()) needed = count(true);
+  const std::string& name = config_.disk.rows_name;
   if (needed > ram_rows)
-    throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) +
-                    " rows, ram_rows is " + std::to_string(ram_rows) + ". Raise ram_rows to at least " +
+    throw TableFull("table '" + config_.name + "': the batches in flight use " + std::to_string(needed) + " rows, " +
+                    name + " is " + std::to_string(ram_rows) + ". Raise " + name + " to at least " +
                     std::to_string(needed) + ", map fewer batches ahead, or step after each forward pass.");
 }
 
@@ -364,7 +365,7 @@ void Table::insert(Uniques& uniques) {
 }
 
 void Table::read_absent(int64_t id, float* out) const noexcept {
-  if (admits_all()) initial_row(config_.init, key_, id, out, config_.dim);
+  if (config_.absent_is_initial()) initial_row(config_.init, key_, id, out, config_.dim);
   else std::fill_n(out, config_.dim, config_.default_value);
 }
 

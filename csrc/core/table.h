@@ -43,6 +43,9 @@ struct TableConfig {
   bool keep_count = false, keep_seen = false;
   bool counts_steps = false;  // the clock: the table's updates, else microseconds of data time
   float default_value = 0.0f;
+  bool always_default = false;  // ids without a row read `default_value`, also where every id is admitted
+
+  bool absent_is_initial() const noexcept { return admission.kind == AdmitKind::kAll && !always_default; }
 };
 
 // The part of a table that keeps its bits: nothing, values and optimizer state, or also times, counts and the ids with
@@ -183,7 +186,9 @@ class Table {
   bool observes() const noexcept { return frozen_ != Frozen::kAll; }  // times, counts and eviction continue
 
   // --- settings that may change while the table is in use
-  void set_default(float value) noexcept { config_.default_value = value; }
+  void set_default(float value, bool always) noexcept {
+    config_.default_value = value, config_.always_default = always;
+  }
   void set_min_count(uint64_t count) noexcept { config_.admission.min_count = count; }
 
   // --- rows: the fp32 storage of each id, or a copy for half precision and for ids without a row

@@ -321,12 +321,17 @@ class TestRows:
         self, make: Make
     ) -> None:
         ids = np.array([3, -1])
-        table, admitting = (
+        table, admitting, always = (
             make("user", 3, default=0.25),
             make("user", 3, admit=hb.MinCount(2), default=0.25),
+            make("user", 3, default=0.25, always_default=True),
         )
+        assert (always.lookup(ids) == 0.25).all()
         assert (table.lookup(ids) == table.gather(table.find_or_insert(ids))).all()
         assert (admitting.lookup(ids) == 0.25).all()
+        always.find_or_insert(ids[:1])
+        assert (always.lookup(ids[:1]) == table.lookup(ids[:1])).all()
+        assert (always.lookup(ids[1:]) == 0.25).all()
         assert (table.gather(np.array([-1, -1])) == 0.25).all()
 
     def test_the_order_of_arrival_does_not_matter(self, make: Make) -> None:

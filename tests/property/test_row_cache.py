@@ -33,7 +33,7 @@ REQUEST = st.tuples(st.lists(IDS, max_size=40), st.lists(IDS, max_size=40))
 DIMS = {"narrow": 1, "wide": 9}
 FEATURES = [("a", "narrow", "none"), ("b", "wide", "none")]
 TABLES = {
-    "narrow": hb.Table("narrow", DIMS["narrow"], admit=hb.MinCount(2), default=0.25),
+    "narrow": hb.Table("narrow", DIMS["narrow"], default=0.25, always_default=True),
     "wide": hb.Table("wide", DIMS["wide"], init=hb.Uniform(0.1)),
 }
 

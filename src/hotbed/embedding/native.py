@@ -50,6 +50,7 @@ class TableSettings(Protocol):
     dim: int
     dtype: Any
     default: float
+    always_default: bool
     init: Init
     rule: Rule
     tier: Tier
@@ -92,6 +93,7 @@ def native_config(table: TableSettings) -> _core.TableConfig:
         _set_disk(config, table, table.tier)
     config.tier = type(table.tier).__name__
     config.default_value = table.default
+    config.always_default = table.always_default
     init = table.init
     if isinstance(init, Zeros):
         init = Constant(0.0)
@@ -132,6 +134,7 @@ def _set_disk(config: _core.TableConfig, table: TableSettings, tier: Ssd) -> Non
     check_scratch(str(tier.path), f"{where}: tier.path")
     config.folder = str(tier.path)
     config.ram_rows = tier.ram_rows
+    config.rows_name = tier.rows_name
     config.engine = tier.engine
 
 

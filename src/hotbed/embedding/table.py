@@ -65,13 +65,15 @@ class Table:
         tier: where rows lie, `Ram()` or `Ssd(path, ram_rows)`; results do not depend on it.
         init: the initial row (default: `Uniform()`).
         default: the value of each lane of an id without a row if admission is on. Without
-            admission, such an id reads as its initial row.
+            admission, such an id reads as its initial row, or as `default` with `always_default`.
         seed: a 64-bit integer.
         dtype: storage of the values, float32, bfloat16 or float16. State stays float32; rounding is
             stochastic.
         capacity: rows that you expect, a hint that never binds: the table grows past it. It is
             shown beside the rows, and passing it is logged once. To bound a table, use `Lru` or
             `Lfu`.
+        always_default: ids without a row read as `default` also where every id is admitted, in
+            evaluation and serving.
 
     Raises:
         ConfigError: a value is wrong.
@@ -100,10 +102,12 @@ class Table:
         seed: int = 0,
         dtype: Dtype = "float32",
         capacity: int | None = None,
+        always_default: bool = False,
     ) -> None:
         self.name = name
         self.dim = dim
         self.default = default
+        self.always_default = always_default
         self.seed = seed
         self.dtype = dtype
         self.capacity = capacity
@@ -134,6 +138,7 @@ class Table:
             )
         checks.whole_number(f"{where}: dim", self.dim, 1, MAX_DIM)
         checks.finite_number(f"{where}: default", self.default)
+        checks.one_of(f"{where}: always_default", self.always_default, (False, True))
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**64:
             raise ConfigError(
                 f"{where}: seed must be a 64-bit integer, got {self.seed!r}. Correct it."
@@ -158,7 +163,7 @@ class Table:
     def config(self) -> dict[str, Any]:
         """Return the constructor's keywords, from which an equal empty table can be made.
 
-        `capacity` is part of them only if it was given.
+        `capacity` and `always_default` are part of them only if they were given.
         """
         evict: Eviction | list[Eviction] | None = list(self.evictions) or None
         if len(self.evictions) == 1:
@@ -177,6 +182,8 @@ class Table:
         }
         if self.capacity is not None:
             config["capacity"] = self.capacity
+        if self.always_default:
+            config["always_default"] = True
         return config
 
     def like(self, name: str, dim: int) -> Table:
@@ -243,11 +250,15 @@ class Table:
             self.frozen = "rows"
         return self
 
-    def set_default(self, default: float) -> None:
-        """Set `default`, the value of each lane of an id without a row, as in the constructor."""
+    def set_default(self, default: float, *, always: bool = False) -> None:
+        """Set `default`, the value of each lane of an id without a row, as in the constructor.
+
+        `always`: its `always_default`.
+        """
         checks.finite_number(f"table {self.name!r}: default", default)
         self.default = default
-        self.native.set_default(default)
+        self.always_default = always
+        self.native.set_default(default, always)
 
     @property
     def min_count(self) -> int | None:

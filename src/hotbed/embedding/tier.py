@@ -7,8 +7,8 @@ and read each other's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 from hotbed import checks
 from hotbed.files import Where, local_path
@@ -60,6 +60,9 @@ class Ssd(Tier):
     Example: `hb.Table("user", dim=16, tier=hb.Ssd("/fast/disk", ram_rows=10_000_000))`
     """
 
+    rows_name: ClassVar[str] = "ram_rows"
+    """What messages call `ram_rows`; a front door has another name for it, see `named`."""
+
     path: Where
     ram_rows: int
     fetch: int = field(default=8, kw_only=True)
@@ -71,3 +74,9 @@ class Ssd(Tier):
         checks.whole_number("Ssd.ram_rows", self.ram_rows, 1, 2**32 - 2, advice)
         checks.whole_number("Ssd.fetch", self.fetch, 0, advice="Give a number of batches.")
         checks.one_of("Ssd.engine", self.engine, ENGINES)
+
+    def named(self, rows_name: str) -> Ssd:
+        """Return this tier, whose messages call `ram_rows` by another name."""
+        tier = replace(self)
+        object.__setattr__(tier, "rows_name", rows_name)
+        return tier

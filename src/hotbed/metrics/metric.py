@@ -289,6 +289,13 @@ def _checked(metric: str, prediction: Any, label: Any, weight: Any, group: Any) 
     sizes = {name: len(values) for name, values in arrays.items()}
     if groups is not None:
         sizes["group"] = len(groups)
+    shape = np.shape(prediction)
+    if len(shape) > 1 and shape[0] == num_samples and sizes["prediction"] > num_samples:
+        raise DataError(
+            f"{metric}: expected one score for each sample, got scores of the shape {list(shape)} "
+            f"for {num_samples} labels. Measure one class: give its column of the scores, and "
+            "labels that say whether a sample is of this class."
+        )
     if any(size != num_samples for size in sizes.values()):
         raise DataError(
             f"{metric}: inputs differ in length, got lengths {sizes}. Give one of each per sample."

@@ -73,12 +73,14 @@ class ReferenceTable:
         init: Init | None = None,
         default: float = 0.0,
         seed: int = 0,
+        always_default: bool = False,
     ) -> None:
         self.name = name
         self.dim = dim
         self.rule = rule or Adagrad()
         self.seed = seed
         self.default = default
+        self.always_default = always_default
         self.admit = admit
         self.init = init or Uniform(0.05)
         self.tier = tier or Ram()
@@ -332,7 +334,7 @@ class ReferenceTable:
         self.admission.load(batches)
 
     def _absent(self, id: int) -> NDArray[np.float32]:
-        if self.admission.policy is not None:
+        if self.admission.policy is not None or self.always_default:
             return np.full(self.dim, self.default, np.float32)
         return self._initial_row(id)
 

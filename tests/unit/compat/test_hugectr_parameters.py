@@ -58,6 +58,18 @@ def test_door_reads_what_has_an_effect(
     assert name in read_by_the_door
 
 
+@pytest.mark.parametrize(
+    "section",
+    [one for one in SECTIONS if "read" in one or one["title"] == "ps.json of HPS"],
+    ids=lambda section: section["title"],
+)
+def test_door_reads_the_keys_of_files(section: dict[str, Any], read_by_the_door: set[str]) -> None:
+    kinds = ("same", "mapped", "unused")
+    names = {row.name for row in parameters(section) if row.kind in kinds}
+    knobs_of_section = {name.rpartition(".")[2] for name in NO_EFFECT}
+    assert names <= read_by_the_door | knobs_of_section
+
+
 @pytest.mark.parametrize(("section", "name"), of_kind("unused"))
 def test_what_has_no_effect_is_logged_once(
     section: dict[str, Any], name: str, caplog: pytest.LogCaptureFixture

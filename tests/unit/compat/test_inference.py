@@ -441,6 +441,29 @@ def test_files_are_scored_as_requests(
     assert session.evaluate(**named) == pytest.approx(metric.eval(), abs=1e-9)
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_raw_files_are_scored_with_the_keys_that_training_read(
+    adds: bool, deep: Trained, session: InferenceSession, tmp_path: Path
+) -> None:
+    """From v3.1 on, Raw files hold the offsets of their slots; readers up to v3.0.1 add them."""
+    rng = np.random.default_rng(1)
+    keys = rng.integers(0, 20, (25, 3), dtype=np.int32)
+    dense = rng.integers(0, 9, (25, 2), dtype=np.int32)
+    offsets = np.array([0, 20, 40], np.int32)
+    labels = np.zeros((25, 1), np.int32)
+    raw = keys if adds else keys + offsets
+    np.concatenate([labels, dense, raw], axis=1).tofile(tmp_path / "0.bin")
+    spec = copy.deepcopy(deep.spec)
+    if adds:
+        spec["layers"][0] |= {"slot_size_array": [20, 20, 20], "adds_slot_offsets": True}
+    (tmp_path / "g.json").write_text(json.dumps(spec))
+    own = CreateInferenceSession(tmp_path / "g.json", params(deep, max_batchsize=25))
+    scores = own.predict(1, str(tmp_path / "0.bin"), DataReaderType_t.Raw, Check_t.Non)
+    request = np.log(dense.astype(np.float32) + 1).reshape(-1).tolist()
+    expected = session.predict(request, (keys + offsets).reshape(-1).tolist(), list(range(76)))
+    assert np.abs(scores - expected).max() <= 1e-6
+
+
 def norm(home: Path, columns: dict[str, Any], numbers: Any) -> str:
     """A Norm file and a file list."""
     source = hb.sources.Norm(str(home / "0.data"), ["label"], DEEP, key_bits=32, checksum=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,9 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     rows["label"] = (rng.random(ROWS) < chance).astype(np.float32)
     rows["other"] = (rng.random(ROWS) < 1 - chance).astype(np.float32)
 
-    def training(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
+    def training(
+        reader: Any, input: Any, solver: Any, schema: Any, *, short_keys: bool = False
+    ) -> hb.Dataset:
         source = hb.sources.Memory(rows)
         return hb.Dataset(source, schema, solver.batchsize, drop_last=True, shuffle=512)
 
@@ -656,6 +659,33 @@ def test_one_path_in_place_of_a_list_of_files_is_rejected() -> None:
     built = made(solver())
     with pytest.raises(ConfigError, match=r"sparse_embedding_files: .* got 'rows.model'"):
         built.load_sparse_weights("rows.model")
+
+
+def test_a_second_bias_of_a_gru_stays_frozen(caplog: pytest.LogCaptureFixture) -> None:
+    """Its layer keeps it 0, as in HugeCTR, which is not worth a warning."""
+    built = made(solver(), compile=False)
+    gru = hugectr.DenseLayer(
+        Layer.GRU, ["relu"], ["states"], num_output=3, batchsize=64, SeqLength=2, vector_size=4
+    )
+    ends = [
+        gru,
+        hugectr.DenseLayer(Layer.InnerProduct, ["states"], ["y"], num_output=1),
+        hugectr.DenseLayer(Layer.BinaryCrossEntropyLoss, ["y", "label"], ["loss"]),
+    ]
+    built.graph = dataclasses.replace(built.graph, layers=(*built.graph.layers[:4], *ends))
+    built.compile()
+    built.freeze_dense()
+    built.unfreeze_dense()
+    built.fit(max_iter=2, eval_interval=0, snapshot=0)
+    assert "does not hold the parameters" not in caplog.text
+    for name, parameter in parameters(built):
+        assert parameter.requires_grad != name.endswith("bias_hh_l0")
+
+
+def test_a_graph_is_written_into_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "graph.json"
+    made(solver(), compile=False).graph_to_json(str(path))
+    assert json.loads(path.read_text())["layers"]
 
 
 def test_frozen_parts_keep_their_bits() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
-from parameter_pages import DOORS, FOLDER, KINDS, Door
+from parameter_pages import DOORS, FOLDER, KINDS, REC_SDK, Door
 
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.inference import (
@@ -74,6 +74,21 @@ def test_parameters_of_a_call_have_their_names_and_defaults(door: Door) -> None:
             assert (own is inspect.Parameter.empty) == (row.default == ""), where
             if row.name in section.get("defaults", {}):
                 assert own == section["defaults"][row.name], where
+
+
+def test_names_of_rec_sdk_that_the_page_promises_are_there() -> None:
+    for section in REC_SDK.sections:
+        if "places" in section:
+            places = [REC_SDK.look_up(place) for place in section["places"]]
+        elif "methods" in section:
+            places = [REC_SDK.look_up(section["methods"])]
+        else:
+            has_door = "whole" not in section and "call" not in section and "fields" not in section
+            assert not has_door or not section.get("names"), section["title"]
+            continue
+        names = [row.name for row in REC_SDK.parameters(section)]
+        missing = [name for name in names if not any(hasattr(place, name) for place in places)]
+        assert missing == [], section["title"]
 
 
 @EACH

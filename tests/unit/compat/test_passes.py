@@ -18,7 +18,7 @@ import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.model import LearningRateScheduler
 from hotbed.compat.hugectr.translate.tiers import tiers_of
-from hotbed.errors import ConfigError
+from hotbed.errors import ConfigError, TableFull
 
 SIZES = [40, 25]
 PASSES = 4
@@ -229,6 +229,13 @@ def test_rows_of_a_cached_embedding_lie_in_the_folder_of_their_process(tmp_path:
     last = hugectr.CreateETC([STAGED, STAGED, CACHED], files, paths, blocks[1:])
     assert tiers_of(last, tables, 0) == {"deep": hb.Ssd(tmp_path, 5 * 3 * workspace)}
     assert tiers_of(hugectr.CreateETC([STAGED] * 3, files), tables, 0) == {}
+    tiny = hugectr.SparseEmbedding(
+        placement, 0, 8, "sum", "tiny", "data", max_vocabulary_size_per_gpu=2
+    )
+    cache = hugectr.CreateETC([CACHED], ["a"], paths, blocks[:1])
+    rows = hb.Table("tiny", 8, tier=tiers_of(cache, [tiny], 0)["tiny"])
+    with pytest.raises(TableFull, match="use 9 rows, num_blocks of CreateHMemCache times the rows"):
+        rows.find_or_insert(np.arange(9))
     tables.append(hugectr.SparseEmbedding(placement, 0, 8, "sum", "none", "data"))
     missing = {
         "local_paths": ([CACHED] * 4, [], blocks),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,33 @@ def test_norm_files_are_read_in_their_order_and_the_last_rows_are_left_out(tmp_p
 
 def test_a_data_set_of_less_than_a_batch_is_not_left_out(tmp_path: Path) -> None:
     assert [batch.num_samples for batch in data(reader("Norm", write_norm(tmp_path, 3)))] == [3]
+
+
+@pytest.mark.parametrize(("slot", "offset"), [("wide", 0), ("deep_1", 50)])
+def test_a_key_that_files_of_32_bits_cannot_hold_is_named_before_training(
+    slot: str, offset: int, tmp_path: Path
+) -> None:
+    """It was an error of the save, after training."""
+    source = write_parquet(tmp_path)
+    table = pq.read_table(tmp_path / "0.parquet")
+    name, number = {"wide": ("_col0", 0), "deep_1": ("_col4", 4)}[slot]
+    sizes = [20, 30, 4] if offset else ()
+    largest = 2**32 - 1 - offset
+    for key, is_wrong in ((largest, False), (largest + 1, True), (-1, True)):
+        keys = table[name].to_pylist()
+        keys[7] = [keys[7][0], key] if slot == "wide" else key
+        changed = table.set_column(number, name, pa.array(keys, table[name].type))
+        pq.write_table(changed, tmp_path / "0.parquet", row_group_size=3)
+        params = reader("Parquet", source, slot_size_array=sizes)
+        columns = columns_of(params, INPUT)
+        make = partial(training_data, params, INPUT, solver(), schema_of(columns))
+        make()
+        if not is_wrong:
+            make(short_keys=True)
+            continue
+        message = rf"0\.parquet: row 7: column '{name}': .* 0 to {largest}, got {key}\. Set i64"
+        with pytest.raises(DataError, match=message):
+            make(short_keys=True)
 
 
 def test_bad_samples_of_norm_files_are_skipped_and_counted(tmp_path: Path) -> None:

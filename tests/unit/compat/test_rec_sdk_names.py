@@ -70,6 +70,9 @@ from mx_rec.util.log import logger
 from mx_rec.util.ops import import_host_pipeline_ops
 from mx_rec.util.tf_version_adapter import hccl_ops
 from mx_rec.util.variable import get_dense_and_sparse_variable
+from mx_rec.constants.constants import LIBREC_EOS_OPS_SO, LIBREC_TF_REC_V1_CPU_SO
+from mx_rec.saver.sparse import export
+from mx_rec import __version__, version
 """
 """Lines of public programs."""
 

@@ -21,6 +21,7 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework, no_effect
 from hotbed.compat.mx_rec.graph.merge_lookup import do_merge_lookup
+from hotbed.errors import TableFull
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 
@@ -473,9 +474,30 @@ def test_rows_of_the_device_and_the_host_stay_in_memory_and_the_others_lie_on_th
     assert "no effect" not in caplog.text
     assert table(ssd_data_path=[tmp_path], name="memory").tier(1) == hb.Ram()
     assert "ssd_data_path has no effect" in caplog.text
-    for paths in ([tmp_path, tmp_path], str(tmp_path), [3]):
-        with pytest.raises(ValueError, match="ssd_data_path is a list of one folder"):
+    other = tmp_path / "other"
+    other.mkdir()
+    folders = [other, tmp_path]  # tables on a disk take one each, in turn; this is the third
+    assert table(**sizes, ssd_data_path=folders, name="third").tier(1) == hb.Ssd(other, 101)
+    assert table(**sizes, ssd_data_path=folders, name="fourth").tier(1) == hb.Ssd(tmp_path, 101)
+    for paths in (str(tmp_path), [3]):
+        with pytest.raises(ValueError, match="ssd_data_path is a list of folders"):
             table(**sizes, ssd_data_path=paths, name="several")
+
+
+def test_a_batch_that_does_not_fit_into_memory_names_the_sizes_of_the_program(
+    tmp_path: Path,
+) -> None:
+    mx.init()
+    sizes = {"device_vocabulary_size": 3, "host_vocabulary_size": 2, "ssd_vocabulary_size": 10}
+    rows = hb.Table("t", 2, tier=table(**sizes, ssd_data_path=[tmp_path], name="own").tier(1))
+    name = r"device_vocabulary_size \+ host_vocabulary_size of each rank"
+    with pytest.raises(TableFull, match=rf"use 9 rows, {name} is 5\. Raise {name} to at least 9"):
+        rows.find_or_insert(np.arange(9))
+    plain = hb.Table("t", 2, tier=hb.Ssd(tmp_path, 5))
+    with pytest.raises(
+        TableFull, match=r"use 9 rows, ram_rows is 5\. Raise ram_rows to at least 9"
+    ):
+        plain.find_or_insert(np.arange(9))
 
 
 def test_expansion_sets_other_sizes_to_zero() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
+from hotbed.compat.mx_rec.saver.sparse import export
 from hotbed.errors import ConfigError, PersistError
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
@@ -474,6 +475,31 @@ def saved_program(path: Path, steps: int, **keywords: Any) -> Program:
     program.saver.save(path)
     mx.terminate_config_initializer()
     return program
+
+
+def test_rows_of_the_newest_save_are_exported_as_numpy_files(tmp_path: Path) -> None:
+    """As they were saved: the program has learned since."""
+    program = Program(save_steps=3)
+    with pytest.raises(RuntimeError, match="export: it writes rows that were saved"):
+        export()
+    list(program.run(3))
+    saved = program.saver.save(tmp_path / "films")
+    expected = {}
+    for batch in program.table.export():
+        expected |= dict(zip(batch["id"].to_pylist(), batch["value"].to_pylist(), strict=True))
+    list(program.run(6))
+    export(["user"])
+    file = tmp_path / "sparse-films-3" / "user" / "key-emb.npy"
+    rows = np.load(file, allow_pickle=True).item()
+    assert {key: row.tolist() for key, row in rows.items()} == expected
+    with pytest.raises(ConfigError, match=r"no such table, got 'usr'. Did you mean 'user'"):
+        export(table_list=["usr"])
+    mx.terminate_config_initializer()
+    again = Program(save_steps=3)
+    again.restore(saved)
+    file.unlink()
+    export()
+    assert file.exists()
 
 
 @pytest.mark.parametrize("names", [".*", "user", "us", ["user"], ["x", "user|0.*"]])

@@ -272,13 +272,30 @@ def test_default_value() -> None:
             mx.terminate_config_initializer()
 
 
-def test_default_value_needs_admission() -> None:
-    """Without it an id without a row reads as its initial row, and the value would be lost."""
-    program = Program(lookup={"serving_default_value": 2.5})
-    with pytest.raises(
-        ValueError, match=r"admits all\. Give the feature access_threshold=0 or more"
-    ):
-        program.evaluate(batch(9))
+def test_default_value_without_a_threshold_is_that_of_ids_that_are_not_there(
+    tmp_path: Path,
+) -> None:
+    """Training gives each id its row; evaluation, a restored program and a server read the value."""
+    for value in (2.5, 0.0, torch.full([1], -3.0)):
+        plain, program = [], []
+        for lookup, results in (({}, plain), ({"serving_default_value": value}, program)):
+            made = Program(lookup=lookup)
+            results.append(made.train(batch(7), batch(7, 8)))
+            results.append(made.evaluate(batch(8)))
+            results.append(state(made.rows))
+            absent = made.evaluate(batch(9))
+            if lookup:
+                saver = mx.Saver([])
+                saver.save(str(tmp_path / "state"), global_step=2)
+                served = hb.Table(**made.rows.config)
+                assert served.lookup([9])[0, 0] == float(value)
+            mx.terminate_config_initializer()
+        assert plain == program
+        assert absent == [[float(value)]]
+        again = Program()
+        mx.Saver([]).restore(str(tmp_path / "state"))
+        assert again.evaluate(batch(9, 8)) == [[float(value), *plain[1][0]]]
+        mx.terminate_config_initializer()
 
 
 def test_ids_are_of_their_mode() -> None:

@@ -435,6 +435,10 @@ def test_bad_inputs_are_errors_that_name_the_metric() -> None:
         DataError, match=r"AUC: inputs differ in length, .*'prediction': 2, 'label': 1"
     ):
         AUC().update(half, one[:1])
+    with pytest.raises(
+        DataError, match=r"one score for each sample, .* shape \[2, 3\] for 2 labels"
+    ):
+        AUC().update(np.full((2, 3), 0.5), one)
     with pytest.raises(DataError, match="AUC: prediction is nan, got nan at sample 1"):
         AUC().update(np.array([0.5, np.nan]), one)
     with pytest.raises(DataError, match="weight below 0"):

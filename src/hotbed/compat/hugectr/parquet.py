@@ -166,11 +166,12 @@ class ParquetData:
                     "the files again, or correct the number."
                 )
 
-    def check_keys(self, names: Sequence[str]) -> None:
-        """Raise DataError if columns of keys hold something else than whole numbers.
+    def check_keys(self, names: Sequence[str], ends: Mapping[str, int]) -> None:
+        """Raise DataError if columns of keys hold something else than whole numbers in a range.
 
         Args:
             names: of the columns.
+            ends: number of keys from 0 on that a column may hold, by its name; none = any.
         """
         for name in names:
             kind = self._schema.field(name).type
@@ -182,7 +183,7 @@ class ParquetData:
                     "hotbed prepare."
                 )
         for file in self.files.files():
-            _check_nulls(file, names)
+            _check_values(file, names, ends)
 
     @cached_property
     def _schema(self) -> pa.Schema:
@@ -195,8 +196,11 @@ def _has_items(kind: pa.DataType) -> bool:
     )
 
 
-def _check_nulls(file: str, names: Sequence[str]) -> None:
-    """Raise DataError for a key that is null. Columns whose statistics exclude it are not read."""
+def _check_values(file: str, names: Sequence[str], ends: Mapping[str, int]) -> None:
+    """Raise DataError for a key that is null or out of range.
+
+    Columns whose statistics exclude it are not read.
+    """
     parquet = pq.ParquetFile(file)
     first_row = 0
     for number in range(parquet.metadata.num_row_groups):
@@ -210,17 +214,53 @@ def _check_nulls(file: str, names: Sequence[str]) -> None:
                         f"{file}: row {first_row + row}: column {name!r}: expected a key, got "
                         "null. Fill missing values with a key of their own."
                     )
+            if name in ends and _may_exceed(group, name, ends[name]):
+                column = parquet.read_row_group(number, [name]).column(0).combine_chunks()
+                row, key = _row_outside(column, ends[name])
+                if row is not None:
+                    raise DataError(
+                        f"{file}: row {first_row + row}: column {name!r}: expected a key of 32 "
+                        f"bits, from 0 to {ends[name] - 1}, got {key}. Set i64_input_key=True, or "
+                        "input_key_type to I64 in JSON."
+                    )
         first_row += group.num_rows
+
+
+def _statistics(group: pq.RowGroupMetaData, name: str) -> pq.Statistics | None:
+    """Return the statistics of a column in a row group; None without them."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}."):
+            return column.statistics
+    return None
 
 
 def _may_have_nulls(group: pq.RowGroupMetaData, name: str) -> bool:
     """Return whether a row group may have nulls in a column; empty lists count as such."""
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema == name or column.path_in_schema.startswith(f"{name}."):
-            statistics = column.statistics
-            return statistics is None or not statistics.has_null_count or statistics.null_count > 0
-    return False
+    statistics = _statistics(group, name)
+    return statistics is None or not statistics.has_null_count or statistics.null_count > 0
+
+
+def _may_exceed(group: pq.RowGroupMetaData, name: str, end: int) -> bool:
+    """Return whether a row group may have keys below 0 or from `end` on in a column."""
+    statistics = _statistics(group, name)
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return bool(statistics.min < 0 or statistics.max >= end)
+
+
+def _row_outside(column: pa.Array, end: int) -> tuple[int | None, int]:
+    """Return the first row with a key below 0 or from `end` on, and that key."""
+    keys = column
+    rows = np.arange(len(column))
+    if _has_items(column.type):
+        keys = pc.list_flatten(column)
+        rows = pc.list_parent_indices(column).to_numpy()
+    values = keys.to_numpy()
+    outside = np.flatnonzero((values < 0) | (values >= end))
+    if not len(outside):
+        return None, 0
+    return int(rows[outside[0]]), int(values[outside[0]])
 
 
 def _null_row(column: pa.Array) -> int | None:

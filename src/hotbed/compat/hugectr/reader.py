@@ -116,11 +116,17 @@ def known_sizes(input: Input) -> tuple[int, ...] | None:
 
 
 def training_data(
-    reader: DataReaderParams, input: Input, solver: Solver, schema: Schema
+    reader: DataReaderParams,
+    input: Input,
+    solver: Solver,
+    schema: Schema,
+    *,
+    short_keys: bool = False,
 ) -> Dataset:
     """Return the training data of a reader; each epoch reads all of its sources in turn.
 
     Raw files are shuffled, as HugeCTR's reader does; so are those of RawAsync with `shuffle`.
+    `short_keys`: the files of the model hold keys of 32 bits, so that the data may not have others.
 
     Raises:
         ConfigError: the files do not fit the input.
@@ -129,6 +135,8 @@ def training_data(
     shuffles = reader.data_reader_type is DataReaderType_t.Raw
     if reader.data_reader_type is DataReaderType_t.RawAsync:
         shuffles = reader.async_param.shuffle
+    if short_keys and reader.data_reader_type is DataReaderType_t.Parquet:
+        _check_short(reader, input)
     source = _source(reader, input, solver, reader.source, reader.num_samples)
     return _dataset(
         source, reader, schema, solver.batchsize, solver, shuffle=SHUFFLE_ROWS * shuffles
@@ -247,7 +255,7 @@ def _source(
         data = ParquetData(paths)
         data.check_rows()
         expected = columns_of(reader, input)
-        data.check_keys(expected.slots)
+        data.check_keys(expected.slots, {})
         for path in paths:
             columns = columns_of(replace(reader, source=path), input)
             if columns != expected:
@@ -266,6 +274,15 @@ def _source(
     if len(files) == 1:
         return files[0]
     return Concat(files)
+
+
+def _check_short(reader: DataReaderParams, input: Input) -> None:
+    """Raise DataError if Parquet files have a key that is not one of 32 bits with its offset."""
+    columns = columns_of(reader, input)
+    ends = {
+        name: 2**32 - offset for name, offset in zip(columns.slots, columns.offsets, strict=True)
+    }
+    ParquetData([path for path in _paths(reader.source) if path]).check_keys(columns.slots, ends)
 
 
 def check_sources(reader: DataReaderParams, paths: Sequence[str]) -> None:

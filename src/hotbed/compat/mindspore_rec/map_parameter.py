@@ -368,7 +368,8 @@ def tier_of(where: str, vocab_cache_size: int, ssd_data_path: str | Path | None)
             f"{where}.ssd_data_path: vocab_cache_size says how many rows stay in memory, got 0. "
             "Give at least the distinct keys of the batches in flight."
         )
-    return Ssd(local_path(ssd_data_path, f"{where}.ssd_data_path"), vocab_cache_size)
+    folder = local_path(ssd_data_path, f"{where}.ssd_data_path")
+    return Ssd(folder, vocab_cache_size).named("vocab_cache_size")
 
 
 def _check_dtype(where: str, dtype: Any, choices: Sequence[Any], advice: str) -> None:

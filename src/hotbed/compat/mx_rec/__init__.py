@@ -24,6 +24,7 @@ errors.py       errors of calls at a wrong time
 no_effect.py    arguments without effect, with their reasons
 """
 
+from hotbed import __version__ as __version__
 from hotbed.compat.mx_rec import optimizers
 from hotbed.compat.mx_rec.core.asc.feature_spec import FeatureSpec
 from hotbed.compat.mx_rec.core.asc.helper import get_asc_insert_func

@@ -158,7 +158,9 @@ class TableDescription(nn.Module, ABC):
         """Where its rows lie; of several ranks each has its part of those in memory."""
         if not self.ssd_vocabulary_size:
             return Ram()
-        return Ssd(self.folder or os.getcwd(), math.ceil(self.rows_in_memory / num_ranks))
+        rows = math.ceil(self.rows_in_memory / num_ranks)
+        name = "device_vocabulary_size + host_vocabulary_size"
+        return Ssd(self.folder or os.getcwd(), rows).named(f"{name} of each rank")
 
 
 def _one_lane(where: str, default: Any, dim: int) -> Any:

@@ -61,6 +61,7 @@ class Framework:
         automatic: the lookups of the model in automatic mode; None in FeatureSpec mode.
         clock: the clock of this machine, with the journal of its decisions.
         last_writer: wrote the newest checkpoint; None before the first.
+        last_save: what `Saver.save` returned last, or the path and step that were restored.
         traced: the lookups of a model that step 8 traces; None outside of a trace.
         times: returns the seconds of a batch; None = the collection of timestamps is empty.
         ranks: the processes of the program; None = there is one.
@@ -79,6 +80,7 @@ class Framework:
     automatic: Automatic | None = None
     clock: WallClock = field(default_factory=WallClock)
     last_writer: Writer | None = None
+    last_save: str | None = None
     traced: list[TracedLookup] | None = None
     times: Callable[[Any], Any] | None = None
     ranks: ProgramRanks | None = None

@@ -214,14 +214,12 @@ class Pipeline:
         if table.send_count is not None:
             self.targets.sizes[table.name] = table.send_count
         rows = self.tables[table.name]
-        if table.default is not None and not (table.thresholds or Thresholds()).admits:
-            raise ConfigError(
-                f"sparse_lookup in {table.name!r}: serving_default_value is read for ids that were "
-                f"not admitted, got {table.default} and a table that admits all. Give the feature "
-                "access_threshold=0 or more, or leave it out."
-            )
-        if table.default is not None and rows.default != table.default:
-            rows.set_default(table.default)
+        admits_all = not (table.thresholds or Thresholds()).admits
+        if table.default is not None and (rows.default, rows.always_default) != (
+            table.default,
+            admits_all,
+        ):
+            rows.set_default(table.default, always=admits_all)
 
     def note_lookup(self, table: TableDescription) -> None:
         """Use what a lookup says of its table, before it takes place."""

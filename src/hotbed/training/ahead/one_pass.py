@@ -32,6 +32,10 @@ def obstacle_to_one_pass(network: nn.Module, tables: Iterable[Table]) -> str:
     for table in tables:
         if table.admit is not None:
             return f"ids that table {table.name!r} admits with a batch have no row before it"
+        if table.always_default:
+            return (
+                f"ids that are new to table {table.name!r} read its default before they get a row"
+            )
         if table.dtype != "float32":
             return f"new rows of table {table.name!r} are rounded to {table.dtype}"
     return ""

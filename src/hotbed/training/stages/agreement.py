@@ -82,7 +82,9 @@ def values_of_step(batch: Batch, weights: Sequence[Tensor], tables: Sequence[Tab
         **values_of_batch(batch),
         "torch's generator with the digest": zlib.crc32(torch.get_rng_state().numpy().data),
         "tables that are frozen": {table.name: table.frozen for table in tables if table.frozen},
-        "defaults and min_count of tables": [(table.default, table.min_count) for table in tables],
+        "defaults and min_count of tables": [
+            (table.default, table.always_default, table.min_count) for table in tables
+        ],
         "weights with the digest": digest,
     }
 

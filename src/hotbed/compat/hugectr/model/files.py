@@ -209,6 +209,12 @@ class ModelFiles:
         return self._translation.tables[self._embeddings[name].table]
 
     @property
+    def short_keys(self) -> bool:
+        """Whether files of rows hold keys of 32 bits; a folder of v3.1 and later has 64."""
+        is_folder = self._solver.fit is None and not self._collected
+        return not self._solver.i64_input_key and not is_folder
+
+    @property
     def _shard(self) -> Shard:
         return self._learner.learner.shard
 

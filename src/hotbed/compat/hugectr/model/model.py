@@ -205,6 +205,8 @@ class Model:
         self.translation = self._translated(columns, seed, weights)
         self._say_release()
         self.network = _network(self.translation)
+        # without those that a layer keeps as they are, such as the second bias of a GRU
+        self._learned = [weight for weight in self.dense_parameters() if weight.requires_grad]
         self.learner = RecModel(
             self.network,
             self.translation.loss,
@@ -602,6 +604,7 @@ class Model:
         text = json.dumps(write_graph(graph, self.optimizer), indent=2)
         check_local("graph_to_json.graph_config_file", graph_config_file)
         with writing(graph_config_file):
+            Path(graph_config_file).parent.mkdir(parents=True, exist_ok=True)
             Path(graph_config_file).write_text(text + "\n", encoding="utf-8")
 
     def construct_from_json(self, graph_config_file: str, include_dense_network: bool) -> None:
@@ -721,7 +724,9 @@ class Model:
         def train(source: Any) -> Dataset:
             changed = self._ready(dataclasses.replace(reader, source=source))
             schema = self.translation.schema
-            data = training_data(changed, self.graph.input, self.solver, schema)
+            data = training_data(
+                changed, self.graph.input, self.solver, schema, short_keys=self._files.short_keys
+            )
             for slots in self._files.seen.values():
                 data = data.map(slots)
             return data
@@ -758,7 +763,7 @@ class Model:
     def _apply_frozen(self) -> None:
         if not self._is_compiled:
             return
-        for parameter in self.dense_parameters():
+        for parameter in self._learned:
             parameter.requires_grad_(not self._dense_is_frozen)
         for name, table in self._files.tables.items():
             table.requires_grad_(name not in self._frozen)

@@ -53,7 +53,10 @@ def tiers_of(
     tiers: dict[str, Tier] = {}
     for embedding, config in zip(cached, configs, strict=True):
         num_rows = max(config.num_blocks, 1) * _rows_of_workspace(embedding)
-        tiers[embedding.sparse_embedding_name] = Ssd(cache.local_paths[rank], num_rows)
+        tier = Ssd(cache.local_paths[rank], num_rows)
+        tiers[embedding.sparse_embedding_name] = tier.named(
+            "num_blocks of CreateHMemCache times the rows of the workspace"
+        )
     return tiers
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "All2allGradientsOp",
     "ApplyGradientsStrategy",
     "LIBREC_EOS_OPS_SO",
+    "LIBREC_TF_REC_V1_CPU_SO",
     "BaseEnum",
     "MxRecMode",
 ]
@@ -32,6 +33,7 @@ ASCEND_SPARSE_LOOKUP_LOCAL_EMB = "ASCEND_SPARSE_LOOKUP_LOCAL_EMB"
 ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS = "ASCEND_SPARSE_LOOKUP_UNIQUE_KEYS"
 ASCEND_TIMESTAMP = "ASCEND_TIMESTAMP"
 LIBREC_EOS_OPS_SO = "librec_eos_ops.so"
+LIBREC_TF_REC_V1_CPU_SO = "librec_tf_rec_v1_cpu.so"  # its later name
 
 
 class BaseEnum(Enum):

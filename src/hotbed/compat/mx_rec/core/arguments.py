@@ -49,7 +49,8 @@ class TableArguments:
         host_vocabulary_size: rows that you expect beside them, likewise.
         ssd_vocabulary_size: above 0, rows lie on a disk (`hb.Ssd`), and those of the device and the
             host together stay in memory. The table grows past this number.
-        ssd_data_path: the folder on the disk, which exists; the working directory by default.
+        ssd_data_path: the folder on the disk, which exists; the working directory by default. Of
+            several, tables that lie on a disk take one each, in turn.
         is_save: whether a `Saver` saves it.
         is_dp: has no effect: each rank owns a part of the rows of every table.
         init_param: multiplies initial rows, -10 to 10.
@@ -179,17 +180,18 @@ class TableArguments:
             )
         return device, host, ssd
 
-    @property
-    def folder(self) -> str:
-        """The folder of rows on a disk; "" by default."""
+    def folder(self, number: int) -> str:
+        """Return the folder of the rows of the program's `number`-th table; "" by default.
+
+        Of several folders, tables take one each, in turn.
+        """
         paths = self.ssd_data_path
-        is_list = isinstance(paths, (list, tuple))
-        if not is_list or len(paths) > 1 or not all(isinstance(path, _PATHS) for path in paths):
+        if not isinstance(paths, (list, tuple)) or not all(isinstance(p, _PATHS) for p in paths):
             raise ConfigError(
-                f"{self.where}: ssd_data_path is a list of one folder, got {paths!r}. Give the "
-                "folder whose disk is large enough, or join several disks to one file system."
+                f"{self.where}: ssd_data_path is a list of folders, got {paths!r}. Give the folder "
+                "whose disk is large enough."
             )
-        return os.fspath(paths[0]) if paths else ""
+        return os.fspath(paths[number % len(paths)]) if paths else ""
 
     def _check_name(self) -> None:
         name = self.name

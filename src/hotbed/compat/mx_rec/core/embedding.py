@@ -103,7 +103,8 @@ def create_table(
         is_save=arguments.saves,
     )
     table.padding = arguments.padding
-    table.folder = arguments.folder
+    on_disk = [each for each in owner.tables.values() if each.ssd_vocabulary_size]
+    table.folder = arguments.folder(len(on_disk))
     table.admission_bytes = admission_bytes
     table.averages = arguments.averages
     table.optimizer = _optimizer_of(arguments.where, optimizer_list, owner.optimizers)
@@ -152,10 +153,10 @@ def sparse_lookup(
         batch: the batch as the loop got it, needed with a FeatureSpec.
         access_and_evict_config: thresholds, with `modify_graph`.
         is_grad: whether a gradient flows back.
-        serving_default_value: the value of each lane of an id that was not admitted; None = 0. A
-            tensor has one number, or equal lanes. It belongs to the table: serving uses it, too. It
-            needs an access threshold of 0 or more: without one, an id without a row reads as
-            the row that it would start with.
+        serving_default_value: the value of each lane of an id without a row: in training one that
+            was not admitted, in evaluation and serving also an unknown one. A tensor has one
+            number, or equal lanes. It belongs to the table. None: 0 with an access threshold of 0
+            or more; without one, such an id reads as the row that it would start with.
         dim: the lanes of the table, or None; older programs pass it.
 
     Raises:

@@ -150,8 +150,8 @@ class Program:
             if entry.name not in tables or self._owner.tables[entry.name].default is not None:
                 continue
             default = entry.config.get("default", 0.0)
-            if default != tables[entry.name].default:
-                tables[entry.name].set_default(default)
+            always = entry.config.get("always_default", False)
+            tables[entry.name].set_default(default, always=always)
 
     def _tables(self) -> dict[str, Table]:
         pipeline = self._owner.started("Saver")

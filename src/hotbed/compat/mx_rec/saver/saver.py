@@ -133,9 +133,10 @@ class Saver:
         self._pending = pipeline.progress.step
         if not changes:
             self._base_at = self._owner.clock()
+        self._owner.last_save = f"{save_path}-{step}"
         if wait:
             self.wait()
-        return f"{save_path}-{step}"
+        return self._owner.last_save
 
     @property
     def is_writing(self) -> bool:
@@ -187,6 +188,7 @@ class Saver:
         self._program.load(reader)
         self._parent = reader.manifest.digest
         self._place = _located(save_path)[0]
+        self._owner.last_save = f"{self._place}-{reader.manifest.version}"
         progress.restored = True
         log.info("resuming at global step %d, from %s", reader.manifest.version, reader.folder)
         return reader.manifest.version
