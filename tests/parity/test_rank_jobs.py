@@ -367,6 +367,8 @@ def test_doctor_of_a_rank_without_the_others_ends_with_a_message(
 
 HOSTS = ("hotbed-test-0", "hotbed-test-1")
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
+START = 30
+"""Seconds for the start of torchrun and of its ranks, on a machine with other work beside it."""
 
 
 def ip(*words: str) -> None:
@@ -395,15 +397,15 @@ def hosts() -> Iterator[None]:
 
 
 def start_host(
-    folder: Path, number: int, *flags: str, interface: bool = True
+    folder: Path, number: int, *flags: str, interface: str | None = "hbtest"
 ) -> subprocess.Popen[str]:
-    """Start the rank of a host by torchrun; `interface`: whether it knows the one to use."""
+    """Start the rank of a host by torchrun; `interface`: to use, without the host's number."""
     launcher = ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
     launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29555"]
     job = ["-m", "hotbed.cli", "train", "job.yaml", "--set=output=two", *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if interface:
-        environment["GLOO_SOCKET_IFNAME"] = f"hbtest{number}"
+    if interface is not None:
+        environment["GLOO_SOCKET_IFNAME"] = f"{interface}{number}"
     return subprocess.Popen(
         [
             *["ip", "netns", "exec", HOSTS[number]],
@@ -432,11 +434,47 @@ def test_two_hosts_train_the_state_of_one_process(folder: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("hosts")
 def test_hosts_that_are_known_by_the_loopback_end_at_once_and_say_what_to_set(folder: Path) -> None:
-    for process in [start_host(folder, number, interface=False) for number in range(2)]:
+    for process in [start_host(folder, number, interface=None) for number in range(2)]:
         printed, _ = process.communicate(timeout=60)
         assert process.returncode != 0
         assert "ranks: ranks on 2 hosts cannot reach each other, got this: " in printed
         assert "Ranks on other hosts need GLOO_SOCKET_IFNAME, one of " in printed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("addresses", [("1.1", "2.2"), ("1.1", "1.2"), ("1.1", "1.1")])
+@pytest.mark.usefixtures("hosts")
+def test_hosts_with_an_interface_that_reaches_no_other_end_soon_and_say_what_to_set(
+    folder: Path, addresses: tuple[str, str]
+) -> None:
+    """As that of a container engine: in two networks, in what looks like one, or by one address."""
+    for number, address in enumerate(addresses):
+        names = (f"hblocal{number}", f"hbother{number}")
+        ip("-n", HOSTS[number], "link", "add", names[0], "type", "veth", "peer", "name", names[1])
+        for name in names:
+            ip("-n", HOSTS[number], "link", "set", name, "up")
+        ip("-n", HOSTS[number], "addr", "add", f"10.231.{address}/24", "dev", names[0])
+    started = [start_host(folder, number, interface="hblocal") for number in range(2)]
+    began = time.monotonic()
+    for process in started:
+        printed, _ = process.communicate(timeout=100)
+        seconds = time.monotonic() - began
+        print(f"a host ended after {seconds:.1f} s")
+        assert process.returncode != 0
+        assert re.search(r"cannot reach rank [01] by its address 10\.231\.[12]\.[12], got", printed)
+        assert "Set GLOO_SOCKET_IFNAME to the interface between the hosts" in printed
+        assert seconds < 30 + START
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("hosts")
+def test_a_host_waits_for_another_one_that_comes_late(folder: Path) -> None:
+    started = [start_host(folder, 0)]
+    time.sleep(15)
+    started.append(start_host(folder, 1))
+    for process in started:
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
 
 
 def kill_host(number: int) -> None:

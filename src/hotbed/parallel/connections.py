@@ -9,15 +9,18 @@ import math
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllToAllOptions, PrefixStore
+from torch.distributed.distributed_c10d import AllToAllOptions, PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from hotbed.errors import ConfigError
@@ -30,9 +33,12 @@ TIMEOUT = "HOTBED_RANKS_TIMEOUT"
 LONGEST_SECONDS = 7 * 86_400
 """The longest timeout: in milliseconds it fits into 31 bits, as sockets need it."""
 CHECK_TIMEOUT = timedelta(seconds=10)
-"""How long each of the two messages may take that check new connections."""
+"""How long each of the two messages may take that check new connections, and before them a first
+contact with all other hosts."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Environment variable: the network interface that gloo connects over."""
+"""Environment variable: the network interface that gloo connects over, or several with commas."""
+ADDRESS_OF_INTERFACE = 0x8915
+"""The request of Linux for the IPv4 address of a network interface."""
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup | None] = WeakKeyDictionary()
 """The connections for each default group of torch; None = these are its own."""
@@ -100,6 +106,9 @@ def connect(timeout: timedelta) -> dist.ProcessGroup | None:
     if default not in _GROUPS:
         if dist.get_backend() == "gloo":
             dist.barrier()  # ranks may arrive minutes apart, as the program's own timeout allows
+        with unreached_explained():
+            beside = PrefixStore("hotbed/beside", _get_default_store())
+            _check_hosts(beside, dist.get_rank(), dist.get_world_size())
         atexit.register(_leave)
         _begin_calls()
         _GROUPS[default] = connect_again(call_timeout())
@@ -176,17 +185,77 @@ def unreached_explained() -> Iterator[None]:
 def _check_hosts(store: PrefixStore, rank: int, size: int) -> None:
     """Raise ConfigError, on every rank, if ranks on other hosts cannot reach one by its address.
 
-    gloo connects in any case, and waits for minutes for a rank that is not there.
+    gloo connects in any case, and waits for minutes for a rank that it cannot reach.
     """
-    store.set(f"host/{rank}", json.dumps([_network(), name_problems()]))
-    every = [json.loads(store.get(f"host/{number}")) for number in range(size)]
-    problems = dict.fromkeys(problem for _, of_rank in every for problem in of_rank)
-    num_hosts = len({network for network, _ in every})
-    if problems and num_hosts > 1:
+    every = _of_every_rank(store, "host", [_network(), name_problems()], rank, size)
+    networks = [network for network, _ in every]
+    problems = [problem for _, of_rank in every for problem in of_rank]
+    if len(set(networks)) == 1:
+        return
+    if not problems:
+        with ExitStack() as open_servers:
+            places = []
+            for address in _own_addresses():
+                server = open_servers.enter_context(socket.create_server((address, 0)))
+                places.append(server.getsockname())
+            every_place = _of_every_rank(store, "place", places, rank, size)
+            others = [number for number in range(size) if networks[number] != networks[rank]]
+            unreached = _unreached({number: every_place[number] for number in others})
+            problems = _of_every_rank(store, "unreached", unreached, rank, size)
+    if any(problems):
         raise ConfigError(
-            f"ranks: ranks on {num_hosts} hosts cannot reach each other, got this: "
-            f"{' '.join(problems)} `torchrun -m hotbed.cli doctor` tests the hosts."
+            f"ranks: ranks on {len(set(networks))} hosts cannot reach each other, got this: "
+            f"{' '.join(dict.fromkeys(filter(None, problems)))} `torchrun -m hotbed.cli doctor` "
+            "tests the hosts."
         )
+
+
+def _of_every_rank(store: PrefixStore, kind: str, value: Any, rank: int, size: int) -> list[Any]:
+    """Return a value of each rank; all of them call this."""
+    store.set(f"{kind}/{rank}", json.dumps(value))
+    values = []
+    for number in range(size):
+        try:
+            values.append(json.loads(store.get(f"{kind}/{number}")))
+        except RuntimeError as error:
+            raise RuntimeError(f"no sign of rank {number}") from error
+    return values
+
+
+def _own_addresses() -> list[str]:
+    """Return the addresses of this host by which gloo connects, as far as that can be known."""
+    chosen = os.environ.get(INTERFACE)
+    if chosen is None:
+        return [socket.gethostbyname(socket.gethostname())]
+    addresses = []
+    with socket.socket() as probe, suppress(OSError, ImportError):  # none of IPv4
+        import fcntl
+
+        for name in chosen.split(","):
+            request = struct.pack("256s", name.encode())
+            answer = fcntl.ioctl(probe.fileno(), ADDRESS_OF_INTERFACE, request)
+            addresses.append(socket.inet_ntoa(answer[20:24]))
+    return addresses
+
+
+def _unreached(places: Mapping[int, Sequence[tuple[str, int]]]) -> str:
+    """Return why a rank on another host cannot be reached from here; "" if all can.
+
+    `places`: where each of them listens.
+    """
+    end = time.monotonic() + CHECK_TIMEOUT.total_seconds()
+    for number, of_rank in places.items():
+        for place in of_rank:
+            try:
+                socket.create_connection(place, max(end - time.monotonic(), 0.1)).close()
+            except OSError as error:
+                interfaces = ", ".join(name for _, name in socket.if_nameindex())
+                return (
+                    f"{socket.gethostname()!r} cannot reach rank {number} by its address "
+                    f"{place[0]}, got {error}. Set {INTERFACE} to the interface between the hosts "
+                    f"on each of them, here one of {interfaces}."
+                )
+    return ""
 
 
 def _network() -> str:
@@ -202,10 +271,11 @@ def name_problems() -> list[str]:
     """Return what keeps other hosts from reaching this one by its name, a sentence or two each."""
     interfaces = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get(INTERFACE)
-    if chosen == "lo":
-        return [f"{INTERFACE}={chosen}: the loopback reaches no other host."]
     if chosen is not None:
-        if chosen in interfaces:
+        names = chosen.split(",")
+        if "lo" in names:
+            return [f"{INTERFACE}={chosen}: the loopback reaches no other host."]
+        if set(names) <= set(interfaces):
             return []
         return [
             f"{INTERFACE}={chosen}: there is no such interface here. Give one of "
