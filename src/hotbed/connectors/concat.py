@@ -16,6 +16,7 @@ from hotbed.connectors.endings import check_source
 from hotbed.connectors.plan import READ_ALL, READ_ROWS, ReadPlan
 from hotbed.connectors.position import (
     IMPRESSION,
+    MARKS,
     PLACE,
     Batches,
     Position,
@@ -233,6 +234,7 @@ def _name(part: int) -> str:
 def _require(wanted: Sequence[str], names: Sequence[str], part: int) -> None:
     missing = [name for name in wanted if name not in names]
     if missing:
+        names = [name for name in names if name not in MARKS]
         raise SchemaError(
             f"{_name(part)}: columns {missing} of the first source are absent, got {names}. Give "
             "every source the columns of the first."

@@ -389,13 +389,14 @@ def _as_lists(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 def present_keys(values: pa.Array) -> pa.Array:
     """Return the values of a key column without encodings, null for empty text and NaN.
 
-    These are missing, and a missing key is equal to no other.
+    These are missing, and a missing key is equal to no other. -0.0 becomes 0.0, which it equals.
     """
     kind = plain(values.type)
     values = recast(values, kind)
     if is_text(kind):
         is_missing = pc.equal(pc.binary_length(values), 0)
     elif pa.types.is_floating(kind):
+        values = pc.add(values.cast(pa.float64()), 0.0).cast(kind)
         is_missing = pc.is_nan(values.cast(pa.float64()))
     else:
         return values

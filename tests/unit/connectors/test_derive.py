@@ -111,6 +111,15 @@ def test_a_key_that_is_missing_is_equal_to_no_other(keys: pa.Array) -> None:
     assert column(rows.join(side, on="key"), "x") == [1, None, None]
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_both_zeros_are_one_key(kind: pa.DataType) -> None:
+    rows = Memory(pa.table({"key": pa.array([0.0, -0.0, 1.0]).cast(kind)}))
+    side = pa.table({"key": pa.array([-0.0, 1.0, 0.0]).cast(kind), "x": [1, 2, 3]})
+    assert column(rows.join(Memory(side[:2]), on="key"), "x") == [1, 1, 2]
+    with pytest.raises(DataError, match="1 rows that repeat one"):
+        column(rows.join(Memory(side), on="key"), "x")
+
+
 def test_a_join_refuses_what_is_ambiguous() -> None:
     with pytest.raises(DataError, match="must be unique, got 1 rows that repeat one"):
         column(EVENTS.join(Memory({"item": [1, 1], "x": [1, 2]}), on="item"), "x")
