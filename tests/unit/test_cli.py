@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from hotbed.job.draft import draft
 from hotbed.job.file import parse_value
 from hotbed.job.job import Job
 from hotbed.persist import checkpoint
+from hotbed.persist.inspect import describe_checkpoint
 from hotbed.prepare import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +180,53 @@ def test_train_evaluate_predict_inspect(
     assert code == 0
     assert "user" in after
     assert "not trained yet" not in after
+
+
+JOIN_JOB = """
+metrics: [log_loss]
+schema: {columns: [{kind: label, name: clicked}, {kind: id, name: user}]}
+model: {kind: lr}
+stream:
+  kind: join
+  impressions: {kind: follow, directory: shown, settle_seconds: 0.01}
+  outcomes: {kind: follow, directory: clicks, settle_seconds: 0.01}
+  "on": id
+  within: 20
+  time: at
+  label: clicked
+fit: {stream_batch_size: 32}
+checkpoint: {every_steps: 1}
+output: joined
+"""
+
+
+def test_inspect_of_a_job_shows_what_its_join_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("join.yaml").write_text(JOIN_JOB)
+    for name, late in (("shown", 0), ("clicks", 4)):
+        Path(name).mkdir()
+        events = [
+            {"id": row, "user": row % 7, "at": 1_700_000_000 + row + late} for row in range(200)
+        ]
+        Path(name, "a.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    code, before, error = call(capsys, monkeypatch, "inspect", "join.yaml")
+    assert code == 0, error
+    assert "not trained yet" in before
+    assert "open_impressions" not in before
+    code, _, error = call(capsys, monkeypatch, "online", "join.yaml", "--max-steps", "5")
+    assert code == 0, error
+    join = describe_checkpoint("joined/checkpoint")["join"]
+    assert join["open_impressions"] > 0
+    for changes in ([], ["--set", "loss=mse"]):
+        code, printed, _ = call(capsys, monkeypatch, "inspect", "join.yaml", *changes)
+        assert code == 0
+        lines = [re.sub(r"[^\w: -]+", " ", line).split() for line in printed.splitlines()]
+        assert ["open_impressions", f"{join['open_impressions']}"] in lines
+        assert ["impressions", "200"] in lines
+        assert ["newest", "of", "input", "0", "2023-11-14", "22:16:39", "UTC"] in lines
+        assert ("not the trained model" in printed) == bool(changes)
 
 
 def test_exported_model_scores_files_as_the_job_does(

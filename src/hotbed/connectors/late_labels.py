@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,11 @@ import pyarrow.compute as pc
 
 from hotbed import checks
 from hotbed.connectors.merge import Events, PlaceAfter
-from hotbed.connectors.times import LATEST
+from hotbed.connectors.times import LATEST, text_of_time
 from hotbed.connectors.types import is_text, present_keys
 from hotbed.errors import ConfigError, SchemaError
+
+logger = logging.getLogger("hotbed.connectors")
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,9 @@ class LabelJoin:
     depend on how the events are cut into runs.
     """
 
-    def __init__(self, late: LateLabels) -> None:
+    def __init__(self, late: LateLabels, unit: str) -> None:
         self.late = late
+        self.unit = unit
         self.window = int(late.within_seconds * 1e6)
         self.waiting: pa.Table | None = None
         self.numbers = np.zeros(0, np.int64)  # of the waiting samples
@@ -107,7 +111,24 @@ class LabelJoin:
         # numbers of the samples that were yielded, back to the first start
         self.emitted = np.zeros(0, np.int64)
 
-    def __call__(self, run: Events) -> Events:
+    def over(self, runs: Iterable[Events]) -> Iterator[Events]:
+        """Yield the samples that each run of events decides; say at the end if there were none."""
+        num_samples = 0
+        for run in runs:
+            samples = self.decided(run)
+            num_samples += len(samples.keys)
+            yield samples
+        if len(self.times) and not num_samples:
+            logger.warning(
+                "replay: no sample comes of %d events %r, the windows of all reach beyond the last "
+                "event, the newest of them is of %s (unit %r). Check the unit and within_seconds",
+                len(self.times),
+                self.late.event,
+                text_of_time(int(self.times.max())),
+                self.unit,
+            )
+
+    def decided(self, run: Events) -> Events:
         """Return the samples that these events decide, in the order of decision."""
         first = self.num_events
         count = len(run.keys)

@@ -137,7 +137,7 @@ class Replay(Source):
         if self.late is None:
             labelled = _plain(runs)
         else:
-            labelled = map(LabelJoin(self.late), runs)
+            labelled = LabelJoin(self.late, self.unit).over(runs)
         if self.speed is None:
             pace = None
         else:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from decimal import Context
 from typing import Any
 
@@ -107,6 +108,17 @@ def check_unit(where: str, unit: str) -> None:
             f"{where}: unknown unit, got {unit!r}. Use s, ms, us, ns, iso or a format such as "
             "'%y%m%d%H'."
         )
+
+
+def text_of_time(micros: int) -> str:
+    """Return microseconds since 1970 as ISO text, for messages."""
+    if micros <= EARLIEST:
+        return "no time yet"
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    except OverflowError:
+        return f"{micros} microseconds since 1970"
+    return moment.isoformat()
 
 
 def check_median(where: str, times: np.ndarray, unit: str, first: Any) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotbed.data.arrow_types import Shape, Type
+from hotbed.data.columns import require_columns
 from hotbed.data.dataset import Dataset
 from hotbed.data.encode import Encoder, check_types
 from hotbed.data.schema import Schema
-from hotbed.errors import SchemaError
+from hotbed.errors import DataError, SchemaError
 from hotbed.training.trained import TypedModel
 
 
@@ -47,6 +48,28 @@ def check_encoder(model: TypedModel, encoder: Encoder) -> None:
         if encoder is model.encoder:
             model.encoder = None
         raise
+
+
+def check_validation(data: Any, valid: Any) -> None:
+    """Raise SchemaError before the first step if data could not be validated after it.
+
+    Args:
+        data: what is learned.
+        valid: what is evaluated; its columns and their types are looked at if it is a Dataset.
+    """
+    if not isinstance(valid, Dataset) or valid.endless:
+        return
+    try:
+        present = valid.source.schema().names
+    except DataError:  # reading raises it, too
+        return
+    try:
+        require_columns(valid.schema.raw_columns(), present)
+        if isinstance(data, Dataset) and not data.endless:
+            learned = data.schema.with_types(*data.raw_types())
+            check_types(learned, valid.schema, *valid.raw_types())
+    except SchemaError as error:
+        raise SchemaError(f"valid: {error}") from error
 
 
 def learn_types(

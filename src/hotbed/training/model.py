@@ -42,7 +42,7 @@ from hotbed.training.ahead import depth_for, obstacle_to_one_pass, unwrap
 from hotbed.training.arguments import check_evaluation, check_names, check_network, tables_of
 from hotbed.training.callbacks.validation import Validate
 from hotbed.training.described import described_argument, given_tables, headline_of, summary_of
-from hotbed.training.learned_types import typed
+from hotbed.training.learned_types import check_validation, typed
 from hotbed.training.loop import (
     check_batches,
     check_ends,
@@ -615,6 +615,9 @@ class RecModel:
                 validates = True
         if validates:
             self._check_measurable("valid")
+        datasets = [callback.data for callback in callbacks if isinstance(callback, Validate)]
+        for data in (goal.valid, *datasets):
+            check_validation(goal.dataset, data)
         if progress and speaks():
             callbacks = [*callbacks, ProgressBar()]
         return Callbacks(callbacks)

@@ -789,3 +789,20 @@ def test_a_join_that_reads_for_a_minute_without_a_sample_says_what_holds_it(
     assert live.open_rows.levels()["held_outcomes"] == 1
     assert live.open_rows.counts["impressions"] == 90
     assert live.open_rows.newest() == [{"": 89_000_000}, {"": 7_000_000}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_join_without_a_sample_to_its_end_says_so(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where seconds are read as microseconds: no window closes, and nothing fails."""
+    shown: Any = Memory({"id": [1, 2], "time": [0, 90]})
+    if stream:
+        shown = FakeStream({"id": [1, 2], "time": [0, 90]}, ends=True)
+    join = Join(shown, Memory({"id": [1], "time": [95]}), on="id", within=60, unit="us")
+    assert rows(join) == []
+    assert "no sample comes of 2 impressions" in caplog.text
+    assert "1970-01-01T00:00:00.000095+00:00 (unit 'us')" in caplog.text
+    caplog.clear()
+    assert labels(replace(join, unit="s")) == {1: 0.0}
+    assert not caplog.text

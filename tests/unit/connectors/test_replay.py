@@ -394,6 +394,16 @@ def test_a_wrong_unit_of_a_source_is_refused(factors: tuple[int, int]) -> None:
                 list(source.read(plan=ReadPlan(skips=Skips())))
 
 
+def test_late_labels_without_a_sample_to_their_end_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    source = Replay([events((0, "view", 1, 1), (90, "view", 1, 2))], "at", "us", late=LATE)
+    assert read(source) == []
+    assert "no sample comes of 2 events 'view'" in caplog.text
+    assert "1970-01-01T00:00:00.000090+00:00 (unit 'us')" in caplog.text
+    caplog.clear()
+    assert len(read(replace(source, unit="s"))) == 1
+    assert not caplog.text
+
+
 def test_a_clock_that_is_set_back_stops_no_replay() -> None:
     seconds = iter([10.0, 10.5, -3600.0, *(-3600 + n / 2 for n in range(1, 40))])
     live = Live(tick_seconds=0.0, clock=lambda: next(seconds))

@@ -188,6 +188,25 @@ def test_empty_data_are_an_error_and_empty_validation_data_before_training(
     assert len(model.predict(empty(world))) == 0
 
 
+@pytest.mark.parametrize("by", ["valid", "callback"])
+def test_validation_data_without_a_column_or_of_another_type_are_an_error_before_training(
+    by: str,
+) -> None:
+    schema = hb.Schema([hb.Label("label"), hb.Id("user")])
+    data = hb.Dataset(hb.sources.Memory({"label": [0, 1], "user": [1, 2]}), schema)
+    network = hb.models.LR(schema, hb.make_tables(schema, 1))
+    model = hb.RecModel(network, "bce", "adam")
+    for columns, message in (
+        ({"user": [1]}, r"valid: columns \['label'\] are missing"),
+        ({"label": [1], "user": ["a"]}, "valid: column 'user': it held integer values"),
+    ):
+        valid = hb.Dataset(hb.sources.Memory(columns), schema)
+        callbacks = [hb.callbacks.Validate(data=valid)] if by == "callback" else []
+        with pytest.raises(SchemaError, match=message):
+            model.fit(data, None if callbacks else valid, callbacks=callbacks, progress=False)
+        assert model.counters["steps"] == 0
+
+
 def test_validation_of_a_network_that_returns_its_loss_is_rejected_before_training(
     dataset: Any, network: Any
 ) -> None:

@@ -118,8 +118,7 @@ class JoinReading:
             if result.accepted and not self._skip:
                 yield self._preview(result), Position({**before, "row": 0})
             samples = self._samples(result)
-            if self.join.endless:
-                self._stalls.note(turn["rows"], samples.num_rows)
+            self._stalls.note(turn["rows"], samples.num_rows)
             for start in range(self._skip, samples.num_rows, batch_rows):
                 end = min(start + batch_rows, samples.num_rows)
                 after = self.position()
@@ -131,6 +130,8 @@ class JoinReading:
                 yield TICK, self.position()
             self._skip = 0
         self._intake.end()
+        if not self._goal:
+            self._stalls.end(self.open.counts["impressions"], self.open.watermark)
 
     def position(self, number: int | None = None) -> Position:
         """Return the position before the next turn; `number`: the input of this turn, if known."""

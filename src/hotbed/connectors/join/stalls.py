@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warning where a join reads events for a minute and none becomes a sample."""
+"""Warnings where a join reads events and none becomes a sample: for a minute, or to the end."""
 
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime, timedelta
 
 from hotbed.connectors.join.lanes import Lanes
 from hotbed.connectors.join.settings import JoinSettings
 from hotbed.connectors.live import Live
-from hotbed.connectors.times import EARLIEST
+from hotbed.connectors.times import text_of_time
 
 logger = logging.getLogger("hotbed.connectors")
 
@@ -25,10 +24,12 @@ class Stalls:
         self._lanes = lanes
         self._since = live.clock()
         self._num_rows = 0
+        self._num_samples = 0
 
     def note(self, num_rows: int, num_samples: int) -> None:
         """Note how many rows a turn took and how many samples it decided."""
         now = self._clock()
+        self._num_samples += num_samples
         if num_samples or now < self._since:
             self._since = now
             self._num_rows = 0
@@ -45,11 +46,22 @@ class Stalls:
                 now - self._since,
                 number,
                 partition,
-                _text(newest),
+                text_of_time(newest),
                 self._unit(number),
             )
             self._since = now
             self._num_rows = 0
+
+    def end(self, num_impressions: int, newest: int) -> None:
+        """Note that all inputs ended, after so many impressions and at a newest event time."""
+        if num_impressions and not self._num_samples:
+            logger.warning(
+                "join: no sample comes of %d impressions, the windows of all reach beyond the "
+                "newest event, %s (unit %r). Check the unit of the times and the windows",
+                num_impressions,
+                text_of_time(newest),
+                self._join.unit,
+            )
 
     def _unit(self, number: int) -> str:
         """Return the unit of an input's times."""
@@ -59,13 +71,3 @@ class Stalls:
                 if outcome.source == source and outcome.unit is not None:
                     return outcome.unit
         return self._join.unit
-
-
-def _text(micros: int) -> str:
-    if micros <= EARLIEST:
-        return "no time yet"
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
-    except OverflowError:
-        return f"{micros} microseconds since 1970"
-    return moment.isoformat()

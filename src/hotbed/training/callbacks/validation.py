@@ -32,14 +32,14 @@ class Validate:
     def __init__(self, every_steps: int | None = None, data: Iterable[Any] | None = None) -> None:
         checks.at_least("Validate.every_steps", every_steps, 1, "Give a positive integer.")
         self._every = every_steps
-        self._data = data
+        self.data = data
         self._at = -1
         self._step = 0
 
     def on_fit_begin(self, run: Run) -> None:
         self._at = -1
         self._step = run.step
-        if self._data is None and run.goal.valid is None:
+        if self.data is None and run.goal.valid is None:
             raise ConfigError(
                 "Validate: it needs data to evaluate, got fit() without valid. "
                 "Give fit(valid=…) or data=…."
@@ -70,7 +70,7 @@ class Validate:
 
     def _validate(self, run: Run) -> None:
         curves = ReliabilityWatch()
-        data = self._data
+        data = self.data
         if data is None:
             data = run.goal.valid
         assert data is not None
