@@ -39,6 +39,7 @@ from torch.optim.swa_utils import AveragedModel
 import hotbed as hb
 import hotbed.compat.hugectr as hugectr
 import hotbed.compat.hugectr.model.model as hugectr_module
+import hotbed.compat.mindspore_rec as mindspore
 import hotbed.compat.mx_rec as mx_rec
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.pipeline import Pipeline
@@ -191,7 +192,13 @@ def counted(counters: Mapping[str, int]) -> dict[str, int]:
 CASES: dict[str, Case] = {}
 QUICK: list[str] = []
 """Cases of every run of the suite; the soak runs all."""
-FEW_GRAINS = ("half_precision", "own_loop", "hugectr_placements")
+FEW_GRAINS = (
+    "half_precision",
+    "own_loop",
+    "hugectr_placements",
+    "mindspore_door",
+    "mindspore_data_of_each_rank",
+)
 """Cases of four grains."""
 
 
@@ -755,6 +762,101 @@ def hugectr_placements() -> Found:
     return found(model.learner, measured=[*measured, files])
 
 
+class Computes(nn.Module):
+    """A network of MindSpore's names that computes its keys, and looks up one table twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        limits = {"permit_filter_value": 2, "evict_filter_value": 4}
+        self.deep = mindspore.HashEmbeddingLookup(4, max_norm=0.5, **limits)
+        self.wide = mindspore.MapParameter(value_shape=1, default_value="ones")
+        self.mlp = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Dropout(0.2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        deep = self.mlp(self.deep(ids).flatten(1)).sum(1)
+        return deep + self.wide[ids % 40].sum((1, 2)) + self.wide.get(ids[:, 0]).squeeze(1)
+
+
+def clicks(steps: int, *, own: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of 45 samples; `own`: of several ranks each has some of them, the first one most."""
+    draws = torch.Generator().manual_seed(1)
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    ends = [0, *(45 - 5 * (ranks - other) for other in range(1, ranks)), 45]
+    run = slice(*ends[rank : rank + 2]) if own else slice(None)
+    for _ in range(steps):
+        ids = torch.randint(-5, 60, (45, 3), generator=draws, dtype=torch.int32)
+        yield ids[run], (ids.sum(1) % 2).float()[run]
+
+
+class Stops(mindspore.Callback):
+    """Keeps losses, and stops at a step; of several ranks, the first one has it."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.losses: list[float] = []
+
+    def step_end(self, run_context: Any) -> None:
+        args = run_context.original_args()
+        self.losses.append(float(args.net_outputs))
+        if args.cur_step_num == self.step:
+            run_context.request_stop()
+
+
+def of_mindspore(*, own: bool) -> Found:
+    """A program learns, saves, scores, and changes its tables; another one restores it."""
+
+    def program() -> mindspore.RecModel:
+        settings = {"grains": 4, "data_parallel": own, "metrics": {"auc", "loss"}}
+        return mindspore.RecModel(Computes(), "bce", hb.Adam(lr=0.1), **settings)
+
+    model = program()
+    shard = model.engine.learner.shard
+    with ExitStack() as opened, redirect_stdout(io.StringIO()) as printed:
+        folder = shard.from_first(lambda: opened.enter_context(tempfile.TemporaryDirectory()))
+        config = mindspore.CheckpointConfig(save_checkpoint_steps=3)
+        saves = mindspore.ModelCheckpoint("m", folder, config)
+        stops = Stops(7)
+        torch.manual_seed(3)
+        callbacks = [mindspore.LossMonitor(2), saves, *([stops] if shard.is_first else [])]
+        history = model.online_train(clicks(9, own=own), callbacks)
+        fitted = model.train(2, list(clicks(2, own=own)), [saves])
+        other = program()
+        other.engine.restore(saves.latest_ckpt_file_name)
+        measured = [
+            history.metrics,
+            fitted.epochs[-1]["loss"],
+            shard.from_first(lambda: stops.losses),
+        ]
+        measured += [each.eval(list(clicks(3, own=own))) for each in (model, other)]
+        ids = next(clicks(1, own=own))[0]
+        predicted = [part for of_rank in shard.gathered(model.predict(ids)) for part in of_rank]
+        measured.append(predicted[: len(ids) if not own else None])
+        shard.from_first(lambda: None)  # all have read the state
+    deep, wide = model.train_network.deep.embedding_table, model.train_network.wide
+    for values in (deep, wide):
+        values.export_data()
+        values.put(np.arange(50, 90), np.ones((40, *values.value_shape)))
+        values.erase(np.arange(10))
+        measured.append([part.tolist() for part in values.export_data(incremental=True)])
+        values.import_data(values.export_data())
+        measured.append([part.tolist() for part in values.get_data()])
+        measured.append(values.get(np.arange(60), insert_default_value=False).tolist())
+    lines = shard.gathered(printed.getvalue().count("loss is"))
+    assert lines == [3, *[0] * (shard.size - 1)]
+    return found(model.engine, measured=measured)
+
+
+@quick
+def mindspore_door() -> Found:
+    return of_mindspore(own=False)
+
+
+@quick
+def mindspore_data_of_each_rank() -> Found:
+    return of_mindspore(own=True)
+
+
 def digests_of_files(folder: str) -> dict[str, int]:
     files = {str(path.relative_to(folder)): path for path in Path(folder).rglob("*")}
     return {
@@ -1187,6 +1289,12 @@ def moved_by_fsdp() -> None:
     exec(code, fsdp)
 
 
+def learned_keys() -> mindspore.MapParameter:
+    model = mindspore.RecModel(Computes(), "bce", "adam", data_parallel=True)
+    model.train(1, list(clicks(1, own=True)))
+    return model.train_network.wide
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "updates itself": (lambda: hb.RecModel(UpdatesItself(), grains=4), "a network that updates"),
     "no grains": (lambda: step(small(), grains=1), "Make RecModel with grains, such as 8"),
@@ -1196,12 +1304,39 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "plain weights": (plain_weights, "plain_state_dict: several ranks hold the rows of 'user'"),
     "sparse gradients": (with_sparse_gradients, "got 'others', an embedding with sparse=True"),
+    "a program of MindSpore that updates itself": (
+        lambda: mindspore.RecModel(Computes()),
+        "RecModel.optimizer: several ranks add up gradients before an update",
+    ),
+    "tuples of nobody": (
+        lambda: mindspore.RecModel(Computes(), "bce", "adam").train(1, list(clicks(1, own=True))),
+        "train_dataset: tuples of several ranks are those of each rank, or the same on all",
+    ),
+    "values that one rank puts": (
+        lambda: learned_keys().put([1], [[float(is_last_rank())]]),
+        "got values to put into 'wide' [",
+    ),
+    "other data of each rank": (
+        lambda: mindspore.RecModel(Computes(), "bce", "adam", data_parallel=False).train(
+            1, [(torch.full((40, 3), int(is_last_rank())), torch.ones(40))]
+        ),
+        "got column 'tensor 0' of a batch with the digest",
+    ),
+    "batches of each rank": (
+        lambda: mindspore.RecModel(Computes(), "bce", "adam", data_parallel=True).train(
+            1, list(dataset(ONE_LABEL))
+        ),
+        "data: batches of each rank are tuples",
+    ),
     "no table": (
         lambda: hb.RecModel(nn.Linear(1, 1), "bce", "adam", grains=4),
         "ranks: several ranks share the rows of tables, got a network without a table",
     ),
     "boost_level": (lambda: step(small(), boost_level="O1", metrics={"auc"}), "a compiled network"),
-    "tuples": (lambda: step(small(), (torch.ones(4), torch.ones(4))), "got 4 grains and a tuple"),
+    "tuples": (
+        lambda: step(small(), (torch.ones(4), torch.ones(4))),
+        "columns of a batch, got a tuple",
+    ),
     "Insert": (mapped_by_insert, "got 4 grains and a batch of hb.Ahead or hb.Insert"),
     "files of HugeCTR": (
         lambda: hugectr_model(grains=4).load_sparse_weights(["never", "never"]),

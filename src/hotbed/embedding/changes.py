@@ -43,6 +43,7 @@ class ChangeReader:
     Args:
         table: the table.
         wait_seconds: how long a read waits while a checkpoint of the table is being written.
+        own_rows: whether it reads the rows of this process alone, where several have a part.
 
     Example:
         >>> reader = ChangeReader(table)
@@ -51,15 +52,17 @@ class ChangeReader:
         >>> copied.remove(news.removed)
     """
 
-    def __init__(self, table: Table, wait_seconds: float = 60.0) -> None:
+    def __init__(self, table: Table, wait_seconds: float = 60.0, *, own_rows: bool = False) -> None:
         self.table = table
         self._wait = wait_seconds
+        self._own_rows = own_rows
         self._taken = -1
         self._native: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ChangeReader:
         """Return a reader of the table's copy, which has read nothing yet."""
-        return ChangeReader(copy.deepcopy(self.table, memo), self._wait)
+        copied = copy.deepcopy(self.table, memo)
+        return ChangeReader(copied, self._wait, own_rows=self._own_rows)
 
     @property
     def has_read(self) -> bool:
@@ -95,7 +98,7 @@ class ChangeReader:
         return self._read(changes=True)
 
     def _read(self, *, changes: bool) -> Changes:
-        if self.table.is_spread:
+        if self.table.is_spread and not self._own_rows:
             raise TableError(
                 f"table {self.table.name!r}: several ranks hold its rows, got a reader on one of "
                 "them. Read the states that all ranks save, such as by hb.checkpoints.Replica."

@@ -55,6 +55,12 @@ class Spread(Protocol):
             ConfigError: on each of them, before a row is removed: they got other ids.
         """
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Return a value of each process, in their order."""
+
+    def check_equal(self, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError, in all processes, if a setting is not the same in all of them."""
+
 
 class Snapshot:
     """All rows of a table at one moment, or with `changes` those changed since the last snapshot.

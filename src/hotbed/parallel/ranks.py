@@ -467,7 +467,8 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         values = tensor.detach().contiguous().view(-1)
-        digest.update(values.view(torch.uint8).numpy().tobytes())
+        if len(values):  # an empty array may have a stride of 0
+            digest.update(values.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:12]
 
 

@@ -164,6 +164,12 @@ class _TableShard(Spread):
         self._shard.check_equal({f"ids to remove from table {self._table!r}": _brief(ids)})
         return sum(self._shard.gathered(remove(ids)))
 
+    def gathered(self, value: Any) -> list[Any]:
+        return self._shard.gathered(value)
+
+    def check_equal(self, settings: Mapping[str, Any]) -> None:
+        self._shard.check_equal(settings)
+
 
 def _brief(ids: NDArray[np.int64]) -> str:
     """Return the number of ids and their digest."""

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotbed.data.batch import Batch, changed
 from hotbed.data.dataset import Dataset
+from hotbed.errors import ConfigError
+from hotbed.parallel import Shard
 from hotbed.training.run import Run
+from hotbed.training.stages.example import from_array
 
 
 @contextmanager
@@ -21,6 +29,9 @@ def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     here, which ends that thread.
     """
     shard = run.learner.shard
+    if isinstance(data, BatchesOfRanks):
+        yield data.joined(shard)
+        return
     is_shared = run.online and shard.size > 1
     if is_shared and not shard.is_first:
         yield _from_first_rank(iter(()), run)
@@ -31,6 +42,76 @@ def opened(data: Iterable[Any], run: Run) -> Iterator[Iterator[Any]]:
     finally:
         if items is not data and hasattr(items, "close"):
             items.close()
+
+
+class BatchesOfRanks:
+    """Tuples that each rank has of its own: together, in the order of the ranks, they are a batch.
+
+    They end with those of the rank that has fewest, after which all ranks are at the same step.
+
+    Args:
+        data: yields tuples of tensors or arrays, a row for each sample.
+    """
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._data = data
+        self._rows: list[int] = []  # of each rank, in the last batch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    def joined(self, shard: Shard) -> Iterator[Any]:
+        """Yield the batches of all ranks; each rank gets every batch.
+
+        Raises:
+            ConfigError: on each rank: an item is not a tuple, or those of two ranks differ in kind.
+        """
+        items = iter(self._data)
+        while True:
+            with shard.together():
+                own = next((item for item in items if item is not None), None)
+                packed = None if own is None else _leaves_of(own)
+            every = [of_rank for of_rank in shard.gathered(packed) if of_rank is not None]
+            if len(every) < shard.size:
+                return
+            self._rows = [len(leaves[0]) if leaves else 0 for leaves, _ in every]
+            yield _side_by_side(every)
+
+    def own_rows(self, values: Any, shard: Shard) -> Any:
+        """Return the values of the samples of this rank, of those of one batch of all ranks."""
+        ends = [0, *accumulate(self._rows)]
+        first, last = ends[shard.rank : shard.rank + 2]
+        if isinstance(values, Mapping):
+            return {name: of_label[first:last] for name, of_label in values.items()}
+        return values[first:last]
+
+
+def _leaves_of(item: Any) -> tuple[list[Any], Any]:
+    """Return the tensors of a tuple, and its structure."""
+    if isinstance(item, Batch):
+        raise ConfigError(
+            "data: batches of each rank are tuples, got those of a hb.Dataset. Give all ranks the "
+            "whole Dataset without data_parallel: each computes its part of a batch."
+        )
+    item = tuple(item) if isinstance(item, list) else item
+    leaves, structure = tree_flatten(item, is_leaf=lambda value: isinstance(value, list))
+    tensors = [leaf if torch.is_tensor(leaf) else from_array(np.asarray(leaf)) for leaf in leaves]
+    return tensors, structure
+
+
+def _side_by_side(every: Sequence[tuple[list[Any], Any]]) -> Any:
+    """Return the tuples of all ranks as one."""
+    structures = [structure for _, structure in every]
+    kinds = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves] for leaves, _ in every]
+    if any(other != structures[0] for other in structures) or any(k != kinds[0] for k in kinds):
+        raise ConfigError(
+            f"data: the tuples of all ranks have tensors of the same kinds, got {kinds} on ranks 0 "
+            f"to {len(kinds) - 1}. Yield tuples of one structure."
+        )
+    of_ranks = [leaves for leaves, _ in every]
+    return tree_unflatten(
+        [torch.cat(parts) for parts in zip(*of_ranks, strict=True)], structures[0]
+    )
 
 
 def _items(data: Iterable[Any], run: Run) -> Iterator[Any]:

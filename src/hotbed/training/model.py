@@ -782,6 +782,7 @@ def _settings(goal: Goal, callbacks: Callbacks, observer: Progressive | None) ->
         for callback in callbacks.all
         if any(kind.__module__.startswith("hotbed.") for kind in type(callback).__mro__)
         and not isinstance(callback, _OF_EACH_RUN)
+        and not getattr(callback, "is_of_program", False)
     ]
     limits = callbacks.of(StreamLimits)
     settings: dict[str, Any] = {

@@ -374,7 +374,8 @@ class Callbacks:
     that inherits `barrier` and defines one of these methods itself. Between barriers the tables may
     hold ids of `run.ahead` later batches, and must not be saved, evaluated or evicted from.
 
-    A callback whose `runs_last` is true is called after all others. A callback that must survive a
+    A callback whose `runs_last` is true is called after all others. One whose `is_of_program` is
+    true may differ on several ranks. A callback that must survive a
     restart returns its state from `state()`, as nested dicts and lists of plain values and NumPy
     arrays, and takes it back in `load_state`.
 

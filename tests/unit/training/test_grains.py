@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
@@ -23,7 +24,7 @@ from hotbed._core import hash_ids
 from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.state import dense_state
 from hotbed.embedding.table import Table
-from hotbed.errors import ConfigError, NonFiniteGradient, PersistError
+from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.auto import plain_state_dict
 from hotbed.training.callbacks import ClipGradients
@@ -579,8 +580,9 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
         by_grains(Forgets(), 2).step(batches(8)[0])
     with pytest.raises(ConfigError, match="grains of a step must agree on integer buffers"):
         by_grains(Counts(), 2).step(batches(9)[0])
-    with pytest.raises(ConfigError, match="each table in one EmbeddingCollection"):
-        by_grains(nn.Sequential(hb.Embedding(hb.Table("user", 4)), nn.Linear(4, 1)), 2)
+    mixed = nn.Sequential(hb.EmbeddingBag(hb.Table("user", 4)), nn.Linear(4, 1))
+    with pytest.raises(ConfigError, match=r"or lookups of hb\.Embedding alone, got others of tab"):
+        by_grains(mixed, 2)
     frozen = hb.Embedding(hb.Table("user", 4).requires_grad_(False))
     mixed = nn.Sequential(nn.Embedding(40, 4), frozen)
     mixed, optimizer, _ = hb.auto(mixed, torch.optim.Adam(hb.dense_parameters(mixed)))
@@ -589,5 +591,99 @@ def test_what_cannot_run_by_grains_is_refused() -> None:
     unseen = by_auto(Listed(), 2)
     with pytest.raises(ConfigError, match="the code of Listed cannot be traced"):
         unseen.step(batches(8)[0])
-    with pytest.raises(ConfigError, match="needs batches of a Dataset"):
-        by_grains(nn.Linear(4, 1), 2).step((torch.zeros(6, 4), torch.zeros(6)))
+    tuples = (torch.zeros(6, dtype=torch.int64), torch.zeros(6))
+    with pytest.raises(ConfigError, match="looks up the columns of a batch, got a tuple"):
+        by_grains(Network(), 2).step(tuples)
+    with pytest.raises(ConfigError, match=r"of a model of hb\.auto needs batches of a Dataset"):
+        by_auto(nn.Sequential(nn.Embedding(9, 1), nn.Flatten(0)), 2).step(tuples)
+    with pytest.raises(ConfigError, match=r"6 rows of each of its tensors, got \[2\]"):
+        by_grains(nn.Linear(4, 1), 2).step(((torch.zeros(6, 4), torch.zeros(2)), torch.zeros(6)))
+
+
+# --- networks that compute their ids --------------------------------------------------------------
+
+
+class Collected(nn.Module):
+    """Looks up columns of a batch as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        tables = [hb.Table(name, DIM, admit=hb.MinCount(2)) for name in ("user", "item")]
+        names = {"user": "user", "item": "item", "other": "item"}
+        self.rows: Any = hb.EmbeddingCollection([Feature(n, t) for n, t in names.items()], tables)
+        self.head = nn.Sequential(nn.Linear(9, 4), nn.BatchNorm1d(4), nn.Dropout(0.2))
+
+    def forward(self, batch: hb.Batch) -> Tensor:
+        scores: Tensor = self.head(self.rows.flat(batch)).sum(1)
+        return scores
+
+
+class Computing(Collected):
+    """Computes the same ids from a matrix, and looks up one table twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = (hb.Embedding(table) for table in self.rows.tables)
+        self.others = hb.Embedding(self.item.tables[0])
+        self.rows = None
+        self.passes = 0
+
+    def forward(self, columns: Tensor) -> Tensor:
+        self.passes += 1
+        user, item, other = (columns - 7).unbind(1)
+        rows = [self.user(user), self.item(item), self.others(other)]
+        self.passes += 1
+        scores: Tensor = self.head(torch.cat(rows, 1)).sum(1)
+        return scores
+
+
+def test_ids_that_a_network_computes_are_mapped_as_those_of_a_batch() -> None:
+    random = np.random.default_rng(3)
+    data = [random.integers(0, 30, (size, 3)) for size in (40, 8, 21)]
+    labels = [(columns.sum(1) % 2).astype(np.float32) for columns in data]
+    names = ("user", "item", "other")
+    of_columns = [
+        hb.Batch({n: hb.Ids(c[:, k]) for k, n in enumerate(names)}, labels={"y": y})
+        for c, y in zip(data, labels, strict=True)
+    ]
+    of_matrices = [(torch.from_numpy(c + 7), y) for c, y in zip(data, labels, strict=True)]
+    models = [by_grains(Collected(), 4), by_grains(Computing(), 4)]
+    for model, items in zip(models, (of_columns, of_matrices), strict=True):
+        torch.manual_seed(8)
+        learned(model, [*items, *items], callbacks=[ClipGradients(0.1)])
+    mine, theirs = models
+    # of 24 grains each learns in a whole pass, before which one ends at its last lookup
+    assert theirs.network.passes == 24 * (2 + 1) + 1
+    for table in ("user", "item"):
+        of_both = [pa.Table.from_batches(m.tables[table].export()) for m in models]
+        assert of_both[0].equals(of_both[1])
+    for key, value in mine.network.state_dict().items():
+        if key.startswith("head"):
+            assert theirs.network.state_dict()[key].equal(value), key
+    assert mine.evaluate(of_columns) == theirs.evaluate(of_matrices)
+    assert mine.predict(of_columns).tolist() == theirs.predict(of_matrices).tolist()
+
+
+@pytest.mark.parametrize(
+    ("looks_up", "message"),
+    [
+        (lambda net, x: net.item(x + (net.user(x) != 0).sum().long()), "looks up other ids than"),
+        (lambda net, x: net.item(x) if x[0] else net.user(x), r"looks up \['item'\] for one grain"),
+        (
+            lambda net, x: net.user(hb.Ids(x, None, torch.ones(len(x)))),
+            "and no weights, got others",
+        ),
+        (lambda net, x: net.user(x.float()), "expected ids and offsets as integers"),
+    ],
+    ids=["ids of rows", "other lookups", "weights", "floats"],
+)
+def test_lookups_that_cannot_be_recorded_are_refused(looks_up: Any, message: str) -> None:
+    class Looks(Computing):
+        def forward(self, columns: Tensor) -> Tensor:
+            scores: Tensor = looks_up(self, columns).sum(1) + self.head[0].bias.sum()
+            return scores
+
+    model = by_grains(Looks(), 2)
+    with pytest.raises((ConfigError, RowShapeError), match=message):
+        model.fit([(torch.arange(8), torch.ones(8))], epochs=3, progress=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotbed import checks
 from hotbed.compat.mindspore_rec.tensor import with_asnumpy
 from hotbed.errors import ConfigError
+from hotbed.optim.ranks import speaks
 from hotbed.training.run import Run
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class LossMonitor(Callback):
             self._print(args, _loss_of(args))
 
     def _print(self, args: CallbackParams, loss: float) -> None:
-        print(f"epoch: {args.cur_epoch_num} step: {args.cur_step_num}, loss is {loss}", flush=True)
+        _print(f"epoch: {args.cur_epoch_num} step: {args.cur_step_num}, loss is {loss}")
 
 
 class TimeMonitor(Callback):
@@ -220,10 +221,9 @@ class TimeMonitor(Callback):
         self._began = (time.perf_counter(), args.cur_step_num)
         if steps:
             milliseconds = seconds * 1000
-            print(
+            _print(
                 f"Train epoch time: {milliseconds:5.3f} ms, "
-                f"per step time: {milliseconds / steps:5.3f} ms",
-                flush=True,
+                f"per step time: {milliseconds / steps:5.3f} ms"
             )
 
 
@@ -255,6 +255,8 @@ class Adapter:
         callback: with the events of `Callback`.
         training: shared by the callbacks of a call.
     """
+
+    is_of_program = True
 
     def __init__(self, callback: Callback, training: Training) -> None:
         self._callback = callback
@@ -349,6 +351,12 @@ def _outputs(run: Run) -> Any:
     if learner.criterion is None and learner.outputs is not None:
         return learner.outputs
     return run.loss
+
+
+def _print(line: str) -> None:
+    """Print a line; of several ranks, the first one does."""
+    if speaks():
+        print(line, flush=True)
 
 
 def _loss_of(args: CallbackParams) -> float:

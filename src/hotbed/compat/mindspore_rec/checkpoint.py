@@ -175,7 +175,8 @@ class SavesModel:
         if steps:
             is_due = passed(run.step, self._looked, steps)
         else:
-            is_due = run.clock() - self._at >= self._config.save_checkpoint_seconds
+            here = run.clock() - self._at >= self._config.save_checkpoint_seconds
+            is_due = run.learner.shard.from_first(lambda: here)
         self._looked = run.step
         if is_due:
             self._save(run)

@@ -7,6 +7,7 @@ import logging
 import math
 import numbers
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.compat.mindspore_rec.tensor import Tensor, with_asnumpy
 from hotbed.config import did_you_mean
 from hotbed.data.batch import Ids, as_ids
-from hotbed.embedding.changes import ChangeReader
+from hotbed.embedding.changes import ChangeReader, Changes
+from hotbed.embedding.hashing import partition
 from hotbed.embedding.init import Constant, Init, Normal, Uniform, Zeros
 from hotbed.embedding.modules import Embedding
 from hotbed.embedding.policy import ADMISSION_BYTES, MinCount, Ttl
@@ -147,7 +149,7 @@ class MapParameter(nn.Module):
             tier_of("MapParameter", vocab_cache_size, ssd_data_path),
         )
         self.embedding = Embedding(table)
-        self.reader = ChangeReader(table)
+        self.reader = ChangeReader(table, own_rows=True)
         self._evict_steps = evict_filter_value
         self._lookups = (0, 0)  # the step of the table, and the lookups that count since then
         table.requires_grad_(requires_grad)
@@ -215,6 +217,9 @@ class MapParameter(nn.Module):
         values = _values("MapParameter.put: value_tensor", value_tensor)
         self._check_values("put", keys, values)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), self.table.dim)
+        if self.table.spread is not None:
+            digest = zlib.crc32(values.tobytes(), zlib.crc32(keys.tobytes()))
+            self.table.spread.check_equal({f"values to put into {self.name!r}": digest})
         columns = {"id": pa.array(keys), "value": lists}
         if self.table.clock == "steps":  # put now: their age begins here
             columns["last_seen"] = pa.array(np.full(len(keys), self.table.step + 1))
@@ -235,18 +240,24 @@ class MapParameter(nn.Module):
         return self.get_data()[1]
 
     def get_data(self) -> tuple[Tensor, Tensor]:
-        """Return all keys and values."""
-        rows = pa.Table.from_batches(self.table.export())
-        keys = rows["id"].to_numpy()
-        values = rows["value"].combine_chunks().flatten().to_numpy()
-        shaped = values.reshape(len(keys), *self.value_shape)
-        return with_asnumpy(keys.copy()), with_asnumpy(shaped.copy())
+        """Return all keys and values, also of other ranks, which call it, too."""
+        batches = list(self.table.export())
+        if self.table.spread is not None:
+            every = self.table.spread.gathered(batches)
+            batches = sorted((batch for of_rank in every for batch in of_rank), key=_partition)
+        keys = [batch["id"].to_numpy() for batch in batches]
+        values = [batch["value"].flatten().to_numpy() for batch in batches]
+        num_keys = sum(map(len, keys))
+        flat = np.concatenate([np.empty(0, np.float32), *values])
+        shaped = flat.reshape(num_keys, *self.value_shape)
+        return with_asnumpy(np.concatenate([np.empty(0, np.int64), *keys])), with_asnumpy(shaped)
 
     def export_data(self, incremental: bool = False) -> Exported:
         """Return keys, values and statuses, after erasing keys by `evict_filter_value`.
 
         The first export is a full one. Keys that were erased since the last export are part of an
-        incremental one, also if nothing else has changed.
+        incremental one, also if nothing else has changed. Of several ranks all call it, and each
+        gets the keys of all of them.
 
         Args:
             incremental: only what changed since the last export.
@@ -264,6 +275,8 @@ class MapParameter(nn.Module):
             changes = self.reader.changes()
         else:
             changes = self.reader.all()
+        if self.table.spread is not None:
+            changes = _joined(self.table.spread.gathered(changes))
         modified = np.full(len(changes.ids), MODIFIED, np.int32)
         erased = np.full(len(changes.removed), ERASED, np.int32)
         return Exported(
@@ -315,7 +328,7 @@ class MapParameter(nn.Module):
         table = _copied(self.table, config)
         self.embedding = Embedding(table, max_norm=old.max_norm).to(old._device.device)
         self.embedding.train(old.training)
-        self.reader = ChangeReader(table)
+        self.reader = ChangeReader(table, own_rows=True)
 
     def _check_values(
         self, caller: str, keys: NDArray[np.int64], values: NDArray[np.float32]
@@ -488,6 +501,19 @@ def _table(
     )
 
 
+def _partition(batch: pa.RecordBatch) -> int:
+    return int(batch.column("partition")[0].as_py())
+
+
+def _joined(every: Sequence[Changes]) -> Changes:
+    """Return the changes of all ranks, in the order of one process."""
+    ids = np.concatenate([changes.ids for changes in every])
+    order = np.argsort(partition(ids), kind="stable")
+    values = np.concatenate([changes.values for changes in every])
+    removed = np.sort(np.concatenate([changes.removed for changes in every]))
+    return Changes(ids[order], values[order], removed)
+
+
 def _copied(old: Table, config: Mapping[str, Any]) -> Table:
     """Return a table with another name or rule that has the rows of `old`."""
     table = Table(**config)
@@ -498,6 +524,7 @@ def _copied(old: Table, config: Mapping[str, Any]) -> Table:
     table.load_candidates(old.candidates())
     table.load_sketch(old.sketch())
     table.load_scalars(old.scalars())
+    table.spread = old.spread
     table.requires_grad_(not old.frozen)
     return table
 

@@ -13,7 +13,7 @@ REASONS: Mapping[str, str] = {
     "CheckpointConfig.async_save": "checkpoints are always written while training continues",
     "CheckpointConfig.crc_check": _WHOLE,
     "CheckpointConfig.exception_save": "a training that fails after a whole step is always saved",
-    "CheckpointConfig.integrated_save": "one process holds every table",
+    "CheckpointConfig.integrated_save": "a checkpoint is one, of the rows of all processes",
     "CheckpointConfig.keep_checkpoint_per_n_minutes": "the newest keep_checkpoint_max are kept",
     "HashEmbeddingLookup.sparse": "each distinct key of a batch is always looked up once",
     "vocab_cache_size": "a table without ssd_data_path lies in memory and needs no cache",

@@ -17,13 +17,17 @@ from hotbed.compat.mindspore_rec.map_parameter import MapParameter
 from hotbed.compat.mindspore_rec.metrics import translated
 from hotbed.compat.mindspore_rec.no_effect import ARGUMENTS
 from hotbed.config import did_you_mean
+from hotbed.data.dataset import Dataset
+from hotbed.data.grains import MOST_GRAINS
 from hotbed.embedding.modules.parameter import TableRows
 from hotbed.embedding.rule import Rule
 from hotbed.errors import ConfigError
 from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost
+from hotbed.optim.ranks import trains_together, world_size
 from hotbed.optim.torch_rules import rule_of
 from hotbed.training.ahead import unwrap
+from hotbed.training.feed import BatchesOfRanks
 from hotbed.training.model import RecModel as Engine
 from hotbed.training.watching.history import History
 
@@ -69,6 +73,11 @@ class RecModel:
         boost_config_dict: settings of `hotbed.optim.precision.Boost` for the levels O1 and O2, by
             name. Keys of MindSpore's `boost_config_dict` have no meaning here and are logged;
             {"boost": {"mode": "disable_all"}} is level O0.
+        grains: runs of samples that a step is computed in, a power of two; see docs/grains.md.
+            None: 1 on one process, and 8 or as many as there are ranks on several.
+        data_parallel: on several ranks, whether an iterable that is not a `hb.Dataset` yields the
+            batches of its rank, which together are the batch of a step, or the same ones on all of
+            them. A `hb.Dataset` is always that of all ranks.
 
     Attributes:
         engine: the `hb.RecModel` that does the work: it saves, exports and restores.
@@ -94,7 +103,13 @@ class RecModel:
         boost_level: str | Boost = "O0",
         *,
         boost_config_dict: Mapping[str, Any] | None = None,
+        grains: int | None = None,
+        data_parallel: bool | None = None,
     ) -> None:
+        checks.one_of("RecModel.data_parallel", data_parallel, (True, False, None))
+        if grains is None:
+            grains = grains_of_ranks(optimizer)
+        self._data_parallel = data_parallel
         if optimizer is not None and isinstance(network, nn.Module):
             optimizer = _settled(network, optimizer)
         reports_loss = eval_indexes is not None or (loss_fn is not None and eval_network is None)
@@ -108,6 +123,7 @@ class RecModel:
             eval_indexes,
             amp_level,
             _boost(boost_level, boost_config_dict or {}),
+            grains,
         )
 
     @property
@@ -157,9 +173,10 @@ class RecModel:
         if sinks:
             args.batch_num = sink_size
         data, _, _ = unwrap(train_dataset, self.engine.network)
+        data = self._data_of_ranks("train_dataset", data)
         training = Training(self.engine, data, args, sinks=sinks)
         return self.engine.online_train(
-            train_dataset,
+            data if isinstance(data, BatchesOfRanks) else train_dataset,
             adapted(callbacks, training),
             dataset_sink_mode,
             sink_size,
@@ -214,10 +231,16 @@ class RecModel:
             )
         args = self._args("train", train_dataset, epoch_num=epoch, dataset_sink_mode=False)
         data, _, _ = unwrap(train_dataset, self.engine.network)
+        data = self._data_of_ranks("train_dataset", data)
         training = Training(self.engine, data, args, initial_epoch=initial_epoch)
-        epochs = range(initial_epoch, epoch) if initial_epoch else epoch
+        if valid_dataset is not None:
+            valid_dataset = self._data_of_ranks("valid_dataset", valid_dataset)
         return self.engine.fit(
-            train_dataset, valid_dataset, epochs, adapted(callbacks, training), progress=False
+            data if isinstance(data, BatchesOfRanks) else train_dataset,
+            valid_dataset,
+            range(initial_epoch, epoch) if initial_epoch else epoch,
+            adapted(callbacks, training),
+            progress=False,
         )
 
     def eval(
@@ -236,7 +259,8 @@ class RecModel:
         for event in ("begin", "epoch_begin"):
             for adapter in adapters:
                 adapter.call(event)
-        results = self.engine.evaluate(valid_dataset, engine_callbacks)
+        data = self._data_of_ranks("valid_dataset", valid_dataset)
+        results = self.engine.evaluate(data, engine_callbacks)
         args.update(metrics=results, eval_results=results)
         for event in ("epoch_end", "end"):
             for adapter in adapters:
@@ -244,8 +268,31 @@ class RecModel:
         return results
 
     def predict(self, *predict_data: Any) -> Any:
-        """Return the predictions of one batch of data; float32 [n], or a dict by label."""
-        return self.engine.predict([predict_data])
+        """Return the predictions of one batch of data; float32 [n], or a dict by label.
+
+        Of several ranks each gets those of its own data.
+        """
+        data = self._data_of_ranks("predict_data", [predict_data])
+        predicted = self.engine.predict(data)
+        if not isinstance(data, BatchesOfRanks):
+            return predicted
+        return data.own_rows(predicted, self.engine.learner.shard)
+
+    def _data_of_ranks(self, name: str, data: Any) -> Any:
+        """Return the data of the argument `name` as the engine takes them.
+
+        Raises:
+            ConfigError: on several ranks: nothing says whose they are.
+        """
+        if isinstance(data, Dataset) or not trains_together():
+            return data
+        if self._data_parallel is None:
+            raise ConfigError(
+                f"{name}: tuples of several ranks are those of each rank, or the same on all, got "
+                f"{world_size()} ranks and neither. Give RecModel data_parallel=True if each rank "
+                "has batches of its own, and False if all yield the same; or give a hb.Dataset."
+            )
+        return BatchesOfRanks(data) if self._data_parallel else data
 
     def _args(
         self, mode: str, data: Any, *, epoch_num: int | None, dataset_sink_mode: bool
@@ -261,9 +308,26 @@ class RecModel:
             epoch_num=epoch_num,
             batch_num=getattr(data, "num_batches", None),
             dataset_sink_mode=dataset_sink_mode,
-            parallel_mode="stand_alone",
-            device_number=1,
+            parallel_mode="data_parallel" if trains_together() else "stand_alone",
+            device_number=world_size() if trains_together() else 1,
         )
+
+
+def grains_of_ranks(optimizer: Any) -> int:
+    """Return the grains of a step for which none were given.
+
+    Raises:
+        ConfigError: on several ranks, without an optimizer.
+    """
+    if not trains_together():
+        return 1
+    if optimizer is None:
+        raise ConfigError(
+            "RecModel.optimizer: several ranks add up gradients before an update, got a network "
+            f"that updates itself on {world_size()} ranks. Give the network that returns its loss, "
+            "and an optimizer, or start one process."
+        )
+    return max(MOST_GRAINS, 1 << (world_size() - 1).bit_length())
 
 
 def _check_sink_mode(sink_mode: Any) -> None:

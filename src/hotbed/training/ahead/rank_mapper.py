@@ -102,6 +102,8 @@ class RankMapper:
         return self._is_ahead
 
     def obstacle(self) -> str:
+        if self._lookups.runs_network:
+            return "the ids of its lookups are those of a forward pass"
         return obstacle_of(self._lookups.tables)
 
     def map(self, example: Example) -> Example:

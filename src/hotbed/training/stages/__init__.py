@@ -10,5 +10,7 @@ grains.py         a step that runs its batch grain by grain, and joins what they
 learner.py        forward, backward and update
 network.py        what the loop asks of a network that it does not call with a batch as it is
 rank_learner.py   a step by grains that several processes compute
+recorded.py       the lookups of a network over hb.Embedding, as its forward pass asks for them
 scorer.py         scoring without learning: evaluation, prediction, predict-then-learn
+turns.py          lookups that are mapped before the forward pass, which takes their rows in turn
 """

@@ -50,8 +50,7 @@ class BatchWeights:
         for name in self.weights:
             leaf = ids[name].weights.detach().requires_grad_()
             ids[name] = changed(ids[name], {"weights": leaf})
-        batch = changed(grain.batch, {"ids": ids})
-        return changed(grain, {"arguments": (batch,), "batch": batch})
+        return grain.of(changed(grain.batch, {"ids": ids}))
 
     def gradients_of(self, grain: Example) -> dict[str, Tensor | None]:
         """Return the gradients of the leaves of a grain."""

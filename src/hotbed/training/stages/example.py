@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hotbed.data.batch import Batch, Ids, changed
 from hotbed.errors import ConfigError, DataError
@@ -38,13 +39,15 @@ class Example:
     labels: Any  # Tensor [n], dict of label name -> Tensor [n], or None
     weight: Tensor | None
     num_samples: int
-    batch: Batch | None  # the Batch that this was made from; None for tuple data
+    batch: Batch | None  # that this was made from; of divided tuples, their tensors; else None
     device: torch.device = CPU
     keywords: Mapping[str, Any] = field(default_factory=dict)  # only of networks with adapters
     time: Any = None  # int64 microseconds of the samples
     foreseen: Any = None  # what a mapper of the network's own mapped ahead, for its lookups
     error: Exception | None = None  # why the ids could not be mapped ahead
     computed: Batch | None = None  # the ids that the network computes; None = those of the batch
+    is_bound: bool = False  # whether the adapter of a network made the arguments of a tuple
+    structure: Any = None  # of the tuple whose tensors `batch` holds
 
     @cached_property
     def latest(self) -> int | None:
@@ -71,8 +74,8 @@ class Example:
             grain = None
             is_run = first < last or not (batch.num_samples or number)
             if is_run and (numbers is None or number in numbers):
-                run = batch[first:last].at(None, batch.encoder)
-                grain = _of_batch(_own_memory(run), self.device)
+                run = _own_memory(batch[first:last].at(None, batch.encoder))
+                grain = self._of_run(run)
             grains.append(grain)
         return grains
 
@@ -80,7 +83,8 @@ class Example:
         """Return the same samples as so many grains, equal runs if the data has none; 1 = whole.
 
         Raises:
-            ConfigError: they are no `Batch`, have other grains, or their ids are mapped already.
+            ConfigError: they have other grains, or their ids are mapped already; or they are a
+                tuple that cannot be divided.
         """
         batch = self.batch
         if grains == 1:
@@ -88,10 +92,7 @@ class Example:
                 return self
             return self._with_ends(batch, ())
         if batch is None:
-            raise ConfigError(
-                f"grains: a step by grains needs batches of a Dataset, got {grains} grains and a "
-                "tuple. Give a hb.Dataset, or leave grains out."
-            )
+            return self._of_tensors().divided(grains)
         if batch.plans is not None:
             raise ConfigError(
                 f"grains: the ids of a batch are mapped grain by grain, got {grains} grains and a "
@@ -110,8 +111,50 @@ class Example:
         return self._with_ends(batch, ends)
 
     def _with_ends(self, batch: Batch, ends: tuple[int, ...]) -> Example:
-        batch = changed(batch, {"grain_ends": ends})
-        return changed(self, {"arguments": (batch,), "batch": batch})
+        return self.of(changed(batch, {"grain_ends": ends}))
+
+    def of(self, batch: Batch) -> Example:
+        """Return the same samples, whose `batch` is another one."""
+        changes: dict[str, Any] = {"batch": batch}
+        if self.structure is None:
+            changes["arguments"] = (batch,)
+        return changed(self, changes)
+
+    def _of_run(self, run: Batch) -> Example:
+        """Return some of the samples: those of a run of the batch."""
+        if self.structure is None:
+            return _of_batch(run, self.device)
+        arguments, *rest = tree_unflatten(list(run.dense.values()), self.structure)
+        labels = rest[0] if rest else None
+        num_samples = run.num_samples
+        return Example(
+            arguments, labels, None, num_samples, run, self.device, structure=self.structure
+        )
+
+    def _of_tensors(self) -> Example:
+        """Return the same samples with the tensors of their tuple as a batch.
+
+        Raises:
+            ConfigError: the network has an adapter, or a value has no row for each sample.
+        """
+        advice = "Give a hb.Dataset, or leave grains out."
+        if self.is_bound:
+            raise ConfigError(
+                "grains: a step by grains of a model of hb.auto needs batches of a Dataset, got a "
+                f"tuple. {advice}"
+            )
+        parts = (self.arguments,) if self.labels is None else (self.arguments, self.labels)
+        values, structure = tree_flatten(parts)
+        for value in values:
+            if not torch.is_tensor(value) or _length(value) != self.num_samples:
+                kind = list(value.shape) if torch.is_tensor(value) else type(value).__name__
+                raise ConfigError(
+                    f"grains: the samples of a tuple are divided, {self.num_samples} rows of each "
+                    f"of its tensors, got {kind}. {advice}"
+                )
+        tensors = {f"tensor {number}": value for number, value in enumerate(values)}
+        batch = Batch(dense=tensors, num_samples=self.num_samples)
+        return changed(self, {"batch": batch, "structure": structure})
 
     def planned(self, plans: Any, error: Exception | None = None) -> Example:
         """Return the same samples with the plans of their lookups, for an example of a `Batch`.
@@ -119,15 +162,15 @@ class Example:
         `error`: why their ids could not be mapped.
         """
         assert self.batch is not None
-        batch = changed(self.batch, {"plans": plans})
-        return changed(self, {"arguments": (batch,), "batch": batch, "error": error})
+        planned = self.of(changed(self.batch, {"plans": plans}))
+        return planned if error is None else changed(planned, {"error": error})
 
     def foreseen_by(self, lookups: NetworkLookups) -> Example:
         """Return the same samples with the ids that a network looks up, for a `Batch`."""
         assert self.batch is not None
         if self.computed is not None:
             return self
-        computed = lookups.of(self.batch)
+        computed = lookups.of(self)
         return self if computed is self.batch else changed(self, {"computed": computed})
 
     @property
@@ -142,7 +185,8 @@ class Example:
     def everything(self) -> tuple[Any, ...]:
         """Every item of the dataset, labels too: the arguments of an evaluation network."""
         items = (*self.arguments, *self.keywords.values())
-        if self.batch is not None or self.labels is None:
+        takes_batch = self.batch is not None and self.structure is None
+        if takes_batch or self.labels is None:
             return items
         return (*items, self.labels)
 
@@ -176,8 +220,10 @@ def prepare(
         data = arguments[0] if len(arguments) == 1 else arguments
         arguments, keywords = adapter.arguments_of(data)
         time = adapter.times_of(arguments, keywords)
+    num_samples = _length(labels) or _length(items)
+    is_bound = adapter is not None
     return Example(
-        arguments, labels, None, _length(labels) or _length(items), None, device, keywords, time
+        arguments, labels, None, num_samples, None, device, keywords, time, is_bound=is_bound
     )
 
 

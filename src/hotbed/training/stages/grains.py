@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.data.batch import Batch, times_of
 from hotbed.embedding.lookups import Plan, Plans, Sums
-from hotbed.embedding.modules import EmbeddingCollection, device_of, table_modules
+from hotbed.embedding.modules import Embedding, EmbeddingCollection, device_of, table_modules
 from hotbed.errors import ConfigError
 from hotbed.optim.precision import AmpPrecision
 from hotbed.optim.sparse import SparseOptimizer
@@ -26,6 +26,7 @@ from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.example import CPU, Example
 from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
+from hotbed.training.stages.recorded import RecordedLookups
 
 SEEDS = 2**62
 """Seeds are drawn below it; a grain adds its number."""
@@ -107,7 +108,7 @@ class GrainLearner(StepLearner):
 
     Args:
         network: to train, on the CPU; it looks up the ids of a `Batch` as they are, once each, or
-            its adapter knows what it looks up.
+            any ids by `hb.Embedding`, or its adapter knows what it looks up.
         criterion: its loss; None: the network returns its loss.
         dense: the optimizer of dense parameters; None if there are none.
         sparse: the optimizer of tables; None if there are none.
@@ -135,7 +136,7 @@ class GrainLearner(StepLearner):
         self.grains = grains
         adapter = adapter_of(network)
         if adapter is None:
-            self._lookups: NetworkLookups = BatchLookups(_collections_of(network))
+            self._lookups = _lookups_of(network, self._called)
         else:
             self._lookups = adapter.lookups()
             self.planner = Planner(self._lookups)
@@ -245,7 +246,8 @@ class GrainLearner(StepLearner):
 
     def _run_one(self, grain: Example, num_samples: int) -> GrainResult:
         self.shard.enter("forward")
-        loss = super().forward(grain)
+        with self._lookups.in_turn(grain):
+            loss = super().forward(grain)
         if self.criterion is None or not self.criterion.adds(grain.weight):
             loss = loss * (grain.num_samples / max(num_samples, 1))
         self._check_followed(grain)
@@ -412,17 +414,21 @@ def _is_compiled(module: nn.Module) -> bool:
     return in_place or hasattr(module, "_orig_mod")
 
 
-def _collections_of(network: nn.Module) -> list[EmbeddingCollection]:
+def _lookups_of(network: nn.Module, call: Callable[[Example], Any]) -> NetworkLookups:
+    """Return the lookups of a network that is called with batches or tuples as they are."""
     modules = table_modules(network)
+    if modules and all(isinstance(module, Embedding) for module in modules):
+        return RecordedLookups(network, call)
     collections = [module for module in modules if isinstance(module, EmbeddingCollection)]
     tables = [table for module in modules for table in module.tables]
     if len(collections) < len(modules) or len(set(tables)) < len(tables):
         names = sorted({table.name for table in tables})
         raise ConfigError(
-            "grains: a step by grains needs each table in one EmbeddingCollection, got tables "
-            f"{names}. Use such collections, or leave grains out."
+            "grains: a step by grains needs each table in one EmbeddingCollection, or lookups of "
+            f"hb.Embedding alone, got others of tables {names}. Use one of the two, or leave "
+            "grains out."
         )
-    return collections
+    return BatchLookups(collections)
 
 
 def _looked_up(example: Example, grains: Sequence[Example | None]) -> list[Batch | None]:

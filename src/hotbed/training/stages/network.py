@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -13,7 +14,11 @@ from hotbed.data.schema import Schema
 from hotbed.embedding.lookups import Plans
 from hotbed.embedding.modules import EmbeddingCollection, TableModule
 from hotbed.embedding.table import Table
+from hotbed.errors import ConfigError
 from hotbed.persist.publish.plain import PlainModel
+
+if TYPE_CHECKING:
+    from .example import Example
 
 ADAPTER = "_hotbed_adapter"
 """The attribute of a network that holds its `NetworkAdapter`."""
@@ -37,30 +42,47 @@ class NetworkLookups(Protocol):
     def rows_of(self) -> Callable[[Plans], Any] | None:
         """What `Plans` of a forward pass take."""
 
-    def of(self, batch: Batch) -> Batch:
+    @property
+    def runs_network(self) -> bool:
+        """Whether `of` runs the network, so that it cannot do so beside a step."""
+
+    def of(self, example: Example) -> Batch:
         """Return the ids of the features of all collections, with the grains and times of a batch.
 
         It is the batch itself where the network looks up its ids as they are.
 
         Args:
-            batch: of tensors, for a forward pass in the mode that the network is in now.
+            example: of tensors, for a forward pass in the mode that the network is in now.
 
         Raises:
             HotbedError: the ids are not known before the forward pass.
         """
+
+    def in_turn(self, grain: Example) -> AbstractContextManager[None]:
+        """Return a block in which the network runs on a grain whose ids are mapped."""
 
 
 class BatchLookups:
     """A `NetworkLookups` of collections that look up the ids of a `Batch` as they are."""
 
     rows_of = None
+    runs_network = False
 
     def __init__(self, collections: Sequence[EmbeddingCollection]) -> None:
         self.collections = collections
         self.tables = [table for collection in collections for table in collection.tables]
 
-    def of(self, batch: Batch) -> Batch:
-        return batch
+    def of(self, example: Example) -> Batch:
+        assert example.batch is not None, "there are ids"
+        if example.structure is not None and self.collections:
+            raise ConfigError(
+                "grains: hb.EmbeddingCollection looks up the columns of a batch, got a tuple. Give "
+                "a hb.Dataset, look up by hb.Embedding, or leave grains out."
+            )
+        return example.batch
+
+    def in_turn(self, grain: Example) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class NetworkAdapter(Protocol):

@@ -13,8 +13,9 @@ from hotbed.compat.mx_rec.columns import Column, Reader
 from hotbed.compat.mx_rec.errors import CallError
 from hotbed.data.batch import Batch
 from hotbed.errors import ConfigError
-from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, RowsInTurn, ids_of_samples
+from hotbed.training.auto.foreseen import IdFeatures, LookupEntry
 from hotbed.training.stages.example import seconds_as_times
+from hotbed.training.stages.turns import RowsInTurn, ids_of_samples
 
 if TYPE_CHECKING:
     from hotbed.compat.mx_rec.pipeline import Current, Pipeline

@@ -6,7 +6,7 @@ moved.py     the lookups of a converted model, for a step that maps their ids be
 report.py    the report of a model's lookups
 """
 
-from .features import IdFeatures, RowsInTurn, calls_of, ids_of_samples
+from .features import IdFeatures, calls_of
 from .report import LookupEntry, lookup_report
 
-__all__ = ["IdFeatures", "LookupEntry", "RowsInTurn", "calls_of", "ids_of_samples", "lookup_report"]
+__all__ = ["IdFeatures", "LookupEntry", "calls_of", "lookup_report"]

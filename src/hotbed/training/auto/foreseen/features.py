@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from hotbed.training.auto.signature import VALUES, Signature
 from hotbed.training.auto.trace import Findings, IdGraph
 from hotbed.training.auto.trace import inspect as look_at
 from hotbed.training.stages.network import Arguments
+from hotbed.training.stages.turns import features_of, ids_of_samples
 
 Call = Callable[[Any], Arguments]
 """Returns the positional and keyword arguments of a model for an item of its data."""
@@ -57,17 +57,6 @@ def calls_of(model: nn.Module, item: Any) -> Iterator[Arguments]:
             return
 
 
-def lookups_by_feature(graph: IdGraph) -> dict[str, str]:
-    """Return the module path of each lookup by its feature, in the order of the forward pass."""
-    lookups: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    for call in graph.calls:
-        counts[call.path] += 1
-        number = counts[call.path]
-        lookups[call.path if number == 1 else f"{call.path}/{number}"] = call.path
-    return lookups
-
-
 class IdFeatures:
     """Computes the ids of the lookups of a model from the items of its data: a feature each.
 
@@ -87,7 +76,7 @@ class IdFeatures:
         self.graph = graph
         self.signature = signature
         self._call = call
-        self.lookups = lookups_by_feature(graph)
+        self.lookups = features_of(call.path for call in graph.calls)
         self._bags = {path: self._bags_of(path) for path in self.lookups.values()}
 
     @staticmethod
@@ -190,80 +179,6 @@ class IdFeatures:
         return None
 
 
-class RowsInTurn:
-    """The rows of one batch, which the lookups of a forward pass take in their order.
-
-    Args:
-        lookups: the lookup of each feature, in the order of the forward pass.
-        ids: of each feature.
-        rows: returns the rows of a feature, [m, dim].
-    """
-
-    def __init__(
-        self, lookups: Mapping[str, str], ids: Mapping[str, Ids], rows: Callable[[str], Tensor]
-    ) -> None:
-        self._waiting: dict[str, list[str]] = {}
-        for name in ids:
-            self._waiting.setdefault(lookups[name], []).append(name)
-        self._ids = ids
-        self._rows = rows
-        self._is_begun = False
-
-    def take(self, lookup: str, ids: Tensor) -> Tensor:
-        """Return the rows of the next lookup of this name, [*ids.shape, dim].
-
-        Raises:
-            ConfigError: its ids are not those that were computed from the batch.
-        """
-        waiting = self._waiting.get(lookup)
-        if not waiting:
-            raise ConfigError(
-                f"{lookup}: the forward pass looks up more than was computed from its batch, got "
-                "one lookup too many. Call the model once a batch, with the batch that its loop "
-                "iterates over."
-            )
-        name = waiting.pop(0)
-        computed = self._ids[name].values
-        if not torch.equal(ids.detach().reshape(-1).cpu(), computed):
-            raise ConfigError(
-                f"{lookup}: the forward pass looks up other ids than those that were computed from "
-                f"its batch, got {_first(ids)} for {_first(computed)}. Call the model with the "
-                "batch that its loop iterates over, and compute ids from the batch alone."
-            )
-        self._is_begun = True
-        rows = self._rows(name)
-        return rows.view(*ids.shape, rows.shape[-1]).to(ids.device)
-
-    def check_taken(self, *, may_skip: bool = True) -> None:
-        """Raise ConfigError if a lookup did not take place.
-
-        `may_skip`: whether a forward pass may look up nothing at all.
-        """
-        left = [lookup for lookup, names in self._waiting.items() if names]
-        if left and (self._is_begun or not may_skip):
-            raise ConfigError(
-                f"{left[0]}: the forward pass looks up less than was computed from its batch, got "
-                "a lookup that did not take place. Look up the same for every batch."
-            )
-
-
-def ids_of_samples(values: Tensor, num_samples: int, time: Tensor | None) -> Ids:
-    """Return ids as those of samples; see `IdFeatures.compute`."""
-    flat = values.reshape(-1)
-    num_ids = len(flat)
-    if num_ids == num_samples:
-        return Ids(flat)
-    if num_samples and num_ids % num_samples == 0:
-        offsets = torch.arange(num_samples + 1) * (num_ids // num_samples)
-        return Ids(flat, offsets)
-    newest = num_samples - 1
-    if time is not None and num_samples:
-        newest = int(time.argmax())
-    offsets = torch.full((num_samples + 1,), num_ids)
-    offsets[: newest + 1] = 0
-    return Ids(flat, offsets)
-
-
 def _nth_call(model: nn.Module, number: int, item: Any) -> Arguments:
     """Return the arguments of a model by one of the ways of `calls_of`."""
     arguments = next(itertools.islice(calls_of(model, item), number, None), None)
@@ -273,7 +188,3 @@ def _nth_call(model: nn.Module, number: int, item: Any) -> Arguments:
             f"one, got {type(item).__name__}. Yield items of one structure."
         )
     return arguments
-
-
-def _first(ids: Tensor) -> str:
-    return f"{ids.reshape(-1)[:4].tolist()} …"

@@ -5,25 +5,19 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.data.batch import Batch, CountedTimes, Ids, changed, times_of
-from hotbed.embedding.lookups import Feature, Plans
-from hotbed.embedding.modules import EmbeddingCollection, table_modules
+from hotbed.data.batch import Batch, CountedTimes, Ids, times_of
+from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError
 from hotbed.training.auto.network import Converted
+from hotbed.training.stages.example import Example
+from hotbed.training.stages.turns import LookupsInTurn, bags_of_samples
 
-from .features import RowsInTurn, ids_of_samples, lookups_by_feature
 
-
-class MovedLookups:
-    """A `NetworkLookups` of a model that `hb.auto` converted: its id graph computes the ids.
-
-    A collection for each table has one feature for each of its lookups in a forward pass, and
-    shares the gradients of the modules that look up. The forward pass of a grain takes the rows in
-    the order of its lookups, and pools them itself.
+class MovedLookups(LookupsInTurn):
+    """The lookups of a model that `hb.auto` converted: its id graph computes the ids.
 
     Args:
         state: of the model.
@@ -42,20 +36,19 @@ class MovedLookups:
                 f"{[table.name for table in others[0].tables]}. Leave grains out and start one "
                 "process, or write the network with hb.EmbeddingCollection alone."
             )
-        self.tables = list(dict.fromkeys(module.tables[0] for module in modules))
-        self.collections: list[EmbeddingCollection] = []
-        self._paths: dict[str, str] = {}  # of the lookup of each feature
+        super().__init__(type(state.model).__name__, state.lookups)
 
-    def of(self, batch: Batch) -> Batch:
+    def of(self, example: Example) -> Batch:
         """Return the ids of each lookup, as the model computes them for each grain of a batch."""
         state = self._state
+        batch = example.batch
+        assert batch is not None, "the loop divides batches"
         if not state.lookups:
             return batch
         args, kwargs = state.bind(batch)
         state.learn_signature(args, kwargs)
         if not self._paths:
-            self._paths = self._foreseen_paths()
-            self.collections = self._make_collections()
+            self._take_paths(self._foreseen_paths())
         times = state.times_of(args, kwargs, times_of(batch))
         if isinstance(times, CountedTimes):
             times = times.time
@@ -72,35 +65,10 @@ class MovedLookups:
                 grain = batch[first:last].at(None, batch.encoder)
                 for name, ids in self._ids_of(grain, of_grain).items():
                     parts[name].append(ids)
-        every = {name: Ids.concat(of_grains) for name, of_grains in parts.items()}
-        looked_up = Batch(every, time=times, num_samples=batch.num_samples)
-        return changed(looked_up, {"grain_ends": batch.grain_ends, "counted": batch.counted})
+        return self._looked_up(parts, batch, times)
 
-    def rows_of(self, plans: Plans) -> RowsInTurn:
-        """Return the rows of a grain that was mapped, for the lookups of its forward pass.
-
-        Raises:
-            ConfigError: they were taken before.
-        """
-        rows: dict[str, Tensor] = {}
-        for collection in self.collections:
-            if not collection.training:
-                continue
-            inputs = collection.inputs_of(plans.ids)
-            plan = plans.take(collection, inputs)
-            if plan is None:
-                raise ConfigError(
-                    f"grains: {type(self._state.model).__name__} is called once with each part of "
-                    "a batch, got a second call. Call it once."
-                )
-            _, sequences = collection.pool(inputs, None, plan)
-            names = [feature.name for feature in collection.features]
-            rows.update(zip(names, sequences, strict=True))
-        ids = {name: plans.ids[name].map_arrays(torch.from_numpy) for name in rows}
-        return RowsInTurn(self._paths, ids, rows.__getitem__)
-
-    def _foreseen_paths(self) -> dict[str, str]:
-        """Return the lookup of each feature.
+    def _foreseen_paths(self) -> list[str]:
+        """Return the path of each lookup, in the order of the forward pass.
 
         Raises:
             ConfigError: the ids of a lookup are not known before the forward pass.
@@ -114,38 +82,7 @@ class MovedLookups:
                 f"Compute them from the batch alone, or keep the embedding with "
                 f"tables={{{path!r}: None}}, or leave grains out and start one process."
             )
-        return lookups_by_feature(graph)
-
-    def _make_collections(self) -> list[EmbeddingCollection]:
-        lookups = self._state.lookups
-        collections = []
-        for table in self.tables:
-            owner = next(module for module in lookups.values() if module.tables[0] is table)
-            features = [
-                Feature(name, table.name, "none")
-                for name, path in self._paths.items()
-                if lookups[path].tables[0] is table
-            ]
-            if features:
-                collection = EmbeddingCollection(features, [table])
-                collection.share_gradients(owner)
-                collection.lookup = owner.lookup
-                collections.append(collection)
-        return collections
-
-    def _follow_mode(self) -> None:
-        """Let each collection be in the mode of the modules whose rows it looks up."""
-        for collection in self.collections:
-            modules = [
-                self._state.lookups[self._paths[feature.name]] for feature in collection.features
-            ]
-            modes = {module.training for module in modules}
-            if len(modes) > 1:
-                raise ConfigError(
-                    f"grains: modules that share a table must be in one mode, got train and eval "
-                    f"of {[module.path for module in modules]}. Set both alike."
-                )
-            collection.train(modes.pop())
+        return [call.path for call in graph.calls]
 
     def _ids_of(self, grain: Batch, times: Tensor | None) -> dict[str, Ids]:
         """Return the ids of each feature for the samples of a grain, as arrays."""
@@ -168,17 +105,5 @@ class MovedLookups:
                 bags = state.lookups[path].as_ids(
                     looked_up.values, looked_up.offsets, looked_up.weights
                 )
-                ids[name] = _of_samples(bags, grain.num_samples, times)
+                ids[name] = bags_of_samples(bags, grain.num_samples, times)
         return ids
-
-
-def _of_samples(bags: Ids, num_samples: int, times: Tensor | None) -> Ids:
-    """Return ids or bags of a lookup as the ids of samples; see `IdFeatures.compute`."""
-    values = bags.values.reshape(-1).to(torch.int64)
-    ids = None
-    if bags.offsets is not None and num_samples:
-        bags_each, rest = divmod(len(bags), num_samples)
-        if bags_each and not rest:
-            ids = Ids(values, bags.offsets[::bags_each])
-    ids = ids or ids_of_samples(values, num_samples, times)
-    return ids.map_arrays(lambda tensor: np.ascontiguousarray(tensor.numpy()))
