@@ -48,7 +48,8 @@ from hotbed.embedding.changes import ChangeReader
 from hotbed.embedding.lookups import Feature
 from hotbed.errors import ConfigError, HotbedError
 from hotbed.models.layers import BatchNorm
-from hotbed.parallel import DenseExchange, Placement, TableExchange
+from hotbed.optim.ranks import trains_together
+from hotbed.parallel import DenseExchange, Placement, Ranks, TableExchange
 from hotbed.persist import content_digest, open_checkpoint
 from hotbed.persist.digest import table_digest
 from hotbed.training.auto import plain_state_dict
@@ -196,6 +197,7 @@ FEW_GRAINS = (
     "half_precision",
     "own_loop",
     "hugectr_placements",
+    "hugectr_passes",
     "mindspore_door",
     "mindspore_data_of_each_rank",
 )
@@ -855,6 +857,112 @@ def mindspore_door() -> Found:
 @quick
 def mindspore_data_of_each_rank() -> Found:
     return of_mindspore(own=True)
+
+
+def hugectr_of_files(source: str, folder: str, *, collected: bool) -> hugectr.Model:
+    """A model of files of two slots: a collection, or an embedding on a disk with a cache."""
+    solver = hugectr.CreateSolver(
+        seed=7, batchsize=40, lr=0.05, i64_input_key=True, repeat_dataset=False, grains=4
+    )
+    reader = hugectr.DataReaderParams(
+        hugectr.DataReaderType_t.Parquet,
+        source,
+        eval_source=source,
+        check_type=hugectr.Check_t.Non,
+        slot_size_array=[50, 50],
+    )
+    optimizer = hugectr.CreateOptimizer(hugectr.Optimizer_t.AdaGrad)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    cached = [hugectr.TrainPSType_t.Cached]
+    blocks = [hugectr.CreateHMemCache(1, 0.5, 0)]
+    cache = hugectr.CreateETC(cached, [f"{folder}/etc"], [folder] * ranks, blocks)
+    model = hugectr.Model(solver, reader, optimizer, None if collected else cache)
+    tops = ["a", "b"] if collected else ["rows"]
+    slots = 1 if collected else 2
+    sparse = [hugectr.DataReaderSparseParam(f"keys {top}", 1, True, slots) for top in tops]
+    model.add(hugectr.Input(1, "y", 1, "x", sparse))
+    if collected:
+        tables = hugectr.EmbeddingCollectionConfig()
+        for top in tops:
+            table = hugectr.EmbeddingTableConfig(f"table {top}", 50, 4)
+            tables.embedding_lookup(table, f"keys {top}", top, "sum")
+        model.add(tables)
+    else:
+        kind = hugectr.Embedding_t.DistributedSlotSparseEmbeddingHash
+        settings = {"max_vocabulary_size_per_gpu": 80}
+        model.add(
+            hugectr.SparseEmbedding(
+                kind,
+                embedding_vec_size=4,
+                combiner="sum",
+                sparse_embedding_name="rows",
+                bottom_name="keys rows",
+                **settings,
+            )
+        )
+    for top in tops:
+        layer = hugectr.DenseLayer(LAYER.Reshape, [top], [f"{top} flat"], leading_dim=4 * slots)
+        model.add(layer)
+    model.add(hugectr.DenseLayer(LAYER.Concat, [*(f"{top} flat" for top in tops), "x"], ["row"]))
+    model.add(hugectr.DenseLayer(LAYER.InnerProduct, ["row"], ["logit"], num_output=1))
+    model.add(hugectr.DenseLayer(LAYER.BinaryCrossEntropyLoss, ["logit", "y"], ["loss"]))
+    model.compile()
+    return model
+
+
+def generated(folder: str) -> list[str]:
+    sources = []
+    for number in range(2):
+        source = f"{folder}/{number}/list.txt"
+        params = hugectr.tools.DataGeneratorParams(
+            format=hugectr.DataReaderType_t.Parquet,
+            label_dim=1,
+            dense_dim=1,
+            num_slot=2,
+            i64_input_key=True,
+            source=source,
+            eval_source=f"{folder}/{number}/eval.txt",
+            slot_size_array=[50, 50],
+            num_files=1,
+            eval_num_files=1,
+            num_samples_per_file=130,
+        )
+        hugectr.tools.DataGenerator(params).generate()
+        sources.append(source)
+    return sources
+
+
+@quick
+def hugectr_passes() -> Found:
+    """Epochs with the snapshot of the default, passes of a cache, its changes, and collections."""
+    from_first = Ranks.of_job().from_first if trains_together() else lambda make: make()
+    with ExitStack() as opened, redirect_stdout(io.StringIO()):
+        folder = from_first(lambda: opened.enter_context(tempfile.TemporaryDirectory()))
+        sources = from_first(lambda: generated(folder))
+        model = hugectr_of_files(sources[0], folder, collected=False)
+        model.fit(num_epochs=1)
+        reader = model.get_data_reader_train()
+        changed = []
+        for number, source in enumerate(sources):
+            reader.set_source(source)
+            while model.train():
+                pass
+            changed += [part.tolist() for pair in model.get_incremental_model() for part in pair]
+            model.save_params_to_files(f"{folder}/pass-", number)
+        read = hugectr_of_files(sources[0], folder, collected=False)
+        assert read.get_params_num() == model.get_params_num()  # it begins with the saved rows
+        collected = hugectr_of_files(sources[0], folder, collected=True)
+        collected.fit(num_epochs=1)
+        collected.embedding_dump(f"{folder}/dumped")
+        loaded = hugectr_of_files(sources[0], folder, collected=True)
+        loaded.embedding_load(f"{folder}/dumped")
+        loaded.embedding_dump(f"{folder}/again")
+        files = from_first(lambda: digests_of_files(folder))
+    files = {name: value for name, value in files.items() if not name.startswith(("0/", "1/"))}
+    for name, value in files.items():
+        if name.startswith("dumped"):
+            assert files[name.replace("dumped", "again")] == value
+    return found(model.learner, measured=[changed, files])
 
 
 def digests_of_files(folder: str) -> dict[str, int]:

@@ -66,16 +66,18 @@ class BatchesOfRanks:
         Raises:
             ConfigError: on each rank: an item is not a tuple, or those of two ranks differ in kind.
         """
-        items = iter(self._data)
+        items = (_leaves_of(item) for item in self._data if item is not None)
         while True:
             with shard.together():
-                own = next((item for item in items if item is not None), None)
-                packed = None if own is None else _leaves_of(own)
-            every = [of_rank for of_rank in shard.gathered(packed) if of_rank is not None]
-            if len(every) < shard.size:
+                item = next(items, None)
+            # torch deprecates the pickle of a structure
+            sent = None if item is None else (item[0], repr(item[1]))
+            every = [of_rank for of_rank in shard.gathered(sent) if of_rank is not None]
+            if item is None or len(every) < shard.size:
                 return
-            self._rows = [len(leaves[0]) if leaves else 0 for leaves, _ in every]
-            yield _side_by_side(every)
+            tensors = _side_by_side(every)
+            self._rows = [len(leaves[0]) for leaves, _ in every]
+            yield tree_unflatten(tensors, item[1])
 
     def own_rows(self, values: Any, shard: Shard) -> Any:
         """Return the values of the samples of this rank, of those of one batch of all ranks."""
@@ -99,19 +101,18 @@ def _leaves_of(item: Any) -> tuple[list[Any], Any]:
     return tensors, structure
 
 
-def _side_by_side(every: Sequence[tuple[list[Any], Any]]) -> Any:
-    """Return the tuples of all ranks as one."""
-    structures = [structure for _, structure in every]
-    kinds = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves] for leaves, _ in every]
-    if any(other != structures[0] for other in structures) or any(k != kinds[0] for k in kinds):
+def _side_by_side(every: Sequence[tuple[list[Any], str]]) -> list[Any]:
+    """Return the tensors of all ranks, those of a place of their tuples as one."""
+    kinds = [
+        (structure, [(leaf.dtype, leaf.shape[1:]) for leaf in leaves])
+        for leaves, structure in every
+    ]
+    if any(kind != kinds[0] for kind in kinds) or not kinds[0][1]:
         raise ConfigError(
             f"data: the tuples of all ranks have tensors of the same kinds, got {kinds} on ranks 0 "
             f"to {len(kinds) - 1}. Yield tuples of one structure."
         )
-    of_ranks = [leaves for leaves, _ in every]
-    return tree_unflatten(
-        [torch.cat(parts) for parts in zip(*of_ranks, strict=True)], structures[0]
-    )
+    return [torch.cat(parts) for parts in zip(*(leaves for leaves, _ in every), strict=True)]
 
 
 def _items(data: Iterable[Any], run: Run) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hotbed.compat.hugectr.weights.rows import lists_of
+from hotbed.embedding.hashing import partition
 from hotbed.embedding.table import Table
 from hotbed.parallel import Shard
 
@@ -20,12 +21,16 @@ def track(table: Table) -> None:
 
 
 def changed_rows(tables: Iterable[Table], shard: Shard) -> list[tuple[Any, Any]]:
-    """Return keys and vectors of the rows of all ranks changed since the last call, by table."""
+    """Return keys and vectors of the rows of all ranks changed since the last call, by table.
+
+    Their order is that of one process.
+    """
     every = shard.gathered([_changed_here(table) for table in tables])
     changed = []
     for of_ranks in zip(*every, strict=True):
-        keys, vectors = zip(*of_ranks, strict=True)
-        changed.append((np.concatenate(keys), np.concatenate(vectors)))
+        keys, vectors = (np.concatenate(parts) for parts in zip(*of_ranks, strict=True))
+        order = np.argsort(partition(keys), kind="stable")
+        changed.append((keys[order], vectors[order]))
     return changed
 
 
