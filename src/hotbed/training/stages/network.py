@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -16,9 +16,6 @@ from hotbed.embedding.modules import EmbeddingCollection, TableModule
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.plain import PlainModel
-
-if TYPE_CHECKING:
-    from .example import Example
 
 ADAPTER = "_hotbed_adapter"
 """The attribute of a network that holds its `NetworkAdapter`."""
@@ -46,19 +43,19 @@ class NetworkLookups(Protocol):
     def runs_network(self) -> bool:
         """Whether `of` runs the network, so that it cannot do so beside a step."""
 
-    def of(self, example: Example) -> Batch:
+    def of(self, example: Any) -> Batch:
         """Return the ids of the features of all collections, with the grains and times of a batch.
 
         It is the batch itself where the network looks up its ids as they are.
 
         Args:
-            example: of tensors, for a forward pass in the mode that the network is in now.
+            example: an `Example` of tensors, for a forward pass in the mode that the network has.
 
         Raises:
             HotbedError: the ids are not known before the forward pass.
         """
 
-    def in_turn(self, grain: Example) -> AbstractContextManager[None]:
+    def in_turn(self, grain: Any) -> AbstractContextManager[None]:
         """Return a block in which the network runs on a grain whose ids are mapped."""
 
 
@@ -72,16 +69,16 @@ class BatchLookups:
         self.collections = collections
         self.tables = [table for collection in collections for table in collection.tables]
 
-    def of(self, example: Example) -> Batch:
-        assert example.batch is not None, "there are ids"
+    def of(self, example: Any) -> Batch:
         if example.structure is not None and self.collections:
             raise ConfigError(
                 "grains: hb.EmbeddingCollection looks up the columns of a batch, got a tuple. Give "
                 "a hb.Dataset, look up by hb.Embedding, or leave grains out."
             )
-        return example.batch
+        batch: Batch = example.batch
+        return batch
 
-    def in_turn(self, grain: Example) -> AbstractContextManager[None]:
+    def in_turn(self, grain: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
 

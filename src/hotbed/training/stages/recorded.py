@@ -85,7 +85,7 @@ class RecordedLookups(LookupsInTurn):
 
     def _record(self, grain: Example) -> list[tuple[str, Ids]]:
         """Return the lookups of a forward pass: their paths and ids."""
-        recording = _Recording(self._path_of, grain, len(self._paths))
+        recording = _LookupRecorder(self._path_of, grain, len(self._paths))
         with with_flow(recording, self._modules.values()), suppress(_AllRecorded):
             self._call(grain)
         return recording.lookups
@@ -102,22 +102,22 @@ class RecordedLookups(LookupsInTurn):
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Run without gradients; buffers and random numbers are as before at the end."""
-        kept = [buffer.clone() for buffer in self._buffers]
+        before = [buffer.clone() for buffer in self._buffers]
         state = torch.default_generator.get_state()
         try:
             with torch.no_grad():
                 yield
         finally:
             torch.default_generator.set_state(state)
-            if kept:
-                torch._foreach_copy_(self._buffers, kept)
+            if before:
+                torch._foreach_copy_(self._buffers, before)
 
 
 class _AllRecorded(BaseException):
     """Ends a forward pass at its last lookup; code that catches errors lets it through."""
 
 
-class _Recording(Flow):
+class _LookupRecorder(Flow):
     """Records lookups, which return zeros.
 
     Args:
