@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hotbed.cli.commands import app
 from hotbed.compat.hugectr.__main__ import main
 from hotbed.compat.hugectr.clauses import FitParams
 from hotbed.compat.hugectr.job import dialect, read_training
-from hotbed.compat.hugectr.rehearsal import Rehearsal
+from hotbed.compat.hugectr.rehearsal import Reading, Rehearsal
 from hotbed.compat.hugectr.run import main as run_main
 from hotbed.errors import ConfigError, DataError, HotbedError
 
@@ -298,6 +299,27 @@ def test_script_is_rehearsed_on_data_under_its_own_paths(
     assert listed.stat().st_mtime_ns == before
     with pytest.raises(HotbedError, match="was generated with other sizes"):
         rehearse(*short[2:], "--max-iter", "7")
+
+
+def test_a_rehearsal_that_reads_a_graph_takes_the_data_of_the_one_that_wrote_it(
+    tmp_path: Path,
+) -> None:
+    """Notebooks train, write the graph, and go on from it in a second script."""
+    reader = hugectr.DataReaderParams(
+        hugectr.DataReaderType_t.Norm,
+        str(tmp_path / "list.txt"),
+        eval_source=str(tmp_path / "eval.txt"),
+        check_type=hugectr.Check_t.Sum,
+    )
+    sparse = hugectr.DataReaderSparseParam("data", 2, False, 3)
+    inputs = hugectr.Input(1, "label", 2, "dense", [sparse])
+    reading = Reading(reader, (8, 2))
+    assert reading.generate(hugectr.CreateSolver(), inputs)
+    of_graph = dataclasses.replace(inputs, slot_size_array=(), label_weights=(1.0,))
+    assert reading.generate(hugectr.CreateSolver(), of_graph) == []
+    wider = dataclasses.replace(inputs, dense_dim=3)
+    with pytest.raises(HotbedError, match="was generated with other sizes"):
+        reading.generate(hugectr.CreateSolver(), wider)
 
 
 def test_rehearsal_never_writes_beside_data_of_the_user(

@@ -190,8 +190,15 @@ class Reading:
         if not self.is_generated:
             return []
         num_samples, num_evaluated = self.counts
+        sparse = inputs.data_reader_sparse_param_array
         description = json.dumps(
-            {"samples": self.counts, "slots": self.reader.slot_size_array, "input": repr(inputs)}
+            {
+                "samples": self.counts,
+                "slots": self.reader.slot_size_array,
+                "labels": inputs.label_dims,
+                "dense": inputs.dense_dim,
+                "sparse": [(param.is_fixed_length, *param.hotness) for param in sparse],
+            }
         )
         paths = [path for path in (*_listed(self.reader.source), self.reader.eval_source) if path]
         for path in paths:
