@@ -2,6 +2,7 @@
 #include "core/requests.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <stdexcept>
 
@@ -10,6 +11,13 @@ namespace hotbed {
 namespace {
 
 // --- JSON -----------------------------------------------------------------------------------------------------------
+
+bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+const char* skip_spaces(const char* at, const char* end) {
+  while (at != end && is_space(*at)) ++at;
+  return at;
+}
 
 class JsonSplitter {
  public:
@@ -23,8 +31,6 @@ class JsonSplitter {
   }
 
  private:
-  static bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
-
   /// The next character that is not a blank; 0 at the end.
   char next() {
     while (at_ < body_.size() && is_space(body_[at_])) ++at_;
@@ -274,6 +280,28 @@ std::string split_input(std::string_view message, const Field& input, std::size_
 
 SplitRequest split_json(std::string_view body, const RequestLimits& limits) {
   return JsonSplitter(body, limits).split();
+}
+
+bool read_integers(std::string_view list, std::vector<std::int64_t>& numbers) {
+  const char* const end = list.data() + list.size();
+  const char* at = list.data();
+  if (at == end || *at != '[') return false;
+  while (true) {
+    at = skip_spaces(at + 1, end);
+    const char* digits = at;
+    if (digits != end && *digits == '-') ++digits;
+    if (digits == end) return false;
+    std::int64_t number = 0;
+    const auto [rest, error] = std::from_chars(at, end, number);
+    const bool is_negative_zero = number == 0 && digits != at;
+    const bool has_leading_zero = *digits == '0' && rest - digits > 1;
+    if (error != std::errc() || is_negative_zero || has_leading_zero) return false;
+    numbers.push_back(number);
+    at = skip_spaces(rest, end);
+    if (at == end) return false;
+    if (*at == ']') return at + 1 == end;
+    if (*at != ',') return false;
+  }
 }
 
 SplitRequest split_message(std::string_view message, const RequestLimits& limits) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,10 @@ struct SplitRequest {
 /// A request in JSON. In the head the number of its part stands for each `data` of an input. Bytes that are not JSON
 /// give a head or parts that are not JSON either.
 SplitRequest split_json(std::string_view body, const RequestLimits& limits);
+
+/// The numbers of a flat JSON list of whole numbers. False for all else, also for numbers beyond int64 and for "-0",
+/// which a decoder of JSON has to look at.
+bool read_integers(std::string_view list, std::vector<std::int64_t>& numbers);
 
 /// A ModelInferRequest as protobuf writes it. The head is a ModelInferRequest as well, without `contents` and
 /// `raw_input_contents`. Throws std::invalid_argument for bytes that are not a message.

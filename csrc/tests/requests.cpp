@@ -3,9 +3,11 @@
 
 #include <doctest.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 using namespace hotbed;
 
@@ -59,6 +61,22 @@ TEST_CASE("bytes that are not JSON crash nothing") {
       changed[size] = c;
       json(changed);
     }
+  }
+}
+
+TEST_CASE("flat lists of whole numbers are read, and all else is left to a decoder") {
+  std::vector<std::int64_t> numbers;
+  CHECK(read_integers("[ 1,-2 ,\n3, 0,9223372036854775807,-9223372036854775808 ]", numbers));
+  CHECK(numbers == std::vector<std::int64_t>{1, -2, 3, 0, INT64_MAX, INT64_MIN});
+  for (const char* list : {"",       "[",      "[]",      "[ ]",   "[1",
+                           "[1,",    "[1,]",   "[,1]",    "[1]]",  "[1] ",
+                           "1",      "[1.0]",  "[1e2]",   "[01]",  "[-01]",
+                           "[-0]",   "[-]",    "[+1]",    "[--1]", "[1 2]",
+                           "[null]", "[true]", "[\"1\"]", "[[1]]", "[9223372036854775808]",
+                           "[0x1]"}) {
+    CAPTURE(list);
+    numbers.clear();
+    CHECK_FALSE(read_integers(list, numbers));
   }
 }
 

@@ -493,6 +493,11 @@ def split_json(request: bytes, inputs: int, head_bytes: int, slice: int) -> tupl
     Head without the values of tensors (None where it is longer than head_bytes), number of inputs, and where the values lie: (input, begin, end, entries, cuts).
     """
 
+def json_integers(request: bytes, begin: int, end: int, size: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))] | None:
+    """
+    int64 [size], of a flat list of as many whole numbers at [begin, end); None where that is something else.
+    """
+
 def split_message(request: bytes, inputs: int, head_bytes: int, slice: int) -> tuple:
     """
     As split_json, of a ModelInferRequest; and its raw contents: their sizes, and their bytes one after the other. Raises ValueError for other bytes.

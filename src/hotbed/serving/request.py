@@ -155,10 +155,12 @@ class RequestEncoder:
                 "Give it once."
             )
         values.update(shared)
-        for name in self._texts & values.keys():
-            check_text(name, values[name])
-        for name in self._trained.keys() & values.keys():
-            values[name] = as_trained(name, values[name], self._trained[name])
+        for name in self._texts:
+            if name in values:
+                check_text(name, values[name])
+        for name, kind in self._trained.items():
+            if name in values:
+                values[name] = as_trained(name, values[name], kind)
         if not self._raw <= values.keys():
             nothing = {name: pa.nulls(0) for name in values}
             Encoder(self._schema)(pa.table(nothing), labels=False)  # raises, naming the columns

@@ -54,7 +54,7 @@ USED: dict[type, set[str]] = {
         "response_started",
         "waiting_for_100_continue",
     },
-    FlowControl: {"drain", "resume_reading", "write_paused"},
+    FlowControl: {"drain", "read_paused", "resume_reading", "write_paused"},
 }
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from hotbed import _core
@@ -92,6 +94,11 @@ class JsonValues(Undecoded):
         end = self._span.end
         find = self._body.find
         return find(b"true", start, end) >= 0 or find(b"false", start, end) >= 0
+
+    def integers(self) -> NDArray[np.int64] | None:
+        """Return a flat list of whole numbers; None if the values are something else."""
+        span = self._span
+        return _core.json_integers(self._body, span.start, span.end, span.entries)
 
     def slices(self) -> Iterable[Any]:
         span = self._span

@@ -40,7 +40,7 @@ PLAIN_DTYPES = {name: dtype for name, dtype in DTYPES.items() if name not in ("B
 _ARROW_TYPES = {name: pa.from_numpy_dtype(dtype) for name, dtype in DTYPES.items()}
 _ARROW_TYPES |= {"FP16": pa.float32(), "BYTES": pa.string()}
 # Tensor type -> the type code of an array of its values, where that is what their list becomes.
-_ARRAY_CODES = {"INT64": "q", "FP32": "f", "FP64": "d"}
+_ARRAY_CODES = {"FP32": "f", "FP64": "d"}
 _INTEGERS = {kind.id for kind in _ARROW_TYPES.values() if pa.types.is_integer(kind)}
 _LONGEST_SIDE = 1 << 30  # values along a dimension
 _LARGEST = (1 << 63) - 1  # of int64
@@ -320,8 +320,12 @@ def _numbers(data: bytes | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def flat_numbers(datatype: str, size: int, data: JsonValues) -> NDArray[Any] | None:
     """Return `size` numbers that are a flat list; None where `Tensor.column` has to look."""
+    if data.entries != size or size > SLICE:
+        return None
+    if datatype == "INT64":
+        return data.integers()
     code = _ARRAY_CODES.get(datatype)
-    if code is None or data.entries != size or size > SLICE or data.has_booleans:
+    if code is None or data.has_booleans:
         return None
     (values,) = data.slices()
     try:

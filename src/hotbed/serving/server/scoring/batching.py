@@ -9,9 +9,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -67,6 +66,8 @@ class DecodedRequest(Generic[T]):
 class QueuedRequest:
     """Candidates that wait to be scored.
 
+    `size`: their number, and at least 1, so that the queue stays bounded.
+
     `future` belongs to the loop that made the request. Its result is the answer, or an error: also
     if another version than that of the request scored it. If it is cancelled before the request is
     scored, the request is dropped.
@@ -74,6 +75,7 @@ class QueuedRequest:
 
     def __init__(self, decoded: DecodedRequest[Any]) -> None:
         self.num_rows = decoded.candidates.num_rows
+        self.size = max(1, self.num_rows)
         self.columns = decoded.candidates.columns
         self.context = decoded.candidates.context
         self._decoded = decoded
@@ -81,16 +83,11 @@ class QueuedRequest:
         self.queued = time.perf_counter()
 
     @property
-    def size(self) -> int:
-        """Number of candidates; at least 1, so that the queue stays bounded."""
-        return max(1, self.num_rows)
-
-    @property
     def is_small(self) -> bool:
         """Whether the request may be scored on the loop."""
         return self.num_rows <= _LOOP_ROWS and self.num_values <= _LOOP_VALUES
 
-    @cached_property
+    @property
     def num_values(self) -> int:
         """About how many values its lists and texts have over all candidates."""
         num_values = sum(map(_values_of, self.columns.values()))
@@ -190,7 +187,8 @@ class Batcher:
         self._row_seconds = 0.0  # processor time of a candidate, a mean of the newest batches
         self._waiting = deque[QueuedRequest]()
         self._rows = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="hotbed-batcher", daemon=True)
         self._thread.start()
@@ -220,7 +218,7 @@ class Batcher:
             return asyncio.ensure_future(self._submit_long(num_bytes, decode))
         request = QueuedRequest(decode(self._served()))
         size = request.size
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise Overloaded(
                     f"too many requests: the server stops, got {size} candidates. Try again later."
@@ -245,38 +243,47 @@ class Batcher:
 
     def close(self) -> None:
         """Score the requests that wait, then end the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
         self._thread.join()
 
     def _take_arrived(self) -> None:
         """Score what is quick here; leave all else to the thread."""
-        arrived = deque(self._arrived)
+        arrived = self._arrived
         if not arrived:  # the last one of them was known
             return
         self._arrived = []
-        with self._changed:
+        with self._lock:
             is_free = self._on_loop and not self._busy and not self._waiting
             if not self._closed and not (is_free and self._is_quick(arrived)):
                 self._waiting.extend(arrived)
                 self._changed.notify()
                 return
-            self._rows -= sum(request.size for request in arrived)
-        while arrived:
-            batch = [arrived.popleft()]
-            num_rows = batch[0].size
-            while arrived and self._may_join(batch[0], num_rows, arrived[0]):
-                num_rows += arrived[0].size
-                batch.append(arrived.popleft())
+            self._rows -= sum([request.size for request in arrived])
+        for batch in self._batches(arrived):
             _resolve_all(self._score(batch))
+
+    def _batches(self, arrived: Sequence[QueuedRequest]) -> Iterator[list[QueuedRequest]]:
+        """Yield requests in batches of those that fit, in their order."""
+        batch = list[QueuedRequest]()
+        num_rows = 0
+        for request in arrived:
+            if batch and not self._may_join(batch[0], num_rows, request):
+                yield batch
+                batch = []
+                num_rows = 0
+            batch.append(request)
+            num_rows += request.size
+        yield batch
 
     def _is_quick(self, arrived: Sequence[QueuedRequest]) -> bool:
         """Whether requests may be scored on the loop."""
-        if not all(request.is_small for request in arrived):
-            return False
+        if len(arrived) == 1:
+            return arrived[0].is_small
         num_rows = sum(request.size for request in arrived)
-        return len(arrived) == 1 or num_rows * self._row_seconds <= _LOOP_SECONDS
+        is_short = num_rows * self._row_seconds <= _LOOP_SECONDS
+        return is_short and all(request.is_small for request in arrived)
 
     def _may_join(self, first: QueuedRequest, num_rows: int, following: QueuedRequest) -> bool:
         """Whether a request may join a batch of `num_rows` candidates that begins with `first`."""
@@ -294,7 +301,7 @@ class Batcher:
 
     def _next_batch(self) -> list[QueuedRequest]:
         """Wait for requests, and return those of one batch; an empty list at the end."""
-        with self._changed:
+        with self._lock:
             self._busy = False
             while not self._waiting:
                 if self._closed:
@@ -327,7 +334,7 @@ class Batcher:
         processor_started = time.thread_time()
         try:
             session = self._served().session
-            waited = started - min(request.queued for request in batch)
+            waited = started - batch[0].queued  # the first that came
             if len(batch) == 1:
                 request = batch[0]
                 scores = [session.ask(request.columns, request.context, waited)]
@@ -341,7 +348,7 @@ class Batcher:
             return [(batch[0], error)]
         self._scored(batch, scores, started, time.perf_counter())
         seconds = time.thread_time() - processor_started
-        row_seconds = seconds / sum(request.size for request in batch)
+        row_seconds = seconds / sum([request.size for request in batch])
         self._row_seconds += _NEWEST_SHARE * (row_seconds - self._row_seconds)
         return list(zip(batch, scores, strict=True))
 

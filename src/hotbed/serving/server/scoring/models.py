@@ -300,7 +300,9 @@ class Models:
     def bounds(self) -> Bounds:
         """The bounds of a request to an unknown model: those of the model with most columns."""
         bounds = [model.bounds for model in self]
-        return max(bounds, key=lambda each: each.inputs, default=self.limits.bounds(0))
+        if not bounds:
+            return self.limits.bounds(0)
+        return max(bounds, key=lambda each: each.inputs)
 
     @property
     def ready(self) -> bool:
