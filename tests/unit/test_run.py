@@ -116,7 +116,7 @@ CHANGED = {
     "threshold": ({"schema.columns.y.threshold": 4}, r"columns\.y\.threshold: .* 2, got 4"),
     "column": ({"schema.columns.user.column": "shop"}, r"user\.column: .*'user', got 'shop'"),
     "table": ({"schema.columns.bin.table": "user"}, r"bin\.table: .*'bin', got 'user'"),
-    "pooling": ({"schema.columns.user.pooling": "mean"}, r"user\.pooling: .*None, got 'mean'"),
+    "pooling": ({"schema.columns.user.pooling": "mean"}, r"user\.pooling: .*'sum', got 'mean'"),
     "transform": (
         {"schema.columns.bin.transforms": ["hash"]},
         r"bin\.transforms: .*\['map'\], got \['hash'\]",

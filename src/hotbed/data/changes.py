@@ -49,7 +49,8 @@ def _changes(learned: Column, declared: Column) -> Iterator[Change]:
     now = _settings(declared)
     for key in dict.fromkeys([*before, *now]):
         if before.get(key) != now.get(key):
-            yield Change(f"{path}.{key}", before.get(key), now.get(key))
+            values = (_value(before, learned, key), _value(now, declared, key))
+            yield Change(f"{path}.{key}", *values)
     ours: list[Transform] = list(getattr(learned, "transforms", ()))
     theirs: list[Transform] = list(getattr(declared, "transforms", ()))
     kinds = [config.kind_of(type(transform)) for transform in ours]
@@ -65,7 +66,13 @@ def _changes(learned: Column, declared: Column) -> Iterator[Change]:
             is_learned = key == "fitted" or (learns and key not in plain_now)
             if not is_learned and plain.get(key) != plain_now.get(key):
                 where = f"{path}.transforms.{number}.{key}"
-                yield Change(where, plain.get(key), plain_now.get(key))
+                values = (_value(plain, fitted, key), _value(plain_now, transform, key))
+                yield Change(where, *values)
+
+
+def _value(settings: Mapping[str, Any], value: object, key: str) -> Any:
+    """Return a setting; the default of `value` if the settings leave it out."""
+    return settings.get(key, getattr(value, key, None))
 
 
 def _settings(column: Column) -> dict[str, Any]:
