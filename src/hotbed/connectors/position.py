@@ -99,8 +99,7 @@ class Position:
     @classmethod
     def of(cls, source: PlacedRows, state: Mapping[str, Any]) -> Position:
         """Return a source's position of a state, with the settings that it depends on."""
-        settings = source.settings
-        return cls({**state, SETTINGS: settings} if settings else state)
+        return cls({**state, SETTINGS: source.settings})
 
     def to_json(self) -> dict[str, Any]:
         """Return this position as plain JSON values (dict, list, str, int, float, bool, None)."""

@@ -63,7 +63,7 @@ def test_positions_of_one_grain_are_those_of_before() -> None:
         batches = list(make(grains=1, shuffle=shuffle))
         assert batches[1].position is not None
         state = batches[1].position.to_json()
-        assert json.dumps(state) == text.replace("null", '{"row": 0}')
+        assert json.dumps(state) == text.replace("null", '{"row": 0, "settings": {}}')
         older = make(grains=1, shuffle=shuffle).resume(text)
         assert [runs(batch) for batch in older] == [runs(batch) for batch in batches[2:]]
 

@@ -372,6 +372,12 @@ SOURCES: dict[str, list[SourceCase]] = {
             says="by='at', got by='back'",
         ),
         SourceCase(
+            "`Sort` where there was none",
+            lambda folder: memory(),
+            lambda folder: memory().sort("back"),
+            says="by",
+        ),
+        SourceCase(
             "`Sort`: the rows that are sorted, or how they are read",
             over(csv(), lambda rows: rows.slice(0, 50).sort("at")),
             over(csv(), lambda rows: rows.slice(10, 60).sort("at")),
