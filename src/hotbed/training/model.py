@@ -458,6 +458,7 @@ class RecModel:
         is now.
         """
         shard = self.learner.shard
+        shard.check_equal({"export.state": None if state is None else str(state)})
         with ExitStack() as opened:
             now: Where = ""
             if state is None:
@@ -542,8 +543,17 @@ class RecModel:
                 )
             return matches
 
-        with self.learner.shard.together():
+        shard = self.learner.shard
+        if shard.size == 1:
             return read_newest(path, warm)
+        with shard.together():
+            reader = open_checkpoint(path)
+        restoring.check_one_state(reader, shard.gathered(reader.manifest.digest))
+        given = {"rename": str(rename), "optimizer_state": optimizer_state, "now": now}
+        given["schema"] = None if schema is None else schema.to_json()
+        shard.check_equal({"warm_start": given})
+        with shard.together():
+            return warm(reader)
 
     def state(self) -> checkpoint.State:
         """Everything that `save` writes, for `hotbed.persist`."""
