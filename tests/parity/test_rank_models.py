@@ -1640,6 +1640,15 @@ def step_of_auto(batch: hb.Batch) -> None:
     hb.RecModel(network, "bce", optimizer, grains=4).step(batch)
 
 
+def train_by_mindspore(epochs: Any) -> None:
+    model = mindspore.RecModel(Computes(), "bce", "adam", data_parallel=False)
+    model.train(epochs, list(clicks(1, own=False)))
+
+
+def put_keys(width: int) -> None:
+    learned_keys().put(np.arange(3), np.ones((3, width)))
+
+
 def calls_of_doors(folder: str) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """Calls of the doors, and of a model of `hb.auto`; and the same calls with a mistake."""
     mx_rec.terminate_config_initializer()
@@ -1648,7 +1657,7 @@ def calls_of_doors(folder: str) -> dict[str, tuple[Callable[[], Any], Callable[[
     one = torch.ones(1)
     return {
         "fit": (wide(lambda m: m.fit(max_iter=2)), wide(lambda m: m.fit(max_iter=0))),
-        "train": (
+        "train of HugeCTR": (
             wide(lambda m: m.train()),
             wide(lambda m: patch.object(m._train_reader, "next", fail).start() and m.train()),
         ),
@@ -1680,10 +1689,12 @@ def calls_of_doors(folder: str) -> dict[str, tuple[Callable[[], Any], Callable[[
             lambda: step_of_auto(next(iter(dataset(ONE_LABEL)))),
             lambda: step_of_auto(hb.Batch({}, {}, {})),
         ),
+        "train": (lambda: train_by_mindspore(1), lambda: train_by_mindspore("one")),
+        "put": (lambda: put_keys(1), lambda: put_keys(2)),
     }
 
 
-NUM_DOORS = 12
+NUM_DOORS = 14
 
 
 def one_fails(folder: str, rank: int) -> dict[str, End]:

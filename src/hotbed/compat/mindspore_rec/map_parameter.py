@@ -34,6 +34,7 @@ from hotbed.embedding.tier import Ram, Ssd, Tier
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.files import local_path
 from hotbed.optim.modes import in_eval_mode
+from hotbed.parallel import at
 
 log = logging.getLogger("hotbed.compat.mindspore_rec")
 UNCHANGED = 0
@@ -206,6 +207,7 @@ class MapParameter(nn.Module):
         values: torch.Tensor = rows.view(*shape, *self.value_shape)
         return values
 
+    @at("MapParameter.put")
     def put(self, key_tensor: Any, value_tensor: Any) -> MapParameter:
         """Insert or overwrite the values of n keys; return self.
 
@@ -226,6 +228,7 @@ class MapParameter(nn.Module):
         self.table.load([pa.record_batch(columns)])
         return self
 
+    @at("MapParameter.erase")
     def erase(self, key_tensor: Any) -> MapParameter:
         """Remove keys with their values; return self."""
         self.table.remove(as_ids(key_tensor, "MapParameter.erase: keys"))
@@ -239,6 +242,7 @@ class MapParameter(nn.Module):
         """Return all values, float32, n of the value shape."""
         return self.get_data()[1]
 
+    @at("MapParameter.get_data")
     def get_data(self) -> tuple[Tensor, Tensor]:
         """Return all keys and values, also of other ranks, which call it, too."""
         batches = list(self.table.export())
@@ -252,6 +256,7 @@ class MapParameter(nn.Module):
         shaped = flat.reshape(num_keys, *self.value_shape)
         return with_asnumpy(np.concatenate([np.empty(0, np.int64), *keys])), with_asnumpy(shaped)
 
+    @at("MapParameter.export_data")
     def export_data(self, incremental: bool = False) -> Exported:
         """Return keys, values and statuses, after erasing keys by `evict_filter_value`.
 
@@ -290,6 +295,7 @@ class MapParameter(nn.Module):
         exported = self.export_data(incremental)
         return exported[0], exported[1], exported[2], True
 
+    @at("MapParameter.import_data")
     def import_data(self, data: Sequence[Any]) -> None:
         """Put what `export_data` returned: put keys with values, erase those that were erased.
 

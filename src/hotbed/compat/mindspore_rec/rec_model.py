@@ -26,6 +26,7 @@ from hotbed.optim.dense import dense_optimizer
 from hotbed.optim.precision import Boost, boost
 from hotbed.optim.ranks import trains_together, world_size
 from hotbed.optim.torch_rules import rule_of
+from hotbed.parallel import at
 from hotbed.training.ahead import unwrap
 from hotbed.training.feed import BatchesOfRanks
 from hotbed.training.model import RecModel as Engine
@@ -91,6 +92,7 @@ class RecModel:
         >>> model.engine.save("model")
     """
 
+    @at("RecModel")
     def __init__(
         self,
         network: nn.Module,
@@ -136,6 +138,7 @@ class RecModel:
         """What evaluation runs."""
         return self.engine.eval_network or self.engine.network
 
+    @at("online_train")
     def online_train(
         self,
         train_dataset: Iterable[Any],
@@ -185,6 +188,7 @@ class RecModel:
             progress=False,
         )
 
+    @at("train")
     def train(
         self,
         epoch: int,
@@ -204,6 +208,7 @@ class RecModel:
             initial_epoch=initial_epoch,
         )
 
+    @at("fit")
     def fit(
         self,
         epoch: int,
@@ -243,6 +248,7 @@ class RecModel:
             progress=False,
         )
 
+    @at("eval")
     def eval(
         self, valid_dataset: Iterable[Any], callbacks: Any = None, dataset_sink_mode: bool = False
     ) -> dict[str, float]:
@@ -267,6 +273,7 @@ class RecModel:
                 adapter.call(event)
         return results
 
+    @at("predict")
     def predict(self, *predict_data: Any) -> Any:
         """Return the predictions of one batch of data; float32 [n], or a dict by label.
 
