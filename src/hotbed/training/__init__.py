@@ -14,6 +14,7 @@ publishing.py     Publishing: saved states are handed to a publisher
 sharded_loop.py   the backward pass of a plain PyTorch loop, by grains that ranks share
 trained.py        the model that a run trains, as the loop and callbacks know it
 run.py            Run: where a training stands, and the callbacks that read and change it
+run_settings.py   what decides a run beside its model, which ranks compare
 run_state.py      what a checkpoint holds of a run, and how a run resumes from it
 writes.py         Writes: how often a run saved or published, and how often that failed
 ahead/            the ids of coming batches are mapped to rows while earlier batches train

@@ -55,6 +55,7 @@ from hotbed.training.loop import (
 from hotbed.training.make_learner import make_learner
 from hotbed.training.online import StreamLimits, batches_a_call, follow
 from hotbed.training.run import Callbacks, Goal, Run, WallClock
+from hotbed.training.run_settings import settings_of_run
 from hotbed.training.stages.compared import compared
 from hotbed.training.stages.criterion import Criterion
 from hotbed.training.stages.learner import check_not_moved
@@ -63,7 +64,6 @@ from hotbed.training.stages.rank_learner import RankLearner, connect_ranks
 from hotbed.training.stages.scorer import Collector, Progressive, Scorer, to_predict
 from hotbed.training.watching.history import History
 from hotbed.training.watching.progress import ProgressBar
-from hotbed.training.watching.prometheus import Prometheus
 
 log = logging.getLogger("hotbed")
 
@@ -549,9 +549,9 @@ class RecModel:
         with shard.together():
             reader = open_checkpoint(path)
         restoring.check_one_state(reader, shard.gathered(reader.manifest.digest))
-        given = {"rename": str(rename), "optimizer_state": optimizer_state, "now": now}
-        given["schema"] = None if schema is None else schema.to_json()
-        shard.check_equal({"warm_start": given})
+        settings = {"rename": str(rename), "optimizer_state": optimizer_state, "now": now}
+        settings["schema"] = None if schema is None else schema.to_json()
+        shard.check_equal({"warm_start": settings})
         with shard.together():
             return warm(reader)
 
@@ -643,7 +643,7 @@ class RecModel:
         self._learn_schema(schema, getattr(goal.dataset, "encoder", None))
         self.learner.begin()
         if self.learner.shard.size > 1:
-            settings = {**_settings(goal, callbacks, observer), **self._measured()}
+            settings = {**settings_of_run(goal, callbacks, observer), **self._measured()}
             self.learner.shard.check_equal(settings)
         _log_frozen_lookups(self.network)
         shard = self.learner.shard
@@ -779,35 +779,6 @@ def set_seed(seed: int) -> None:
     `Dataset(seed=…)`.
     """
     torch.manual_seed(seed)
-
-
-_OF_EACH_RUN = (StreamLimits, History, ProgressBar, Prometheus)
-"""Callbacks that every run has, or that ask nothing of other ranks."""
-
-
-def _settings(goal: Goal, callbacks: Callbacks, observer: Progressive | None) -> dict[str, Any]:
-    """Return what all ranks must have alike before a training, beside the model."""
-    of_hotbed = [
-        callback
-        for callback in callbacks.all
-        if any(kind.__module__.startswith("hotbed.") for kind in type(callback).__mro__)
-        and not isinstance(callback, _OF_EACH_RUN)
-        and not getattr(callback, "is_of_program", False)
-    ]
-    limits = callbacks.of(StreamLimits)
-    settings: dict[str, Any] = {
-        "a stream": goal.online,
-        "the numbers of the first and the last epoch": (goal.first_epoch, goal.end_epoch - 1),
-        "batches of an epoch": goal.epoch_steps,
-        "batches ahead": goal.depth,
-        "validation data": goal.valid is not None,
-        "scores before a batch is learned": None if observer is None else observer.by_training,
-        "max_steps": [limit.max_steps for limit in limits],
-        "callbacks": [type(callback).__name__ for callback in of_hotbed],
-    }
-    for number, callback in enumerate(of_hotbed):
-        settings[f"callback {number}"] = compared(callback)
-    return settings
 
 
 def _log_frozen_lookups(network: nn.Module) -> None:
