@@ -70,7 +70,7 @@ def test_template_is_adapted_in_three_things(prepared: Path, tmp_path: Path) -> 
     template = tmp_path / "template.json"
     template.write_text(json.dumps(TEMPLATE))
     before = copy.deepcopy(TEMPLATE)
-    written = tmp_path / "adapted.json"
+    written = tmp_path / "new" / "adapted.json"
     assert hugectr.adapt_json(TEMPLATE, prepared) == expected
     assert hugectr.adapt_json(template, prepared / "train", written) == expected
     assert json.loads(written.read_text()) == expected

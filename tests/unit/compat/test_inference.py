@@ -562,7 +562,7 @@ def test_a_converted_model_scores_as_the_session(normalized: bool, tmp_path: Pat
     dense = np.array(columns["dense"], np.float32)
     request = one_csr(columns, [*DEEP, "wide_data"], NUM_SAMPLES)
     expected = CreateInferenceSession(graph, params(trained)).predict(*request)
-    path = str(tmp_path / "wdl.onnx")
+    path = str(tmp_path / "new" / "wdl.onnx")
     converter.convert(path, graph, trained.dense, True, trained.sparse)
     scores = onnxruntime.InferenceSession(path).run(["label"], {"dense": dense, **keys})[0]
     assert scores.shape == (NUM_SAMPLES, 1)

@@ -94,6 +94,8 @@ def convert(
     builder.add_network(exported, dense_state(learner.network))
     builder.add_outputs(graph, translation, exported)
     check_local("convert.onnx_model_path", onnx_model_path)
+    with writing(onnx_model_path):
+        Path(onnx_model_path).parent.mkdir(parents=True, exist_ok=True)
     with writing(onnx_model_path), new_file(Path(onnx_model_path)) as file:
         file.write(builder.model().SerializeToString())
     print(f"[HUGECTR2ONNX][INFO]: The model is saved at {onnx_model_path}")

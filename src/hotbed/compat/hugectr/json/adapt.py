@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.errors import ConfigError
+from hotbed.files import writing
 from hotbed.job.file import read_mapping
 
 __all__ = ["adapt_json"]
@@ -58,7 +59,9 @@ def adapt_json(
         if "slot_size_array" in hyper:
             hyper["slot_size_array"] = sizes
     if output is not None:
-        Path(output).write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
+        with writing(output):
+            Path(output).parent.mkdir(parents=True, exist_ok=True)
+            Path(output).write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
     return spec
 
 
