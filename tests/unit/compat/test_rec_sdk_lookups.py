@@ -274,6 +274,8 @@ def test_an_id_that_is_refused_reads_as_the_default_and_takes_no_update() -> Non
     with pytest.raises(ConfigError, match=r"give the same, got 1 and 0\.5"):
         program.look_up(batch, serving_default_value=1)
     program.look_up(batch, serving_default_value=torch.full([2], 0.5))  # as little_demo has it
+    for alike in (np.full(2, 0.5), [0.5, 0.5], (0.5,)):
+        program.look_up(batch, serving_default_value=alike)
     for wrong in (torch.tensor([0.5, 1.0]), torch.full([3], 0.5), torch.full([1, 3], 0.5)):
         with pytest.raises(ConfigError, match=r"serving_default_value: .* all of its 2 lanes"):
             program.look_up(batch, serving_default_value=wrong)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
@@ -165,6 +166,11 @@ class TableDescription(nn.Module, ABC):
 
 def _one_lane(where: str, default: Any, dim: int) -> Any:
     """Return the number of a default that may be a tensor of one lane, or of all lanes alike."""
+    if isinstance(default, np.ndarray | list | tuple):
+        try:
+            default = torch.as_tensor(default)
+        except (TypeError, ValueError):  # not numbers
+            return default
     if not isinstance(default, Tensor):
         return default
     if default.numel() not in (1, dim) or (default != default.flatten()[0]).any():
