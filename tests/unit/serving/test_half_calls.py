@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Iterator
@@ -133,3 +134,59 @@ def test_many_half_calls_leave_rest_and_liveness(
         live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
         assert live(b"", timeout=20, wait_for_ready=True) == b"\x08\x01"
     assert server.stop() == 0
+
+
+REST_HALVES = {
+    "nothing": b"",
+    "half a line": b"POST /v2/mod",
+    "half a head": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n",
+    "no body": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n",
+    "half a body": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{",
+    "half a chunk": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+    "no 100": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n"
+    b"Expect: 100-continue\r\n\r\n",
+    "refused": b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n{",
+    "answered": b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
+    "answered and a half": b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\nGET /v2",
+    "upgrade": b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+    "a handshake": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+}
+
+
+def test_server_stops_soon_beside_requests_that_do_not_arrive(
+    exported: Path, opened: contextlib.ExitStack
+) -> None:
+    running = Running(exported)
+    assert running.server.grpc_port is not None
+    for data in HALVES.values():
+        connect(opened, running.server.grpc_port, data)
+    clients = {}
+    for name, data in REST_HALVES.items():
+        clients[name] = connect(opened, running.server.port, data)
+    time.sleep(0.3)  # so that all arrive
+    started = time.monotonic()
+    running.close()
+    assert time.monotonic() - started < 10
+    assert clients["half a body"].recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.slow
+def test_server_stops_soon_beside_clients_of_tls_that_do_nothing(
+    exported: Path, opened: contextlib.ExitStack, certificate: tuple[str, str]
+) -> None:
+    """In the midst of a handshake, and of a request after it."""
+    cert, key = certificate
+    server = Process(f"m={exported}", "--set", f"tls_cert={cert}", "--set", f"tls_key={key}")
+    ports = [int(address.partition(":")[2]) for address in (server.http, server.grpc)]
+    context = ssl.create_default_context(cafile=cert)
+    for port in ports:
+        for data in (b"", REST_HALVES["a handshake"]):
+            connect(opened, port, data)
+    for data in filter(None, REST_HALVES.values()):
+        client = context.wrap_socket(connect(opened, ports[0], b""), server_hostname="127.0.0.1")
+        opened.enter_context(client).sendall(data)
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 15

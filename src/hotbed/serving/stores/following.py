@@ -22,7 +22,7 @@ from hotbed.serving.stores.locking import TemporaryFolder
 log = logging.getLogger("hotbed.serving")
 _CLOSE_SECONDS = 5.0
 _KAFKA = "kafka://"
-_LONGEST_PAUSE = 32  # polls between two attempts to load a version
+_LONGEST_PAUSE = 8  # polls between two attempts to load a version
 _HANG_SECONDS = 10.0  # after which a read of a source is reported
 START_SECONDS = 10.0  # for a source to be read at a start, while kept rows can be served
 LOAD_SECONDS = 60.0  # for a load that a client requests, and at a start without kept rows
@@ -60,7 +60,7 @@ class Following:
     ) -> None:
         """Deliver the versions that a trainer publishes to `take`.
 
-        A version for which `take` raises is retried, after pauses that double up to 32 polls,
+        A version for which `take` raises is retried, after pauses that double up to 8 polls,
         until a newer one arrives.
 
         Args:

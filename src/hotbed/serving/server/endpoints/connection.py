@@ -28,6 +28,7 @@ _HEAD_BYTES = 64 << 10
 _WATCH_SECONDS = 1.0
 _LINGER_SECONDS = 2.0  # for a client to read the last answer
 _LAST_SECONDS = 30  # for requests under way at the end
+_LAST_PART_SECONDS = 1.0  # then, for the rest of a request to arrive, or an answer to be read
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: drop what has not been sent
 
 
@@ -318,6 +319,9 @@ class Connection(HttpToolsProtocol):
     def check_time(self, now: float) -> None:
         """Close the connection if nothing has changed for longer than its state allows."""
         seconds = self._http_server.request_seconds
+        stops = self._http_server.should_exit
+        if stops:
+            seconds = min(seconds, _LAST_PART_SECONDS)
         last = self._unanswered
         is_full = self.transport.get_write_buffer_size() > 0  # the client does not read
         is_arriving = self._in_head if last is None else last.more_body
@@ -327,7 +331,7 @@ class Connection(HttpToolsProtocol):
         elif last is not None and not is_arriving:
             limit = math.inf
         elif is_ending:
-            limit = _LINGER_SECONDS
+            limit = min(seconds, _LINGER_SECONDS)
         elif is_arriving:
             limit = seconds
         else:
@@ -341,6 +345,9 @@ class Connection(HttpToolsProtocol):
                 self._reset()
             elif is_ending:
                 self.transport.abort()
+            elif is_arriving and stops:
+                self._end(refusal(503, "the server stops"))
+                self.transport.close()
             elif is_arriving:
                 self._end(refusal(408, f"the request did not come within {seconds:g} seconds"))
             else:

@@ -79,6 +79,7 @@ from hotbed.serving.stores.messages import load_service
 log = logging.getLogger("hotbed.serving")
 UnaryHandler: TypeAlias = Callable[[bytes, Any], Awaitable[Any]]
 _OPEN = (f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch")  # calls that need no token
+_LAST_PART_SECONDS = 1.0  # at the end, for messages to arrive and answers to be sent
 STREAMS = 256  # calls of one connection at the same time
 _MOST_CONNECTIONS = 1 << 20  # where the system does not limit open files
 _CALL_BYTES = 64 << 10  # of a request other than for predictions
@@ -502,7 +503,21 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._waits = set[asyncio.Timeout]()  # for messages
+        self._num_answered = 0  # calls that are being answered
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._limited: dict[Any, Any] = {}  # by handler of the server, of which there are a few
+
+    async def close(self) -> None:
+        """End the calls whose messages do not arrive now; return when all others are answered."""
+        self._seconds = min(self._seconds, _LAST_PART_SECONDS)
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        for waiting in self._waits:
+            waiting.reschedule(deadline)
+        if self._waits:
+            await asyncio.sleep(self._seconds)
+        await self._idle.wait()
 
     async def intercept_service(self, proceed: Any, details: Any) -> Any:
         handler = await proceed(details)
@@ -523,14 +538,18 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
     def _answer(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def answer(_: Any, context: Any) -> Any:
-            return await call(await self._read_one(context), context)
+            message = await self._read_one(context)
+            with self._answering():
+                return await call(message, context)
 
         return answer
 
     def _stream(self, call: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
         async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
-            async for part in call(await self._read_one(context), context):
-                yield part
+            message = await self._read_one(context)
+            with self._answering():
+                async for part in call(message, context):
+                    yield part
 
         return answer
 
@@ -542,6 +561,18 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
                 yield part
 
         return answer
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Count a call whose message is here."""
+        self._num_answered += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_answered -= 1
+            if not self._num_answered:
+                self._idle.set()
 
     async def _messages(self, context: Any) -> AsyncIterator[Any]:
         while (message := await self._read(context)) is not grpc.aio.EOF:
@@ -557,12 +588,21 @@ class ArrivalLimit(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ha
 
     async def _read(self, context: Any) -> Any:
         """Return the next message of a call, or end the call."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._seconds):
+        seconds = self._seconds
+        waiting = asyncio.timeout(seconds)
+        try:
+            async with waiting:
+                self._waits.add(waiting)
                 return await context.read()
+        except TimeoutError:
+            pass
+        finally:
+            self._waits.discard(waiting)
+        if self._seconds < seconds:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server stops")
         await context.abort(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"the call: no message arrived within {self._seconds} s. Send it at once.",
+            f"the call: no message arrived within {seconds} s. Send it at once.",
         )
 
 
@@ -637,15 +677,23 @@ class GrpcService:
 class GrpcServer:
     """A gRPC server at `port` with its service, grpc.health.v1 and reflection."""
 
-    def __init__(self, server: Any, port: int, health: Health) -> None:
+    def __init__(self, server: Any, port: int, health: Health, arrivals: ArrivalLimit) -> None:
         self.port = port
         self._server = server
         self._health = health
+        self._arrivals = arrivals
 
     async def stop(self, seconds: float) -> None:
-        """Reject new calls, and wait at most `seconds` for those under way."""
+        """Reject new calls, and wait at most `seconds` for those under way.
+
+        Calls whose message does not arrive are not waited for, nor connections without a call.
+        """
         self._health.close()
-        await self._server.stop(seconds)
+        stopping = asyncio.create_task(self._server.stop(seconds))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._arrivals.close(), seconds)
+        await self._server.stop(_LAST_PART_SECONDS)  # for the last answers to be sent
+        await stopping
 
 
 async def start_grpc(
@@ -671,7 +719,8 @@ async def start_grpc(
     """
     open_methods = [*_OPEN, *(f"/{service.name}/{call}" for call in service.open_calls)]
     roles = {f"/{service.name}/{call}": role for call, role in service.roles.items()}
-    gates = [Gate(tokens, open_methods, roles), ArrivalLimit(request_seconds)]
+    arrivals = ArrivalLimit(request_seconds)
+    gates = [Gate(tokens, open_methods, roles), arrivals]
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     all_options = {
         **options,
@@ -696,4 +745,4 @@ async def start_grpc(
             f"serve: cannot listen at {address}, got {error}. Give a free port, or 0."
         ) from error
     await server.start()
-    return GrpcServer(server, port, health)
+    return GrpcServer(server, port, health, arrivals)
