@@ -235,14 +235,16 @@ void Candidates::expire_generation(int64_t before) noexcept {
   if (newest_[young_] != INT64_MIN) young_ = old;
 }
 
-void Candidates::expire(int64_t before) {
+void Candidates::expire(int64_t before, std::vector<Candidate>* dropped) {
   if (is_sketch()) {
     for (int g = 0; g < num_generations_; g++) expire_generation(before);
     return;
   }
   std::vector<int64_t> gone;
   map_.for_each_place([&](const CandidateBucket& bucket, int entry) {
-    if (bucket.seen[entry] < before) gone.push_back(bucket.id[entry]);
+    if (bucket.seen[entry] >= before) return;
+    gone.push_back(bucket.id[entry]);
+    if (dropped) dropped->push_back({bucket.id[entry], bucket.count[entry], bucket.seen[entry]});
   });
   for (const int64_t id : gone) map_.erase(id, hash_id(id));
   if (!gone.empty()) map_.shrink();

@@ -122,7 +122,8 @@ class Candidates {
   uint64_t limit() const noexcept { return limit_; }
   bool is_sketch() const noexcept { return words_ != nullptr; }
   void forget(int64_t id, uint64_t hash) noexcept;  // admitted: the row keeps the count from here on
-  void expire(int64_t before);                      // drops candidates last seen before `before`
+  // Drops candidates last seen before `before`; those that were counted exactly are added to `dropped`, if given.
+  void expire(int64_t before, std::vector<Candidate>* dropped = nullptr);
 
   std::vector<Candidate> entries() const;  // by id
   void load(const Candidate& candidate);

@@ -40,10 +40,19 @@ void Table::expire_candidates(int p) {
   Partition& partition = partitions_[p];
   if (!partition.counts_stale) return;
   partition.counts_stale = false;
-  if (partition.candidates && config_.admission.expire_after >= 0) partition.candidates->expire(candidates_from());
+  if (!partition.candidates || config_.admission.expire_after < 0) return;
+  std::vector<Candidate>* dropped = nullptr;
+  if (partition.log) partition.log->counted_anew.push_back(p), dropped = &partition.log->dropped;
+  partition.candidates->expire(candidates_from(), dropped);
 }
 
 uint64_t Table::sweep(int first, int last) {
+  const uint64_t removed = remove_expired(first, last);
+  num_withdrawn_.fetch_add(removed);
+  return removed;
+}
+
+uint64_t Table::remove_expired(int first, int last) {
   uint64_t removed = 0;
   std::vector<std::pair<int64_t, uint32_t>> dead;
   for (int p = first; p < last; p++) {
@@ -51,6 +60,7 @@ uint64_t Table::sweep(int first, int last) {
     expire_candidates(p);
     if (!partition.stale) continue;
     partition.stale = false;
+    if (partition.log) partition.log->swept.push_back(p);
     if (config_.eviction.ttl < 0) continue;
     dead.clear();
     maps_[p].for_each([&](int64_t id, uint32_t slot) {
@@ -59,7 +69,6 @@ uint64_t Table::sweep(int first, int last) {
     std::sort(dead.begin(), dead.end());  // the order of reuse must not depend on the layout of the map
     for (const auto& [id, slot] : dead) remove_row(p, id, slot, Reason::kExpired);
     removed += dead.size();
-    num_withdrawn_.fetch_add(dead.size());
     if (!dead.empty()) maps_[p].shrink();
   }
   return removed;

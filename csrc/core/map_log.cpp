@@ -78,6 +78,11 @@ void Table::take_back(Uniques& uniques) {
     if (waiting.known) partition.candidates->load(waiting.before);
     else partition.candidates->forget(uniques.ids[waiting.u], hash);
   }
+  for (const Candidate& candidate : log.dropped)
+    if (Candidates& candidates = *partitions_[partition_of(hash_id(candidate.id))].candidates; !candidates.is_sketch())
+      candidates.load(candidate);
+  for (const int p : log.counted_anew) partitions_[p].counts_stale = true;
+  for (const int p : log.swept) partitions_[p].stale = true;
   for (int p = uniques.first_partition; p < uniques.last_partition; p++)
     partitions_[static_cast<size_t>(p)].victims.clear();
 }

@@ -23,9 +23,12 @@ struct MapLog {
     bool known;  // in an exact map
     Candidate before;
   };
-  std::vector<Gone> gone;        // expired rows and victims, in order
-  std::vector<Waiting> waiting;  // the ids that had no row
-  Column<uint8_t> observed;      // LedgerEntry::observed of the ids that had one, before
+  std::vector<Gone> gone;          // expired rows and victims, in order
+  std::vector<Waiting> waiting;    // the ids that had no row
+  std::vector<int> swept;          // partitions
+  std::vector<int> counted_anew;   // partitions whose expired counts were dropped
+  std::vector<Candidate> dropped;  // these
+  Column<uint8_t> observed;        // LedgerEntry::observed of the ids that had one, before
 };
 
 }  // namespace hotbed

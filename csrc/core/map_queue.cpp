@@ -152,10 +152,10 @@ void MapTask::wait_for_thread() {
   }
 }
 
-void MapTask::take_back() {
-  if (!shared_->has_thread()) return;
+bool MapTask::take_back() {
+  if (!shared_->has_thread()) return false;
   wait_for_thread();
-  if (!error_) step_->take_back();
+  return error_ || step_->take_back();
 }
 
 const std::vector<TableStats>& MapTask::statistics() {

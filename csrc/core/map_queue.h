@@ -18,8 +18,9 @@ class MapTask {
   void wait();
   // Of the tables of the step, after this map and before the next one. Waits as `wait` does.
   const std::vector<TableStats>& statistics();
-  // Makes the tables what they were before this map, unless its ids were looked up. Later maps go first.
-  void take_back();
+  // Makes the tables what they were before this map, unless its ids were looked up. Later maps go first. Returns
+  // whether they are so now.
+  bool take_back();
   // Ends a `hold` of the queue. The step calls it after its lookup.
   void release() noexcept;
 

@@ -508,8 +508,8 @@ void Step::take_ids(const Part& whole, Part& part, std::vector<uint32_t>& member
   part.distinct.renumber(numbers);
 }
 
-void Step::take_back() {
-  if (!logs_ || pooled_ || !retained_) return;
+bool Step::take_back() {
+  if (!logs_ || pooled_ || !retained_) return false;
   const Locked locked(*this);
   for (Part& part : parts_) {
     if (!part.table->observes()) continue;
@@ -518,6 +518,7 @@ void Step::take_back() {
     part.table->end_take_back();
   }
   logs_ = false;
+  return true;
 }
 
 void Step::set_weights(const std::vector<const float*>& weights) {

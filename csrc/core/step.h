@@ -59,8 +59,9 @@ class Step {
   // Lets policies pass over the samples that are 0 here, [samples], which must live until the ids are mapped: such ids
   // are neither counted nor timed, and get no row. Null: the processes that ask for ids have done so.
   void mark(const uint8_t* counted) noexcept { counted_ = counted, marked_ = true; }
-  // Makes the tables what they were before the map, unless the ids were looked up since. Later maps go first.
-  void take_back();
+  // Makes the tables what they were before the map, unless the ids were looked up since. Later maps go first. Returns
+  // whether they are so now.
+  bool take_back();
   // The map of a queue: the end of this step waits for it, and `pool` lets the next one begin.
   void mapped_by(std::shared_ptr<MapTask> task) { task_ = std::move(task); }
   // Returns each grain as a step of its own, with the distinct ids of its samples in the order feature, sample,

@@ -143,7 +143,6 @@ void Table::resolve(Uniques& uniques, bool training) const {
 
 void Table::end_expired(Uniques& uniques) {
   for (const auto& [id, slot] : uniques.expired) remove_row(partition_of(hash_id(id)), id, slot, Reason::kRestarted);
-  num_withdrawn_.fetch_add(uniques.expired.size());
   for (const uint32_t u : uniques.missing) expire_candidates(partition_of(uniques.hashes[u]));
 }
 
@@ -323,7 +322,7 @@ bool Table::has_late_time(const Uniques& uniques, size_t u) const noexcept {
 void Table::insert(Uniques& uniques) {
   std::vector<uint32_t> in_batch;  // slots that this batch uses: none of them may be a victim
   const auto make_room = [&](int p) {
-    if (partitions_[p].stale && sweep(p, p + 1) > 0) return true;  // expired rows take no room
+    if (partitions_[p].stale && remove_expired(p, p + 1) > 0) return true;  // expired rows take no room
     if (in_batch.empty()) {
       for (const uint32_t slot : uniques.slots)
         if (slot != kNoSlot) in_batch.push_back(slot);
@@ -341,7 +340,8 @@ void Table::insert(Uniques& uniques) {
     const uint64_t hash = uniques.hashes[u];
     const int p = partition_of(hash);
     Partition& partition = partitions_[p];
-    if (partition.stale && has_late_time(uniques, u)) sweep(p, p + 1);  // this row expires in the next eviction
+    if (partition.stale && has_late_time(uniques, u))
+      remove_expired(p, p + 1);  // this row expires in the next eviction
     if (cap_ && maps_[p].size() >= cap_) make_room(p);
     const uint32_t slot = partition.free.back();
     maps_[p].insert(uniques.ids[u], hash, slot);

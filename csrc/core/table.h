@@ -218,8 +218,8 @@ class Table {
   uint64_t sweep(int first_partition, int last_partition);
   bool stale(int partition) const noexcept { return partitions_[static_cast<size_t>(partition)].stale; }
   int64_t watermark() const noexcept { return watermark_; }
-  // Rows that expired or were removed: from then on they are absent for plans in flight, too. The victims of a full
-  // partition are not among them.
+  // Rows that a sweep or a call removed: from then on they are absent for plans in flight, too. Those that the map of a
+  // batch removes are not among them: plans in flight are of batches before it, so that mapping ahead changes no bit.
   uint64_t num_withdrawn() const noexcept { return num_withdrawn_.load(); }
 
   // --- plans in flight: their slots are not reused before they retire. A plan often lives until the next one is made,
@@ -293,6 +293,7 @@ class Table {
   bool has_late_time(const Uniques& uniques, size_t u) const noexcept;
   int64_t candidates_from() const noexcept;  // those that were last seen before are expired
   void expire_candidates(int partition);
+  uint64_t remove_expired(int first_partition, int last_partition);
   int64_t victim_key(uint32_t slot) const noexcept;
   bool would_admit(const Candidates& candidates, const Uniques& uniques, size_t u, uint64_t before) const noexcept;
   void touch(uint32_t slot, const Uniques& uniques, size_t u, uint64_t occurrences) const noexcept;

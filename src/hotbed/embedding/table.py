@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,8 @@ from hotbed.data.batch import as_ids
 from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShapeError, TableError
 
 from . import hashing, waiting
+from .dates import NEVER as NEVER
+from .dates import date_rows
 from .init import Init, Uniform
 from .native import native_table, unpicklable
 from .policy import (
@@ -43,8 +45,6 @@ Frozen = Literal[False, "rows", "all"]
 FROZEN: tuple[Frozen, ...] = (False, "rows", "all")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_DIM = 2**20
-NEVER = -(2**63)
-"""The watermark of a table that was never evicted from."""
 REASONS = ("expired", "over_cap", "removed", "restarted")
 """Why rows are evicted, in the order of the native core; see `Table.stats`."""
 log = logging.getLogger("hotbed")
@@ -119,6 +119,7 @@ class Table:
         self._check()
         self._clock = clock_of(f"table {name!r}", admit, self.evictions)
         self._timed: bool | None = None  # whether ids come with times; the two must not mix
+        self.undated = False  # rows may have no time: they get that of the first batch
         # None: never set; then a checkpoint does not record it
         self._frozen: Frozen | None = None
         self._min_count: int | None = None  # None: as in `admit`
@@ -207,6 +208,7 @@ class Table:
         copied = Table(**self.config)
         memo[id(self)] = copied
         copied.spread = self.spread
+        copied.undated = self.undated
         copied.load(self.export())
         copied.load_candidates(self.candidates())
         copied.load_sketch(self.sketch())
@@ -379,7 +381,7 @@ class Table:
         ids = self._own(ids)
         times = self.check_times(time, len(ids))
         step = self._map(ids, times, training=True)
-        self.took_times(times is not None)
+        self.take_times(times)
         self.watch_admission()
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
@@ -483,10 +485,21 @@ class Table:
             )
         return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
 
-    def took_times(self, timed: bool) -> None:
-        """Note that a batch with or without times was mapped; from then on the two must not mix."""
+    def take_times(self, times: NDArray[np.int64] | None) -> Callable[[], None]:
+        """Note that a batch with these times, or without any, is mapped; the two must not mix.
+
+        Return what undoes it, for a batch that is refused or taken back.
+        """
+        before = self._timed
         if self.clock != "steps":
-            self._timed = timed
+            self._timed = times is not None
+        undo_dates = date_rows(self, times)
+
+        def undo() -> None:
+            self._timed = before
+            undo_dates()
+
+        return undo
 
     def gather(self, slots: Any) -> NDArray[np.float32]:
         """Return the rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as `default`."""

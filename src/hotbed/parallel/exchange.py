@@ -119,13 +119,17 @@ class TableExchange:
         if training and self._has_cap:
             of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
             num_rows = self._ranks.gather(of_rank).sum(0).tolist()
-        step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
-        if training:
-            self._layout.took_times(times)
+        undo = self._layout.take_times(times) if training else None
+        try:
+            step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
+        except Exception:
+            if undo is not None:
+                undo()
+            raise
         for table in self._layout.admitting:
             table.watch_admission()
         asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
-        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked)
+        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
 
     def _times(self, inputs: Sequence[Ids], time: Any) -> Any:
         """Return the checked times of a batch, as one process checks them; None without any."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ class AskedIds:
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
         rows: which the owners sent, of each block.
+        undo: undoes what tables have noted of the batch; see `Table.take_times`.
     """
 
     step: Step
@@ -37,6 +38,12 @@ class AskedIds:
     asks: Counts
     asked: Counts
     rows: list[Tensor] = field(default_factory=list)
+    undo: Callable[[], None] | None = None
+
+    def take_back(self) -> None:
+        """Make the tables of this rank what they were before, unless the ids were looked up."""
+        if self.step.take_back() and self.undo is not None:
+            self.undo()
 
 
 @dataclass(frozen=True, eq=False)

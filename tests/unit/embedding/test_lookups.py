@@ -55,9 +55,8 @@ class HalfMaps:
         for task in self.tasks:
             task.wait()
 
-    def take_back(self) -> None:
-        for task in reversed(self.tasks):
-            task.take_back()
+    def take_back(self) -> bool:
+        return all([task.take_back() for task in reversed(self.tasks)])
 
     def statistics(self) -> list[dict[str, int]]:
         low, high = (task.statistics() for task in self.tasks)

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
 import torch
+from on_disk import on_disk
 from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.embedding.lookups import Plan
 from hotbed.embedding.modules import Feature, Flow, FlowModule, TableModule, with_flow
-from hotbed.errors import ConfigError
+from hotbed.embedding.table import MapQueue
+from hotbed.errors import ConfigError, TableFull
 
 FEATURES = [
     Feature("user", "user"),
@@ -121,6 +125,35 @@ def test_map_and_pool_of_a_module_equal_its_lookup() -> None:
     expected = alone(batch)
     assert torch.equal(flat, torch.cat([expected["user"], expected["item"]], dim=1))
     assert torch.equal(seen, expected["seen"])
+
+
+@pytest.mark.parametrize("ends", ["left", "refused ahead", "refused at once"])
+@pytest.mark.parametrize("tier", [hb.Ram(), on_disk(1100)], ids=["ram", "disk"])
+def test_a_batch_that_is_never_learned_says_nothing_of_times(tier: Any, ends: str) -> None:
+    """Nor do rows that had no time keep that of the batch."""
+    table = hb.Table("user", dim=2, evict=hb.Lru(1024), tier=tier)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(10, np.float32)), 2)
+    table.load([pa.record_batch({"id": np.arange(5), "value": values})])
+    table.undated = True
+    module = hb.EmbeddingCollection([Feature("user", "user")], [table])
+    before = contents(module)
+    inputs = [hb.Ids(np.arange(9 if ends == "left" else 3000))]
+    time = np.array(7)
+    if ends == "refused at once":
+        with pytest.raises(TableFull):
+            module.map(inputs, time)
+    else:
+        queue = MapQueue()
+        plan = module.map(inputs, time, queue=queue)
+        assert table.scalars()["timed"]
+        with pytest.raises(TableFull) if ends == "refused ahead" else nullcontext():
+            plan.wait()
+        plan.take_back()
+        queue.close()
+    assert contents(module) == before
+    module({"user": hb.Ids(np.arange(7))})
+    assert table.scalars()["timed"] is False
+    assert table.undated
 
 
 def test_a_network_that_changes_ids_looks_up_what_it_made() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from on_disk import on_disk
 from schedule import in_soak
 
 pytest.importorskip("torch", reason="torch absent")
@@ -23,8 +25,11 @@ import torch
 
 import hotbed as hb
 from hotbed.connectors import Journal
+from hotbed.embedding.lookups import Feature
 from hotbed.embedding.modules.base import table_modules
 from hotbed.embedding.modules.state import dense_state
+from hotbed.errors import TableFull
+from hotbed.persist.digest import content_digest
 from hotbed.persist.format import open_checkpoint
 from hotbed.training.ahead import Ahead
 from hotbed.training.callbacks import Checkpoint, EarlyStopping, Evict, Validate, Windows
@@ -618,6 +623,80 @@ def test_left_loop_holds_what_was_learned_and_no_more(
         for batch in batches[steps:]:
             model.step(batch)
     assert everything(left) == everything(alone)
+
+
+EXPIRING: dict[str, dict[str, Any]] = {
+    "age": {"evict": hb.Ttl(seconds=3)},
+    "age and recency": {"evict": [hb.Ttl(seconds=3), hb.Lru(1024)]},
+    "age and frequency": {"evict": [hb.Ttl(seconds=3), hb.Lfu(1024, half_life_seconds=5)]},
+    "waiting ids that expire": {
+        "admit": hb.MinCount(2, expire_seconds=2),
+        "evict": [hb.Ttl(seconds=3), hb.Lru(1024)],
+    },
+}
+HALF_SECOND = 500_000
+
+
+def late_batches(rng: np.random.Generator, num: int, refused: int) -> list[hb.Batch]:
+    """Batches with ids that come late; one of them has more ids than any table may keep."""
+    batches = []
+    for number in range(num):
+        ids = rng.integers(0, 4000, 400)
+        if number == refused:
+            ids = np.concatenate([ids, np.repeat(np.arange(10_000, 13_000), 2)])
+        times = number * HALF_SECOND - rng.integers(0, 8 * HALF_SECOND, len(ids))
+        batches.append(hb.Batch(ids={"item": hb.Ids(ids)}, time=times))
+    return batches
+
+
+def learn_late(
+    table: hb.Table, batches: Any, stop: int, sweeps: Mapping[int, range], depth: int | None = None
+) -> int:
+    """Learn up to `stop` batches, ahead if there is a depth; return how many were learned."""
+    net = hb.EmbeddingCollection([Feature("item", table.name)], [table])
+    optimizer = hb.SparseOptimizer(net)
+    steps = 0
+    if depth is not None:
+        batches = hb.Ahead(batches, net, depth, barrier=lambda step, now: step in sweeps)
+    with suppress(TableFull):
+        for batch in batches:
+            if steps == stop:
+                break
+            net(batch)["item"].sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if steps in sweeps:
+                table.evict(steps * HALF_SECOND, sweeps[steps])
+    return steps
+
+
+def table_state(table: hb.Table) -> Any:
+    stats = {name: count for name, count in table.stats.items() if "bytes" not in name}
+    candidates = [batch.to_pydict() for batch in table.candidates()]
+    return content_digest({"table": table}), stats, table.scalars(), candidates
+
+
+@pytest.mark.parametrize("tier", [hb.Ram(), on_disk(2600)], ids=["ram", "disk"])
+@pytest.mark.parametrize("policy", EXPIRING)
+def test_batches_that_are_refused_or_left_change_nothing_whatever_expires(
+    tier: Any, policy: str
+) -> None:
+    """Partitions wait to be swept, and batches ahead sweep some: rows, updates and counts return."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        stop = int(rng.integers(2, 5))
+        refused = int(rng.integers(stop, stop + 3))
+        batches = late_batches(rng, stop + 4, refused)
+        sweeps = {stop - 1: range(int(rng.integers(0, 200)))}
+        ahead, alone = (hb.Table("item", 2, tier=tier, **EXPIRING[policy]) for _ in range(2))
+        steps = learn_late(ahead, batches, stop + seed % 2, sweeps, depth=1 + seed)
+        learn_late(alone, batches, steps, sweeps)
+        assert table_state(ahead) == table_state(alone)
+        for table in (ahead, alone):
+            table.find_or_insert(np.repeat(np.arange(900, 960), 2), 8 * HALF_SECOND)
+            table.evict(16 * HALF_SECOND)
+        assert table_state(ahead) == table_state(alone)
 
 
 # --- loops of one's own ---------------------------------------------------------------------------

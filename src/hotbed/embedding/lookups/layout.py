@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,11 +179,17 @@ class FeatureLayout:
         times = [table.check_times(time, num_samples) for table in self.tables]
         return next((checked for checked in times if checked is not None), None)
 
-    def took_times(self, times: np.ndarray | None) -> None:
-        """Note that the tables have mapped a batch with these times."""
+    def take_times(self, times: np.ndarray | None) -> Callable[[], None]:
+        """Note that the tables map a batch with these times; see `Table.take_times`."""
+        undos = []
         if self.timed:
-            for table in self.tables:
-                table.took_times(times is not None)
+            undos = [table.take_times(times) for table in self.tables]
+
+        def undo() -> None:
+            for undo_table in undos:
+                undo_table()
+
+        return undo
 
     def split(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]

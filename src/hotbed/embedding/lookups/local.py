@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,26 +110,19 @@ class LocalLookup(Lookup):
     ) -> Plan:
         host, times, step = _begun(layout, inputs, time, training=training, grain_ends=grain_ends)
         task = None
-        try:
+        with _mapping(layout, host, times, training=training) as undo:
             if queue is None:
                 step.map(host.addresses, _address(times), training=training)
             else:
                 task = step.map_later(
                     queue, host.addresses, _address(times), (host, times), training=training
                 )
-        except ValueError:
-            host.check_offsets(layout.features)
-            raise
-        _mapped(layout, times, training=training)
-        return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task)
+        return Plan(tuple(inputs), LocalIds(layout.tables, step, host), task, undo)
 
     def fetch(self, layout: FeatureLayout, inputs: Sequence[Ids]) -> None:
         host, _, step = _begun(layout, inputs, None, training=False)
-        try:
+        with _mapping(layout, host, None, training=False):
             step.fetch(host.addresses)
-        except ValueError:
-            host.check_offsets(layout.features)
-            raise
 
     def divide(
         self, layout: FeatureLayout, plan: Plan, grains: Sequence[Sequence[Ids] | None]
@@ -163,14 +157,10 @@ class LocalLookup(Lookup):
             return (results.flat, results.sequences), replace(mapped, host=None)
         host, times, step = _begun(layout, inputs, time, training=training)
         results = _Results(layout, host)
-        try:
+        with _mapping(layout, host, times, training=training):
             step.lookup(
                 host.addresses, _address(times), results.addresses, training=training, keeps=keeps
             )
-        except ValueError:
-            host.check_offsets(layout.features)
-            raise
-        _mapped(layout, times, training=training)
         return (results.flat, results.sequences), LocalIds(layout.tables, step)
 
     def sum_gradients(
@@ -313,12 +303,27 @@ def _address(times: np.ndarray | None) -> int:
     return 0 if times is None else times.ctypes.data
 
 
-def _mapped(layout: FeatureLayout, times: np.ndarray | None, *, training: bool) -> None:
-    """Note what tables have to say of a batch that was mapped."""
-    if training:
-        layout.took_times(times)
+@contextmanager
+def _mapping(
+    layout: FeatureLayout, host: HostIds, times: np.ndarray | None, *, training: bool
+) -> Iterator[Callable[[], None]]:
+    """Note around a native call that tables map a batch; where it is refused, nothing is noted.
+
+    Yields what undoes it.
+    """
+    undo = layout.take_times(times) if training else _nothing
+    try:
+        yield undo
+    except Exception as error:
+        undo()
+        if isinstance(error, ValueError):
+            host.check_offsets(layout.features)
+        raise
     for table in layout.admitting:
         table.watch_admission()
+
+
+def _nothing() -> None: ...
 
 
 def _local(mapped: MappedIds) -> LocalIds:

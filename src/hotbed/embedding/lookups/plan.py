@@ -18,7 +18,7 @@ class LaterMap(Protocol):
     """The map of a batch that a queue performs later."""
 
     def wait(self) -> None: ...
-    def take_back(self) -> None: ...
+    def take_back(self) -> bool: ...
     def statistics(self) -> list[dict[str, int]]:
         """Return the native statistics of each table, as they are after this map."""
 
@@ -40,11 +40,13 @@ class Plan:
         inputs: the ids of each feature, as the caller gave them.
         mapped: their distinct ids, mapped to rows.
         task: of the queue that maps the ids; None = they are mapped.
+        undo: undoes what tables have noted of the batch; see `Table.take_times`.
     """
 
     inputs: tuple[Ids, ...]
     mapped: MappedIds
     task: LaterMap | None = None
+    undo: Callable[[], None] | None = None
 
     def wait(self) -> None:
         """Wait until the ids are mapped.
@@ -60,8 +62,8 @@ class Plan:
 
         Ids that were looked up stay mapped. Plans that were mapped later are taken back first.
         """
-        if self.task is not None:
-            self.task.take_back()
+        if self.task is not None and self.task.take_back() and self.undo is not None:
+            self.undo()
 
     def fits(self, inputs: Sequence[Ids]) -> bool:
         """Return True if `inputs` are the ids that were mapped; they may have other weights."""

@@ -149,7 +149,7 @@ class RankMapper:
         except TimeoutError:
             return  # this rank has failed alone, and the others do not ask
         if error is None:
-            question.asked.step.take_back()
+            question.asked.take_back()
 
     def statistics(self, example: Example) -> Statistics:
         question = None if example.batch is None else example.batch.plans

@@ -22,7 +22,7 @@ from hotbed.embedding.modules.transforms import check_transforms
 from hotbed.embedding.table import MapQueue, Table
 from hotbed.errors import ConfigError, RowShapeError
 
-from .rows import date_rows, load_weight
+from .rows import load_weight
 
 
 class WeightMoved(ConfigError, AttributeError):
@@ -121,13 +121,13 @@ class Turns(Protocol):
 class DatedLayout(FeatureLayout):
     """The one feature of an embedding that moved, whose rows get a time when the first batch comes.
 
-    Rows that the weight had before have none. `path`: where the embedding lies in the model.
+    `path`: where the embedding lies in the model.
     """
 
     def __init__(self, path: str, table: Table, feature: Feature, buckets: Sequence[int]) -> None:
         super().__init__([table], [feature], buckets)
         self.path = path
-        self._is_dated = False  # whether every row has a time
+        table.undated = True
 
     def times(self, time: Any, num_samples: int) -> np.ndarray | None:
         if isinstance(time, CountedTimes):
@@ -138,16 +138,7 @@ class DatedLayout(FeatureLayout):
                 "times='name of an argument' and call the model, not model.forward, or count "
                 "steps: hb.Ttl(steps=…)."
             )
-        times = super().times(time, num_samples)
-        if times is not None:
-            self.date(times)
-        return times
-
-    def date(self, times: np.ndarray) -> None:
-        """Let the rows that the weight had be as old as the first batch, whose times these are."""
-        if self.timed and len(times) and not self._is_dated:
-            date_rows(self.tables[0], int(times.min()))
-            self._is_dated = True
+        return super().times(time, num_samples)
 
 
 class MovedLookup(TableModule):

@@ -125,13 +125,19 @@ class Converted:
         """
         if self.times is not None and self.signature is not None and self._takes_times():
             times = _with_times(times, leaves[self.signature.names.index(self.times)])
-        foreseen = []
-        for path, ids in self.id_graph()(leaves):
-            if path in maps:
-                plan = self.lookups[path].map_ids(ids, times, queue)
-                foreseen.append((path, Foreseen(ids, plan)))
-            elif path in self.unbounded:
-                foreseen.append((path, Foreseen(ids)))
+        foreseen: list[tuple[str, Foreseen]] = []
+        try:
+            for path, ids in self.id_graph()(leaves):
+                if path in maps:
+                    plan = self.lookups[path].map_ids(ids, times, queue)
+                    foreseen.append((path, Foreseen(ids, plan)))
+                elif path in self.unbounded:
+                    foreseen.append((path, Foreseen(ids)))
+        except Exception:
+            for _, lookup in reversed(foreseen):
+                if lookup.plan is not None:
+                    lookup.plan.take_back()
+            raise
         return foreseen
 
     def ids_of(

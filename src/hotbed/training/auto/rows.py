@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from hotbed.embedding.table import NEVER, Table
+from hotbed.embedding.table import Table
 
 CHUNK = 2**16
 """Rows that are loaded at a time."""
@@ -48,20 +47,6 @@ def load_weight(table: Table, weight: Tensor) -> None:
         stop = min(start + CHUNK, len(weight))
         columns = {"id": pa.array(np.arange(start, stop)), "value": _lists(weight[start:stop])}
         table.load([pa.record_batch(columns)])
-
-
-def date_rows(table: Table, now: int) -> None:
-    """Let the rows that were never seen be seen at `now`, in microseconds.
-
-    A weight says nothing about when its rows were used last; without this, the first eviction by
-    age would remove them all.
-    """
-    for batch in table.export():
-        undated = batch.filter(pc.equal(batch.column("last_seen"), NEVER))
-        if undated.num_rows:
-            number = undated.schema.get_field_index("last_seen")
-            times = pa.array(np.full(undated.num_rows, now, np.int64))
-            table.load([undated.set_column(number, "last_seen", times)])
 
 
 def _lists(rows: Tensor) -> pa.Array:

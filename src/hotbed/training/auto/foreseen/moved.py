@@ -54,8 +54,6 @@ class MovedLookups(LookupsInTurn):
             times = times.time
         if times is not None:
             times = torch.as_tensor(times).detach().cpu().reshape(-1).expand(batch.num_samples)
-            for module in state.lookups.values():
-                module.layout.date(times.numpy())
         self._follow_mode()
         parts: dict[str, list[Ids]] = {name: [] for name in self._paths}
         ends = batch.grain_ends or (batch.num_samples,)

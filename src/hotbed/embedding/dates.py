@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of rows that came without any: those of a weight that became a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+NEVER = -(2**63)
+"""The watermark of a table that was never evicted from; when a row was seen that never was."""
+
+
+class DatedRows(Protocol):
+    """A table whose rows have the column `last_seen`.
+
+    Attributes:
+        undated: whether some may have no time.
+    """
+
+    undated: bool
+
+    def export(self) -> Iterator[pa.RecordBatch]: ...
+    def load(self, batches: Iterable[pa.RecordBatch]) -> None: ...
+
+
+def date_rows(table: DatedRows, times: NDArray[np.int64] | None) -> Callable[[], None]:
+    """Let rows without a time be as old as a batch with these times; return what undoes it.
+
+    A weight says nothing about when its rows were used last; without this, the first eviction by
+    age would remove them all.
+    """
+    if not table.undated or times is None or not len(times):
+        return lambda: None
+    dated = _set_seen(table, lambda rows: pc.equal(rows["last_seen"], NEVER), int(times.min()))
+    table.undated = False
+
+    def undo() -> None:
+        table.undated = True
+        if dated:
+            ids = pa.concat_arrays(dated)
+            _set_seen(table, lambda rows: pc.is_in(rows["id"], ids), NEVER)
+
+    return undo
+
+
+def _set_seen(
+    table: DatedRows, chosen: Callable[[pa.RecordBatch], pa.Array], time: int
+) -> list[pa.Array]:
+    """Let the chosen rows be last seen at `time`; return their ids."""
+    ids = []
+    for batch in table.export():
+        rows = batch.filter(chosen(batch))
+        if rows.num_rows:
+            number = rows.schema.get_field_index("last_seen")
+            times = pa.array(np.full(rows.num_rows, time, np.int64))
+            table.load([rows.set_column(number, "last_seen", times)])
+            ids.append(rows["id"])
+    return ids
