@@ -155,22 +155,17 @@ void Step::write_sums(const std::vector<GrainSums>& grains, float* out) const {
 }
 
 void Step::write_rows(const std::vector<std::vector<float*>>& out) {
-  const Locked locked(*this);
+  Locked locked(*this);
   pooled_ = true;
-  std::vector<Part*> on_disk;
+  std::vector<Part*> parts;
   for (Part& part : parts_) {
     update_plan(part);
-    if (part.table->residency()) on_disk.push_back(&part);
+    parts.push_back(&part);
   }
-  const Reads reads(*this, on_disk, false);
-  for (Part& part : parts_)
-    if (part.ranges.size() > 1) read(part);
-  ThreadPool::instance().run(static_cast<int>(parts_.size()), [&](int t) {
-    Part& part = parts_[static_cast<size_t>(t)];
-    if (part.ranges.size() == 1) read(part);
+  read_parts(parts, locked, [&](const Part& part) {
     const size_t dim = static_cast<size_t>(part.table->config().dim);
     for (size_t g = 0; g < num_grains_; g++) {
-      float* to = out[g][static_cast<size_t>(t)];
+      float* to = out[g][static_cast<size_t>(&part - parts_.data())];
       for (const uint32_t u : members_of(part, g)) std::copy_n(part.rows[u], dim, to), to += dim;
     }
   });

@@ -173,18 +173,24 @@ void Step::read(Part& part, bool aside) const {
   });
 }
 
-// Reads parts whose rows lie on a disk. Where some are in no frame, the locks are released before the wait.
-void Step::read_parts(const std::vector<Part*>& parts, Locked& locked) {
-  const bool waits = std::any_of(parts.begin(), parts.end(), [](const Part* part) { return has_cold(*part); });
-  const Reads reads(*this, parts, waits);
+// Calls done(part) for each part when its rows are there, from several threads. Those that lie on a disk come last:
+// where some are in no frame, the locks are released before the wait.
+void Step::read_parts(const std::vector<Part*>& parts, Locked& locked, const std::function<void(const Part&)>& done) {
+  std::vector<Part*> small, on_disk;
+  for (Part* part : parts)
+    if (part->table->residency()) on_disk.push_back(part);
+    else if (part->ranges.size() == 1) small.push_back(part);
+  const auto each = [](const std::vector<Part*>& of, auto&& work) {
+    ThreadPool::instance().run(static_cast<int>(of.size()), [&](int i) { work(*of[static_cast<size_t>(i)]); });
+  };
+  each(small, [&](Part& part) { read(part), done(part); });
+  for (Part* part : parts)
+    if (part->ranges.size() > 1 && !part->table->residency()) read(*part), done(*part);
+  const bool waits = std::any_of(on_disk.begin(), on_disk.end(), [](const Part* part) { return has_cold(*part); });
+  const Reads reads(*this, on_disk, waits);
   if (waits) locked.release();
-  ThreadPool::instance().run(static_cast<int>(parts.size()),
-                             [&](int i) { read(*parts[static_cast<size_t>(i)], waits); });
-}
-
-void Step::read_part(Part& part, Locked& locked) {
-  if (part.table->residency()) read_parts({&part}, locked);
-  else read(part);
+  each(on_disk, [&](Part& part) { read(part, waits); });
+  each(on_disk, done);
 }
 
 // Delegates, so that the destructor runs where a part cannot begin.
@@ -345,13 +351,7 @@ bool Step::has_output(const Part& part, const std::vector<OutputRows>& out) {
                      [&](int feature) { return out[static_cast<size_t>(feature)].data != nullptr; });
 }
 
-// Pools the features of one part. Called from within a task of the pool, it runs on that thread alone.
-void Step::pool_part(Part& part, const std::vector<OutputRows>& out) const {
-  if (!has_output(part, out)) return;
-  read(part);
-  pool_features(part, out);
-}
-
+// Called from within a task of the pool, it runs on that thread alone.
 void Step::pool_features(const Part& part, const std::vector<OutputRows>& out) const {
   for (size_t k = 0; k < part.features.size(); k++) {
     const OutputRows& to = out[static_cast<size_t>(part.features[k])];
@@ -538,11 +538,12 @@ void Step::position_rows(int feature, float* rows) {
       static_cast<size_t>(std::find(part.features.begin(), part.features.end(), feature) - part.features.begin());
   Locked locked(*this);
   update_plan(part);
-  read_part(part, locked);
-  const auto dim = static_cast<size_t>(part.table->config().dim);
-  const uint32_t* inverse = part.distinct.inverse(k);
-  const auto num_positions = static_cast<size_t>(part.distinct.feature(k).num_values);
-  for (size_t i = 0; i < num_positions; i++) std::copy_n(part.rows[inverse[i]], dim, rows + i * dim);
+  read_parts({&part}, locked, [k, rows](const Part& read) {
+    const auto dim = static_cast<size_t>(read.table->config().dim);
+    const uint32_t* inverse = read.distinct.inverse(k);
+    const auto num_positions = static_cast<size_t>(read.distinct.feature(k).num_values);
+    for (size_t i = 0; i < num_positions; i++) std::copy_n(read.rows[inverse[i]], dim, rows + i * dim);
+  });
 }
 
 void Step::pool(const std::vector<OutputRows>& out) {
@@ -556,25 +557,12 @@ void Step::pool(const std::vector<OutputRows>& out) {
 
 void Step::pool_parts(const std::vector<OutputRows>& out) {
   Locked locked(*this);
-  std::vector<Part*> small;
+  std::vector<Part*> parts;
   for (Part& part : parts_) {
     update_plan(part);
-    if (part.ranges.size() == 1 && !part.table->residency()) small.push_back(&part);
+    if (has_output(part, out)) parts.push_back(&part);
   }
-  ThreadPool::instance().run(static_cast<int>(small.size()),
-                             [&](int i) { pool_part(*small[static_cast<size_t>(i)], out); });
-  for (Part& part : parts_)
-    if (part.ranges.size() > 1 && !part.table->residency()) pool_part(part, out);
-  pool_from_disk(out, locked);
-}
-
-void Step::pool_from_disk(const std::vector<OutputRows>& out, Locked& locked) {
-  std::vector<Part*> parts;
-  for (Part& part : parts_)
-    if (part.table->residency() && has_output(part, out)) parts.push_back(&part);
-  read_parts(parts, locked);
-  ThreadPool::instance().run(static_cast<int>(parts.size()),
-                             [&](int i) { pool_features(*parts[static_cast<size_t>(i)], out); });
+  read_parts(parts, locked, [&](const Part& part) { pool_features(part, out); });
 }
 
 void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool training, bool keeps,
@@ -586,11 +574,15 @@ void Step::lookup(const std::vector<FeatureIds>& ids, const int64_t* times, bool
   if (training) rooms.make_for_ids();
   Locked locked(*this, !training);
   try {
+    std::vector<Part*> on_disk;
     map_parts(times, training, [&](Part& part) {
-      if (!part.table->residency()) pool_part(part, out);
+      if (!has_output(part, out)) return;
+      if (part.table->residency()) return on_disk.push_back(&part);
+      read(part);
+      pool_features(part, out);
     });
     if (keeps) keep();
-    pool_from_disk(out, locked);
+    read_parts(on_disk, locked, [&](const Part& part) { pool_features(part, out); });
   } catch (...) {
     release();
     throw;
@@ -666,9 +658,10 @@ void Step::unique_rows(int table, float* rows, int64_t* slots) {
   Part& part = parts_[static_cast<size_t>(table)];
   Locked locked(*this);
   update_plan(part);
-  read_part(part, locked);
-  const size_t dim = static_cast<size_t>(part.table->config().dim);
-  for (size_t u = 0; u < part.rows.size(); u++) std::copy_n(part.rows[u], dim, rows + u * dim);
+  read_parts({&part}, locked, [rows](const Part& read) {
+    const size_t dim = static_cast<size_t>(read.table->config().dim);
+    for (size_t u = 0; u < read.rows.size(); u++) std::copy_n(read.rows[u], dim, rows + u * dim);
+  });
   for (const Uniques& range : part.ranges)
     for (const uint32_t slot : range.slots) *slots++ = slot == kNoSlot ? -1 : static_cast<int64_t>(slot);
 }
@@ -690,7 +683,8 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
   std::vector<Task> tasks;
   for (size_t t = 0; t < parts_.size(); t++)
     for (size_t r = 0; r < parts_[t].ranges.size(); r++) tasks.push_back({t, r});
-  for (Part& part : parts_) {  // max pooling reads the rows again; eviction or growth may have come between
+  std::vector<Part*> maxima;  // max pooling reads the rows again; eviction or growth may have come between
+  for (Part& part : parts_) {
     if (std::none_of(part.features.begin(), part.features.end(),
                      [&](int f) { return features_[static_cast<size_t>(f)].pooling == Pooling::kMax; }))
       continue;
@@ -698,8 +692,11 @@ bool Step::sum_gradients(const std::vector<GradientRows>& grads, const std::vect
       throw std::logic_error("table '" + part.table->config().name +
                              "': the gradient of max pooling needs the rows of the forward pass, got rows that an "
                              "update has changed since. Call the module again before this backward pass.");
-    const std::lock_guard lock(part.table->mutex());
-    read(part);
+    maxima.push_back(&part);
+  }
+  if (!maxima.empty()) {
+    Locked locked(*this);
+    read_parts(maxima, locked, [](const Part&) {});
   }
   std::atomic<bool> finite{true};
   ThreadPool::instance().run(static_cast<int>(tasks.size()), [&](int i) {

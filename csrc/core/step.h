@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -245,12 +246,9 @@ class Step {
   static bool has_cold(const Part& part);
   void begin_read(Part& part, bool aside) const;
   void read(Part& part, bool aside = false) const;
-  void read_parts(const std::vector<Part*>& parts, Locked& locked);
-  void read_part(Part& part, Locked& locked);
+  void read_parts(const std::vector<Part*>& parts, Locked& locked, const std::function<void(const Part&)>& done);
   void pool_parts(const std::vector<OutputRows>& out);
-  void pool_from_disk(const std::vector<OutputRows>& out, Locked& locked);
   static bool has_output(const Part& part, const std::vector<OutputRows>& out);
-  void pool_part(Part& part, const std::vector<OutputRows>& out) const;
   void pool_features(const Part& part, const std::vector<OutputRows>& out) const;
   Bags bags(const Part& part, size_t k) const;
   void keep();

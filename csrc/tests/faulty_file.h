@@ -58,6 +58,10 @@ class FaultyFile : public hotbed::File {
     std::unique_lock lock(mutex_);
     released_.wait(lock, [this] { return holds_one_; });
   }
+  int num_waiting() const {  // reads that `hold_reads` holds before they begin
+    const std::lock_guard lock(mutex_);
+    return num_waiting_;
+  }
   std::vector<uint64_t> begun() const {  // where threads read, in order
     const std::lock_guard lock(mutex_);
     return begun_;
@@ -71,7 +75,9 @@ class FaultyFile : public hotbed::File {
         released_.notify_all();
         released_.wait(lock, [this] { return !holds_one_; });
       }
+      num_waiting_++;
       released_.wait(lock, [this] { return !holds_; });
+      num_waiting_--;
       begun_.push_back(offset);
     }
     return arrived(to, bytes, offset, File::read(to, bytes, offset));
@@ -132,6 +138,7 @@ class FaultyFile : public hotbed::File {
   mutable std::mutex mutex_;
   std::condition_variable released_;
   bool holds_ = false, holds_one_ = false, is_next_ = false;
+  int num_waiting_ = 0;
   std::vector<uint64_t> begun_;
   Draw draw_{11};
   std::vector<Range> damaged_, misread_;

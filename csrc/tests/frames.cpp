@@ -2,14 +2,19 @@
 // A table whose rows lie on a disk has the bits of one in Ram, whatever is asked of it.
 #include <doctest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/step.h"
 #include "draw.h"
+#include "faulty_file.h"
 
 using namespace hotbed;
 
@@ -235,4 +240,135 @@ TEST_CASE("rows on a disk have the bits of rows in memory") {
           CHECK(std::memcmp(in_ram.data(), on_disk.data(), in_ram.size() * sizeof(double)) == 0);
         }
       }
+}
+
+namespace {
+
+constexpr int kWide = 256, kGroups = 16;
+constexpr int64_t kGroup = 40;
+
+// A table whose rows are learned a group at a time, all with one gradient: at any moment the rows of a group are equal.
+struct Groups {
+  std::shared_ptr<Table> table;
+  std::vector<int64_t> slots = std::vector<int64_t>(kGroups * kGroup);
+
+  explicit Groups(const TableConfig& config) : table(std::make_shared<Table>(config)) {
+    for (int group = 0; group < kGroups; group++) {
+      const std::vector<int64_t> ids = ids_of(group);
+      Step step({table}, {{0, Pooling::kNone}});
+      step.map({{ids.data(), kGroup, nullptr, nullptr, kGroup}}, nullptr, true);
+      step.position_slots(0, slots.data() + group * kGroup);
+    }
+  }
+  static std::vector<int64_t> ids_of(int group) {
+    std::vector<int64_t> ids(kGroup);
+    for (int64_t i = 0; i < kGroup; i++) ids[static_cast<size_t>(i)] = i * kGroups + group;
+    return ids;
+  }
+
+  void learn(int group) const {
+    const std::vector<int64_t> ids = ids_of(group);
+    Step step({table}, {{0, Pooling::kMax}});
+    std::vector<float> rows(kGroup * kWide), grads(kGroup * kWide, 1.0f), sums(kGroup * kWide);
+    step.lookup({{ids.data(), kGroup, nullptr, nullptr, kGroup}}, nullptr, true, true, {{rows.data(), kWide}});
+    step.sum_gradients({{grads.data(), kWide}}, {sums.data()});
+    step.apply({sums.data()}, {0.1});
+  }
+  // Each by another way to read; the value of the rows, or NAN where they differ or lanes of them do.
+  float read(int group, int way) const {
+    const std::vector<int64_t> ids = ids_of(group);
+    const FeatureIds feature{ids.data(), kGroup, nullptr, nullptr, kGroup};
+    std::vector<float> rows(kGroup * kWide), sums(kGroup * kWide);
+    if (way == 0) {
+      Step step({table}, {{0, Pooling::kNone}});
+      step.lookup({feature}, nullptr, false, false, {{rows.data(), kWide}});
+    } else if (way == 1) {  // max pooling reads the rows again in its backward pass
+      Step step({table}, {{0, Pooling::kMax}});
+      step.lookup({feature}, nullptr, false, true, {{rows.data(), kWide}});
+      const std::vector<float> grads(kGroup * kWide, 1.0f);
+      step.sum_gradients({{grads.data(), kWide}}, {sums.data()});
+      if (sums != grads) return NAN;
+    } else if (way == 2) {
+      Step step({table}, {{0, Pooling::kNone}});
+      step.map_asked({{{kGroup}, ids.data()}}, false, false);
+      step.write_rows({{rows.data()}});
+    } else {
+      table->mutex().lock_last();
+      ColdRows cold = table->read_slots(slots.data() + group * kGroup, kGroup, rows.data());
+      table->mutex().unlock();
+      table->finish_aside(cold, rows.data());
+    }
+    for (const float value : rows)
+      if (value != rows[0]) return NAN;
+    return rows[0];
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what is read beside training on a disk is before or after a step") {
+  for (const EngineKind engine : {EngineKind::kThreads, EngineKind::kBest})
+    for (const Scope scope : {Scope::kTouched, Scope::kCatchUp}) {
+      TableConfig config;
+      config.name = std::string("t"), config.dim = kWide, config.tier = Tier::kSsd;
+      config.init = {InitKind::kConstant, 1.0};
+      config.rule = Rule("Adam").with("beta1", 0.9).with("beta2", 0.99).with("eps", 1e-8);
+      config.rule.scope = scope;
+      config.disk.folder = std::filesystem::temp_directory_path();
+      config.disk.ram_rows = 3 * kGroup;
+      config.disk.engine = engine;
+      Groups groups(config);
+      std::atomic<bool> is_over{false};
+      std::atomic<int> num_wrong{0}, num_read{0};
+      std::vector<std::thread> readers;
+      for (int number = 0; number < 3; number++)
+        readers.emplace_back([&, number] {
+          Draw draw{static_cast<uint64_t>(number)};
+          std::vector<float> last(kGroups, 1.0f);
+          for (int i = number; !is_over; i++) {
+            const auto group = static_cast<int>(draw.below(kGroups));
+            const float value = groups.read(group, i % 4);
+            if (!(value <= last[static_cast<size_t>(group)])) num_wrong++;  // rows fall with each step
+            last[static_cast<size_t>(group)] = value;
+            num_read++;
+          }
+        });
+      Draw draw{5};
+      int num_steps = 0;
+      for (; num_steps < 150 || (num_read < 100 && num_steps < 5000); num_steps++)
+        groups.learn(static_cast<int>(draw.below(kGroups)));
+      is_over = true;
+      for (std::thread& reader : readers) reader.join();
+      CHECK(num_wrong == 0);
+      CHECK(num_read >= 100);
+      CHECK(groups.table->residency()->stats().misses > 100);
+    }
+}
+
+TEST_CASE("who waits for the disk to read holds up no training") {
+  StoreConfig disk;
+  disk.file = std::make_unique<FaultyFile>(std::filesystem::temp_directory_path());
+  auto& file = static_cast<FaultyFile&>(*disk.file);
+  disk.engine = EngineKind::kThreads;
+  TableConfig config;
+  config.name = std::string("t"), config.dim = kWide, config.tier = Tier::kSsd;
+  config.init = {InitKind::kConstant, 1.0};
+  config.disk.store = std::make_shared<Store>(std::move(disk));
+  config.disk.ram_rows = 2 * kGroup;
+  Groups groups(config);
+  config.disk.store->drain();
+  for (int way = 0; way < 4; way++) {
+    CAPTURE(way);
+    groups.learn(1);
+    file.hold_reads(true);
+    std::thread reader([&] { CHECK(groups.read(0, way) == 1.0f); });
+    auto learned = std::async(std::launch::async, [&] {
+      while (file.num_waiting() == 0) std::this_thread::yield();
+      groups.learn(1);
+    });
+    CHECK(learned.wait_for(std::chrono::seconds(2)) == std::future_status::ready);
+    file.hold_reads(false);
+    reader.join();
+    learned.wait();
+  }
 }
