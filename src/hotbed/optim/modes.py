@@ -20,23 +20,25 @@ def in_eval_mode(*networks: Any) -> Iterator[None]:
     modules: list[nn.Module] = []
     for network in networks:
         if isinstance(network, nn.Module):
-            modules += [module for module in network.modules() if module.training]
+            modules += network.modules()
     yield from _with_flag(modules, training=False)
 
 
 @contextmanager
 def with_buffers_restored(network: nn.Module) -> Iterator[None]:
     """Restore the buffers of a network afterwards: its forward may change running statistics."""
-    states: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]] = []
+    states: list[tuple[nn.Module, str, torch.Tensor | None, torch.Tensor | None]] = []
     for module in network.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            states.append((module, name, buffer, buffer.detach().clone()))
+        for name, buffer in module._buffers.items():
+            values = None if buffer is None else buffer.detach().clone()
+            states.append((module, name, buffer, values))
     try:
         yield
     finally:
         with torch.no_grad():
             for module, name, buffer, values in states:
-                buffer.copy_(values)
+                if buffer is not None and values is not None:
+                    buffer.copy_(values)
                 setattr(module, name, buffer)  # it may have been assigned
 
 
@@ -53,18 +55,22 @@ def in_train_mode(network: nn.Module) -> Iterator[None]:
 
 
 def _with_flag(modules: list[nn.Module], *, training: bool) -> Iterator[None]:
-    _set_flags(modules, training)
+    before = [(module, module.training) for module in modules]
+    for module, was_training in before:
+        if was_training != training:
+            _set_flag(module, training)
     try:
         yield
     finally:
-        _set_flags(modules, not training)
+        for module, was_training in before:  # a forward pass may have set some
+            if module.training != was_training:
+                _set_flag(module, was_training)
 
 
-def _set_flags(modules: list[nn.Module], training: bool) -> None:
-    for module in modules:
-        attributes = vars(module)
-        if "training" in attributes:
-            # past the __setattr__ of modules, which takes as long as a small layer
-            attributes["training"] = training
-        else:  # a scripted module keeps it elsewhere
-            module.training = training
+def _set_flag(module: nn.Module, training: bool) -> None:
+    attributes = vars(module)
+    if "training" in attributes:
+        # past the __setattr__ of modules, which takes as long as a small layer
+        attributes["training"] = training
+    else:  # a scripted module keeps it elsewhere
+        module.training = training

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.embedding.modules import table_modules
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import _DenseHalf as DenseHalf
 from hotbed.persist.publish.export import export_graph
@@ -34,7 +35,7 @@ class Attention(nn.Module):
             number = torch.arange(len(offsets) - 1)
             owner = torch.repeat_interleave(number, offsets.diff())
         else:
-            owner = torch.zeros(int(offsets[-1]), dtype=torch.int64)
+            owner = torch.bucketize(torch.arange(int(offsets[-1])), offsets[1:], right=True)
         return torch.zeros_like(item).index_add(0, owner, rows)
 
 
@@ -116,7 +117,11 @@ class Steps(nn.Module):
         self.dropout = nn.Dropout()
         self.gate = nn.Parameter(torch.zeros(1))  # learned later
         self.score = nn.Linear(8, 1)
+        self.register_buffer("seen", None)
         self.step = step
+
+    def end(self, scores: Tensor) -> Tensor:
+        return scores.squeeze(1)
 
     def history(self, rows: Tensor) -> Tensor | int:
         return 0
@@ -128,11 +133,17 @@ class Steps(nn.Module):
         else:
             pair = self.user(columns[0]), self.item(columns[1])
         hidden = self.first(torch.cat(pair, 1))
-        return self.score(self.step(self, hidden)).squeeze(1)
+        return self.end(self.score(self.step(self, hidden)))
 
 
 def without_eval(layer: nn.Module) -> nn.Module:
     return layer.train()
+
+
+def kept(net: Any, x: Tensor) -> Tensor:
+    """Keep the mean of a request in buffers that were None or another tensor."""
+    net.seen = net.batch_norm.running_mean = x.mean(0).clone()
+    return x - net.seen
 
 
 DEPENDENT: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
@@ -146,6 +157,8 @@ DEPENDENT: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "softmax": (lambda net, x: x.softmax(0), "its operations"),
     "sums so far": (lambda net, x: x.cumsum(0), "its operations"),
     "size": (lambda net, x: x / x.shape[0], "its operations"),
+    "alone": (lambda net, x: x if x.shape[0] > 1 else 2 * x, "its operations"),
+    "mean that is kept": (kept, "its operations"),
     "place": (lambda net, x: x + torch.arange(x.shape[0])[:, None], "its operations"),
     "first": (lambda net, x: x - x[:1], "its operations"),
     "reversed": (lambda net, x: x.flip(0), "its operations"),
@@ -173,13 +186,34 @@ def soak(*cases: Any) -> list[Any]:
     return [pytest.param(case, marks=pytest.mark.soak) for case in cases]
 
 
+def state_of(net: nn.Module) -> list[Any]:
+    """All that an export must leave as it was."""
+    parameters = [item for item in net.named_parameters() if type(item[1]) is nn.Parameter]
+    tensors = [*parameters, *net.named_buffers()]
+    modules = dict(net.named_modules())
+    return [
+        {name: (id(tensor), tensor.tolist(), tensor.requires_grad) for name, tensor in tensors},
+        {name: dict(module._buffers).keys() for name, module in modules.items()},
+        {name: module.training for name, module in modules.items()},
+        {
+            name: [*module._forward_hooks, *module._forward_pre_hooks, *module._backward_hooks]
+            for name, module in modules.items()
+        },
+        [list(table.export()) for module in table_modules(net) for table in module.tables],
+        torch.get_rng_state().tolist(),
+    ]
+
+
 def assert_refused(net: nn.Module, export: Callable[[], Any], message: str) -> None:
-    """Assert that an export is refused, and that the running statistics stay."""
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    """Assert that an export is refused, and leaves the network and the generator as they were."""
+    net.train()
+    for layer in (net.batch_norm, net.dropout, net.recurrent):
+        layer.eval()
+    before = state_of(net)
     with pytest.raises(ConfigError, match=f"Steps cannot be served, because of {message}"):
         export()
-    for name, buffer in net.named_buffers():
-        assert torch.equal(buffer, before[name]), name
+    for ours, theirs in zip(state_of(net), before, strict=True):
+        assert ours == theirs
 
 
 @pytest.mark.parametrize("case", [*DEPENDENT, *RANDOM])
@@ -202,6 +236,13 @@ def converted(net: nn.Module, num_columns: int) -> hb.RecModel:
     net, _, _ = hb.auto(net, torch.optim.SGD(net.parameters(), lr=0.1))
     net(*[torch.arange(4)] * num_columns)
     return hb.RecModel(net)
+
+
+def test_network_that_drops_the_axis_of_one_candidate_is_refused() -> None:
+    net = Steps(lambda net, x: x, is_converted=False)
+    net.end = torch.squeeze
+    message = r"its operations: .* shapes \[7\] and \[\]\. Use squeeze\(1\), not squeeze\(\)"
+    assert_refused(net, lambda: export_graph(net, SCHEMA), message)
 
 
 def test_score_that_depends_on_the_histories_of_other_candidates_is_refused() -> None:

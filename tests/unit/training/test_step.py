@@ -17,6 +17,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import ConfigError, NonFiniteGradient
+from hotbed.training.run import Run
 from hotbed.training.stages.learner import StepLearner
 
 Make = Callable[..., Any]
@@ -307,3 +308,35 @@ def test_mistakes_are_named(dataset: Make, network: Make) -> None:
         plain.dense_learning_rate = 0.1
     with pytest.raises(ConfigError, match=r"table_learning_rates: the model has no optimizer"):
         plain.table_learning_rates = 0.1
+
+
+def test_a_step_of_fit_waits_twice_for_what_a_device_computes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For whether gradients are finite, and for the loss; labels are checked in ten batches."""
+    reads: list[str] = []
+    steps: list[list[str]] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        read = getattr(torch.Tensor, name)
+
+        def count(tensor: torch.Tensor) -> Any:
+            reads.append(name)
+            return read(tensor)
+
+        return count
+
+    class Steps:
+        def on_step_end(self, run: Run) -> None:
+            steps.append(reads.copy())
+            reads.clear()
+
+    schema = hb.Schema([hb.Label("y"), hb.Id("item"), hb.Dense("price")])
+    rows = {"y": np.arange(64) % 2, "item": np.arange(64) % 9, "price": np.ones(64, np.float32)}
+    network = hb.models.DNN(schema, hb.make_tables(schema, 4), hidden=[4])
+    model = hb.RecModel(network, "bce", "adam", {"auc"})
+    data = hb.Dataset(hb.sources.Memory(rows), schema, 4, prefetch=0)
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name))
+    model.fit(data, callbacks=[Steps()], progress=False)
+    assert [sorted(names) for names in steps[11:]] == [["__float__", "item"]] * 5

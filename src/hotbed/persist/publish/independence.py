@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check before an export that the score of a candidate depends on that candidate alone.
 
-Two made-up requests share some candidates. All scores of these must be equal.
+Two made-up requests share some candidates. All scores of these must be equal, also where one of
+them is alone in its request.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,21 @@ from hotbed.embedding.modules.state import dense_state
 from hotbed.errors import ConfigError
 
 NUM_ROWS = 7
-"""Candidates of a made-up request."""
-SHARED = (2, 4, 5)
-"""SharedPlaces of the candidates that the requests share, in one of `NUM_ROWS`."""
 OTHER_ROWS = 11
-OTHER_PLACES = (8, 3, 1)
-"""SharedPlaces of the same candidates in a request of `OTHER_ROWS`."""
+
+
+class Request(NamedTuple):
+    """The number of candidates of a made-up request, and the places of those that are shared."""
+
+    num_rows: int
+    shared: Sequence[int]
+
+
+REQUESTS = (
+    (Request(NUM_ROWS, (2, 4, 5)), Request(NUM_ROWS, (2, 4, 5))),
+    (Request(NUM_ROWS, (2, 4, 5)), Request(OTHER_ROWS, (8, 3, 1))),
+    (Request(NUM_ROWS, (NUM_ROWS - 1,)), Request(1, (0,))),
+)
 
 _EQUAL_CALLS = 1e-6
 _OTHER_CANDIDATES = 1e-4  # kernels of other sizes, and running sums, round otherwise
@@ -148,10 +158,10 @@ def check_independence(half: Half) -> None:
     for seed in range(_NUM_DRAWS):
         weights = state if seed == 0 else _perturbed(state, parameters, seed)
         call = partial(torch.func.functional_call, compute, weights)
-        first = half.trial(NUM_ROWS, SHARED, seed)
-        _check_repeats(half, call, first)
-        for num_rows, shared in ((NUM_ROWS, SHARED), (OTHER_ROWS, OTHER_PLACES)):
-            second = half.trial(num_rows, shared, seed + _NUM_DRAWS)
+        _check_repeats(half, call, half.trial(NUM_ROWS, range(NUM_ROWS), seed))
+        for here, there in REQUESTS:
+            first = half.trial(here.num_rows, here.shared, seed)
+            second = half.trial(there.num_rows, there.shared, seed + _NUM_DRAWS)
             share(first, second, half.starts)
             _check_alone(half, call, first, second)
 
@@ -190,10 +200,7 @@ def _check_repeats(half: Half, call: Any, trial: Trial) -> None:
     for name, before in runs[0].items():
         difference = _difference(before, runs[1][name])
         if difference > _EQUAL_CALLS:
-            whole = Trial(
-                trial.inputs, SharedPlaces(NUM_ROWS, range(NUM_ROWS), trial.places.lengths)
-            )
-            place, _ = _source(half, call, whole, whole)
+            place, _ = _source(half, call, trial, trial)
             raise ConfigError(
                 f"export: {type(half.network).__name__} cannot be served, because of {place}: two "
                 f"calls with the same inputs must give the same scores, got a difference of "
@@ -214,10 +221,13 @@ def _check_alone(half: Half, call: Any, first: Trial, second: Trial) -> None:
                 continue
             received = f"a difference of {difference:.2g} in output {name!r}"
         place, module = _source(half, call, first, second)
+        advice = _advice(module)
+        if theirs[name].dim() < values.dim():
+            advice = "Use squeeze(1), not squeeze(), which drops the axis of one candidate."
         raise ConfigError(
             f"export: {type(half.network).__name__} cannot be served, because of {place}: the "
             "score of a candidate must not depend on the other candidates of a request, got "
-            f"{received}. {_advice(module)}"
+            f"{received}. {advice}"
         )
 
 

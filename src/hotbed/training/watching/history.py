@@ -334,8 +334,9 @@ class History:
                 point.disk = disk
 
     def _record(self, run: Run) -> None:
+        self._sum = float(self._sum)  # the one wait for the device
         self._append(self._point(run, self._roll(run)), run)
-        self._epoch_sum = self._epoch_sum + float(self._sum)
+        self._epoch_sum = self._epoch_sum + self._sum
         self._epoch_steps = self._epoch_steps + self._steps
         self._sum = 0.0
         self._steps = 0

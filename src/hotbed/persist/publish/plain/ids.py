@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from hotbed.errors import ConfigError
 from hotbed.persist.publish.export import finish_graph
 from hotbed.persist.publish.independence import (
-    NUM_ROWS,
-    OTHER_PLACES,
-    OTHER_ROWS,
-    SHARED,
+    REQUESTS,
+    Request,
     SharedPlaces,
     Trial,
     differ,
@@ -103,9 +101,9 @@ class IdStage(nn.Module):
     def check_independence(self) -> None:
         """Raise ConfigError if the ids of a sample depend on the other samples of a request."""
         for integers in (_EDGES, (0, 1)):
-            first = self._trial(NUM_ROWS, SHARED, integers, seed=0)
-            for num_rows, places in ((NUM_ROWS, SHARED), (OTHER_ROWS, OTHER_PLACES)):
-                second = self._trial(num_rows, places, integers, seed=1)
+            for here, there in REQUESTS:
+                first = self._trial(here, integers, seed=0)
+                second = self._trial(there, integers, seed=1)
                 starts = {argument(spec.name) for spec in self.tensors if spec.is_offsets}
                 share(first, second, starts)
                 try:
@@ -123,12 +121,10 @@ class IdStage(nn.Module):
                             "over the other axes: axis 0 holds the candidates."
                         )
 
-    def _trial(
-        self, num_rows: int, shared: Sequence[int], integers: Sequence[int], seed: int
-    ) -> Trial:
-        tensors = examples(self.tensors, num_rows, integers, seed)
+    def _trial(self, request: Request, integers: Sequence[int], seed: int) -> Trial:
+        tensors = examples(self.tensors, request.num_rows, integers, seed)
         names = [argument(spec.name) for spec in self.tensors]
-        places = SharedPlaces(num_rows, shared, [example_lengths(num_rows)])
+        places = SharedPlaces(request.num_rows, request.shared, [example_lengths(request.num_rows)])
         return Trial(dict(zip(names, tensors, strict=True)), places)
 
     def _check(self, onnx: bytes, tensors: Sequence[Tensor]) -> None:
