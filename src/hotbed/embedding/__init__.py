@@ -3,7 +3,7 @@
 
     table.py      Table: one table, on the native core
     snapshot.py   a table at one moment, to be read while training continues
-    dates.py      times of rows that came without any
+    dates.py      whether batches have times, and times of rows without any
     waiting.py    counts of ids that wait for admission, as batches
     tables.py     make_tables: the tables that a schema names
     rule.py       how a step changes a row

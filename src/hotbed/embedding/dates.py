@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of rows that came without any: those of a weight that became a table."""
+"""Whether the batches of a table have times, and times of rows that came without any."""
 
 from __future__ import annotations
 
@@ -11,24 +11,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from .policy import Clock
+
 NEVER = -(2**63)
 """The watermark of a table that was never evicted from; when a row was seen that never was."""
 
 
-class DatedRows(Protocol):
-    """A table whose rows have the column `last_seen`.
+class DatedTable(Protocol):
+    """A table whose batches and rows may have times.
 
     Attributes:
-        undated: whether some may have no time.
+        timed: whether batches come with times; None = there was no batch yet.
+        undated: whether some rows may have no time.
     """
 
+    timed: bool | None
     undated: bool
 
+    @property
+    def clock(self) -> Clock | None: ...
     def export(self) -> Iterator[pa.RecordBatch]: ...
     def load(self, batches: Iterable[pa.RecordBatch]) -> None: ...
 
 
-def date_rows(table: DatedRows, times: NDArray[np.int64] | None) -> Callable[[], None]:
+def take_times(table: DatedTable, times: NDArray[np.int64] | None) -> Callable[[], None]:
+    """Note that a table maps a batch with these times, or without any; the two must not mix.
+
+    Return what undoes it, for a batch that is refused or taken back.
+    """
+    before = table.timed
+    if table.clock != "steps":
+        table.timed = times is not None
+    undo_dates = _date_rows(table, times)
+
+    def undo() -> None:
+        table.timed = before
+        undo_dates()
+
+    return undo
+
+
+def _date_rows(table: DatedTable, times: NDArray[np.int64] | None) -> Callable[[], None]:
     """Let rows without a time be as old as a batch with these times; return what undoes it.
 
     A weight says nothing about when its rows were used last; without this, the first eviction by
@@ -49,7 +72,7 @@ def date_rows(table: DatedRows, times: NDArray[np.int64] | None) -> Callable[[],
 
 
 def _set_seen(
-    table: DatedRows, chosen: Callable[[pa.RecordBatch], pa.Array], time: int
+    table: DatedTable, chosen: Callable[[pa.RecordBatch], pa.Array], time: int
 ) -> list[pa.Array]:
     """Let the chosen rows be last seen at `time`; return their ids."""
     ids = []

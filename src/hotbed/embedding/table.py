@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from hotbed.errors import ConfigError, NonFiniteGradient, PersistError, RowShape
 
 from . import hashing, waiting
 from .dates import NEVER as NEVER
-from .dates import date_rows
+from .dates import take_times
 from .init import Init, Uniform
 from .native import native_table, unpicklable
 from .policy import (
@@ -118,7 +118,7 @@ class Table:
         self.init: Init = Uniform() if init is None else init
         self._check()
         self._clock = clock_of(f"table {name!r}", admit, self.evictions)
-        self._timed: bool | None = None  # whether ids come with times; the two must not mix
+        self.timed: bool | None = None  # whether ids come with times; the two must not mix
         self.undated = False  # rows may have no time: they get that of the first batch
         # None: never set; then a checkpoint does not record it
         self._frozen: Frozen | None = None
@@ -381,7 +381,7 @@ class Table:
         ids = self._own(ids)
         times = self.check_times(time, len(ids))
         step = self._map(ids, times, training=True)
-        self.take_times(times)
+        take_times(self, times)
         self.watch_admission()
         slots = np.empty(len(ids), np.int64)
         step.position_slots(0, _address(slots))
@@ -470,7 +470,7 @@ class Table:
                 f"table {self.name!r}: its eviction needs times, got none. Give the schema a Time "
                 "column, or `time`, or count steps: hb.Ttl(steps=…)."
             )
-        if self._timed not in (None, time is not None):
+        if self.timed not in (None, time is not None):
             raise ConfigError(
                 f"table {self.name!r}: batches with and without times cannot be mixed, got "
                 f"time={time!r}. Give times always or never."
@@ -484,22 +484,6 @@ class Table:
                 f"got {times.dtype} {list(times.shape)}. Convert them."
             )
         return np.ascontiguousarray(np.broadcast_to(times, (num_samples,)))
-
-    def take_times(self, times: NDArray[np.int64] | None) -> Callable[[], None]:
-        """Note that a batch with these times, or without any, is mapped; the two must not mix.
-
-        Return what undoes it, for a batch that is refused or taken back.
-        """
-        before = self._timed
-        if self.clock != "steps":
-            self._timed = times is not None
-        undo_dates = date_rows(self, times)
-
-        def undo() -> None:
-            self._timed = before
-            undo_dates()
-
-        return undo
 
     def gather(self, slots: Any) -> NDArray[np.float32]:
         """Return the rows of slots, int64 [n] -> float32 [n, dim]; -1 reads as `default`."""
@@ -697,7 +681,7 @@ class Table:
             "step": self.native.step,
             "calls": self.native.calls,
             "watermark": self.native.watermark,
-            "timed": self._timed,
+            "timed": self.timed,
             "rates": [list(run) for run in self.native.rates()],
             **{name: stats[name] for name in ("admitted", "refused", "evicted")},
             "evicted_by": {reason: stats[f"evicted_{reason}"] for reason in REASONS},
@@ -736,7 +720,7 @@ class Table:
         another clock.
         """
         self.check_clock(scalars)
-        self._timed = scalars["timed"]
+        self.timed = scalars["timed"]
         rates = [(int(step), float(lr)) for step, lr in scalars["rates"]]
         watermark = scalars["watermark"]
         if self.clock == "steps":
@@ -764,7 +748,7 @@ class Table:
 
     def clear(self) -> None:
         """Remove all contents: rows, candidates, counters and watermark."""
-        self._timed = None
+        self.timed = None
         self._estimates = False
         self.native = native_table(self)
         self.native.freeze(self.frozen or "nothing")

@@ -30,7 +30,7 @@ class AskedIds:
         asks: how many each block of this rank asks each rank for, [rank][block][table].
         asked: how many each block of each rank asks this rank for.
         rows: which the owners sent, of each block.
-        undo: undoes what tables have noted of the batch; see `Table.take_times`.
+        undo: undoes what tables have noted of the batch; see `dates.take_times`.
     """
 
     step: Step

@@ -14,6 +14,7 @@ from torch import Tensor
 from hotbed import checks
 from hotbed.data.batch import CountedTimes
 from hotbed.data.schema import POOLINGS
+from hotbed.embedding.dates import take_times
 from hotbed.embedding.table import Table
 from hotbed.errors import ConfigError, RowShapeError
 
@@ -180,10 +181,10 @@ class FeatureLayout:
         return next((checked for checked in times if checked is not None), None)
 
     def take_times(self, times: np.ndarray | None) -> Callable[[], None]:
-        """Note that the tables map a batch with these times; see `Table.take_times`."""
+        """Note that the tables map a batch with these times; see `dates.take_times`."""
         undos = []
         if self.timed:
-            undos = [table.take_times(times) for table in self.tables]
+            undos = [take_times(table, times) for table in self.tables]
 
         def undo() -> None:
             for undo_table in undos:

@@ -40,7 +40,7 @@ class Plan:
         inputs: the ids of each feature, as the caller gave them.
         mapped: their distinct ids, mapped to rows.
         task: of the queue that maps the ids; None = they are mapped.
-        undo: undoes what tables have noted of the batch; see `Table.take_times`.
+        undo: undoes what tables have noted of the batch; see `dates.take_times`.
     """
 
     inputs: tuple[Ids, ...]
