@@ -221,6 +221,10 @@ class Calibration(SumsMetric):
         return float(predicted / observed)
 
 
+def _on_host(values: Any) -> Array:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
 class _Thresholded(SumsMetric):
     """A ratio of weights of samples chosen by prediction >= threshold and by label."""
 
@@ -247,7 +251,22 @@ class _Thresholded(SumsMetric):
 
 @config.described
 class Accuracy(_Thresholded):
-    """Share of samples on the right side of `threshold` (positive: prediction >= threshold)."""
+    """Share of samples on the right side of `threshold` (positive: prediction >= threshold).
+
+    Of scores of classes, [n, classes], it is the share whose label, [n], is the number of the
+    class with the highest score.
+    """
+
+    def update(self, *inputs: Any, weight: Any = None, group: Any = None) -> None:
+        first, second = (self.indexes or [0, 1])[:2]
+        if max(first, second) < len(inputs) and np.ndim(inputs[first]) == 2:
+            scores, label = (_on_host(inputs[place]) for place in (first, second))
+            if scores.shape[1] > 1 and label.size == len(scores):
+                places = list(inputs)
+                places[first] = (scores.argmax(1) == label.reshape(-1)).astype(np.float64)
+                places[second] = np.ones(len(scores))
+                inputs = tuple(places)
+        super().update(*inputs, weight=weight, group=group)
 
     def _ratio(self, chosen: Array, positive: Array) -> tuple[Array, Array]:
         return chosen == positive, np.ones_like(chosen)

@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hotbed.compat.mindspore_rec.tensor import with_asnumpy
 from hotbed.errors import ConfigError
+from hotbed.metrics import Metric
 
 __all__ = ["translated"]
 
 LOSS = "loss"
-NAMES = {"acc": "accuracy", "F1": "f1"}
+NAMES = {"acc": "accuracy", "top_1_accuracy": "accuracy", "F1": "f1"}
 """MindSpore's name -> Hotbed's; those that are not here are the same in both, or of one only."""
 
-CLASSES = "it ranks the classes of a sample, and a model has one score for each sample and label"
+RANKS = "accuracies are of the class with the highest score"
 OTHER_TASKS = "it measures another task than a score for each sample"
 MISSING = {
     "bleu_score": OTHER_TASKS,
@@ -27,9 +29,8 @@ MISSING = {
     "perplexity": OTHER_TASKS,
     "roc_curve": "it is not a number",
     "root_mean_square_distance": OTHER_TASKS,
-    "top_1_accuracy": CLASSES,
-    "top_5_accuracy": CLASSES,
-    "topk": CLASSES,
+    "top_5_accuracy": RANKS,
+    "topk": RANKS,
 }
 """MindSpore's names that have no counterpart, and why."""
 
@@ -62,14 +63,31 @@ def translated(metrics: Any, *, reports_loss: bool) -> Any:
 
 
 def _translated(metric: Any) -> Any:
-    if not isinstance(metric, str):
+    if isinstance(metric, Metric):
         return metric
+    if not isinstance(metric, str):
+        return OfProgram(metric) if callable(getattr(metric, "update", None)) else metric
     if metric in MISSING:
         raise ConfigError(
             f"metrics: {metric!r} of MindSpore has no counterpart, because {MISSING[metric]}. "
             "Give an object with clear(), update() and eval(), or a name of hb.metrics."
         )
     return NAMES.get(metric, metric)
+
+
+class OfProgram:
+    """A metric of a program, whose `update` gets tensors with `asnumpy`."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._metric, name)
+
+    def update(self, *outputs: Any, **extras: Any) -> None:
+        self._metric.update(*with_asnumpy(outputs), **extras)
 
 
 def _check_loss(name: str, *, reports_loss: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -173,7 +174,7 @@ class RecModel:
         _check_sink_mode(dataset_sink_mode)
         sinks = dataset_sink_mode and self.engine.learner.device.type != "cpu"
         args = self._args("train", train_dataset, epoch_num=None, dataset_sink_mode=sinks)
-        if sinks:
+        if dataset_sink_mode:  # also on a CPU, as there
             args.batch_num = sink_size
         data, _, _ = unwrap(train_dataset, self.engine.network)
         data = self._data_of_ranks("train_dataset", data)
@@ -313,11 +314,19 @@ class RecModel:
             optimizer=self.engine.learner.dense,
             train_dataset=data if mode == "train" else None,
             epoch_num=epoch_num,
-            batch_num=getattr(data, "num_batches", None),
+            batch_num=_num_batches(data),
             dataset_sink_mode=dataset_sink_mode,
             parallel_mode="data_parallel" if trains_together() else "stand_alone",
             device_number=world_size() if trains_together() else 1,
         )
+
+
+def _num_batches(data: Any) -> int:
+    """Return the batches of an epoch; of a stream without a length, so many that it has no end."""
+    number: int | None = getattr(data, "num_batches", None)
+    if number is not None:
+        return number
+    return len(data) if hasattr(data, "__len__") else sys.maxsize
 
 
 def grains_of_ranks(optimizer: Any) -> int:

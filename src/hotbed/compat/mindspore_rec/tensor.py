@@ -22,14 +22,16 @@ class Tensor(torch.Tensor):
 def with_asnumpy(value: Any) -> Any:
     """Return a value whose tensors and NumPy arrays are `Tensor`, without gradients.
 
-    A torch tensor becomes a `Tensor` without gradients, a NumPy array a `Tensor` over its memory.
+    A torch tensor becomes a `Tensor` without gradients, a NumPy array a `Tensor` over its memory, or a copy if it cannot be written.
     Both also do so in tuples, named tuples, lists and dicts, which keep their kind; a dict comes
     back as a plain one. Every other value is returned unchanged.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().as_subclass(Tensor)
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value).as_subclass(Tensor)
+        return torch.from_numpy(value if value.flags.writeable else value.copy()).as_subclass(
+            Tensor
+        )
     if isinstance(value, list):
         return [with_asnumpy(part) for part in value]
     if isinstance(value, tuple):
