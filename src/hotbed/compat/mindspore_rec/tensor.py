@@ -22,7 +22,8 @@ class Tensor(torch.Tensor):
 def with_asnumpy(value: Any) -> Any:
     """Return a value whose tensors and NumPy arrays are `Tensor`, without gradients.
 
-    A torch tensor becomes a `Tensor` without gradients, a NumPy array a `Tensor` over its memory, or a copy if it cannot be written.
+    A torch tensor becomes a `Tensor` without gradients, a NumPy array a `Tensor` over its memory,
+    or over a copy if it cannot be written.
     Both also do so in tuples, named tuples, lists and dicts, which keep their kind; a dict comes
     back as a plain one. Every other value is returned unchanged.
     """
