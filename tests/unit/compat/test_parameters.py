@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch absent")
 
-from parameter_pages import DOORS, FOLDER, KINDS, REC_SDK, Door
+from parameter_pages import DOORS, FOLDER, KINDS, MINDSPORE, REC_SDK, Door
 
 import hotbed.compat.hugectr as hugectr
 from hotbed.compat.hugectr.inference import (
@@ -89,6 +89,15 @@ def test_names_of_rec_sdk_that_the_page_promises_are_there() -> None:
         names = [row.name for row in REC_SDK.parameters(section)]
         missing = [name for name in names if not any(hasattr(place, name) for place in places)]
         assert missing == [], section["title"]
+
+
+def test_methods_of_mindspore_that_the_page_promises_are_there() -> None:
+    sections = [section for section in MINDSPORE.sections if "methods" in section]
+    assert sections
+    for section in sections:
+        place = MINDSPORE.look_up(section["methods"])
+        names = [row.name for row in MINDSPORE.parameters(section)]
+        assert [name for name in names if not callable(getattr(place, name, None))] == []
 
 
 @EACH
