@@ -932,7 +932,7 @@ def generated(folder: str) -> list[str]:
     return sources
 
 
-@quick
+@case
 def hugectr_passes() -> Found:
     """Epochs with the snapshot of the default, passes of a cache, its changes, and collections."""
     from_first = Ranks.of_job().from_first if trains_together() else lambda make: make()
