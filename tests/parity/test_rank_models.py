@@ -721,7 +721,7 @@ def hugectr_model(**settings: Any) -> hugectr.Model:
     model.add(hugectr.DenseLayer(LAYER.InnerProduct, ["row"], ["logit"], num_output=1))
     model.add(hugectr.DenseLayer(LAYER.BinaryCrossEntropyLoss, ["logit", "y"], ["loss"]))
 
-    def data(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
+    def data(reader: Any, input: Any, solver: Any, schema: Any, **checks: Any) -> hb.Dataset:
         return dataset(schema, solver.batchsize, shuffle=50)
 
     in_memory = patch.multiple(

@@ -57,7 +57,7 @@ def _date_rows(table: DatedTable, times: NDArray[np.int64] | None) -> Callable[[
     A weight says nothing about when its rows were used last; without this, the first eviction by
     age would remove them all.
     """
-    if not table.undated or times is None or not len(times):
+    if not table.undated or times is None or not len(times) or table.clock == "steps":
         return lambda: None
     dated = _set_seen(table, lambda rows: pc.equal(rows["last_seen"], NEVER), int(times.min()))
     table.undated = False
@@ -74,9 +74,14 @@ def _date_rows(table: DatedTable, times: NDArray[np.int64] | None) -> Callable[[
 def _set_seen(
     table: DatedTable, chosen: Callable[[pa.RecordBatch], pa.Array], time: int
 ) -> list[pa.Array]:
-    """Let the chosen rows be last seen at `time`; return their ids."""
+    """Let the chosen rows be last seen at `time`; return their ids.
+
+    No rows of a table have times where only its admission uses them.
+    """
     ids = []
     for batch in table.export():
+        if "last_seen" not in batch.schema.names:
+            break
         rows = batch.filter(chosen(batch))
         if rows.num_rows:
             number = rows.schema.get_field_index("last_seen")

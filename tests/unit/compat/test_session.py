@@ -91,7 +91,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     }
     rows["label"] = (rows["data1_0"] % 2).astype(np.float32)
 
-    def training(reader: Any, input: Any, solver: Any, schema: Any) -> hb.Dataset:
+    def training(reader: Any, input: Any, solver: Any, schema: Any, **checks: Any) -> hb.Dataset:
         return hb.Dataset(hb.sources.Memory(rows), schema, solver.batchsize, drop_last=True)
 
     monkeypatch.setattr(model, "columns_of", lambda reader, input: None)
