@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import shutil
@@ -117,33 +118,19 @@ def again_and_again(*works: Callable[[], object]) -> Iterator[None]:
             stop.set()
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[str, str]:
+def make_certificate(folder: Path) -> tuple[str, str]:
     """PEM files of a certificate for 127.0.0.1, and of its key."""
-    cert, key = str(tmp_path / "cert"), str(tmp_path / "key")
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-            "-days",
-            "1",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    cert, key = str(folder / "cert"), str(folder / "key")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1"
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", key, "-out", cert]
+    subprocess.run([*command.split(), *name, *files], check=True, capture_output=True)
     return cert, key
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 class OnThread:
@@ -178,6 +165,7 @@ class Running(OnThread):
         )
         super().__init__(self.server)
         self.http = f"127.0.0.1:{self.server.port}"
+        self.grpc = f"127.0.0.1:{self.server.grpc_port}"
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +295,33 @@ class Process(Spawned):
         super().__init__("serve", *arguments, *ports, before=before)
         found = self.find(r"listening on port (\d+), gRPC (\d+)")
         self.http, self.grpc = f"127.0.0.1:{found.group(1)}", f"127.0.0.1:{found.group(2)}"
+
+
+class Workers(Process):
+    """`hotbed serve` with two workers."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, "--set", "workers=2")
+        wait_for(
+            lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60
+        )
+
+    @property
+    def children(self) -> list[int]:
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sorted(int(one) for task in tasks for one in (task / "children").read_text().split())
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Of whichever worker takes the connection."""
+        connection = http.client.HTTPConnection(self.http, timeout=20)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        found = answer.status, answer.read().decode()
+        connection.close()
+        return found
+
+    def told(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
 
 
 NEVER_TAKEN = ("refused", "reset", "broken pipe")  # words of errors of a connection

@@ -197,13 +197,13 @@ class Side(dict[str, list[Any]]):
     """A worker as far as its parent sees it; what it heard by call."""
 
     def __init__(self, workers: WorkerPool, number: int) -> None:
-        super().__init__(set_wanted=[], set_problems=[])
+        super().__init__(set_wanted=[], set_state=[])
         worker = workers._workers[number - 1]
         ours, theirs = socket.socketpair()
         worker.wire = Wire(ours, workers._calls_of(worker), lambda: None)
         self.going = threading.Event()
         self.going.set()
-        calls = {"set_wanted": self._set_wanted, "set_problems": self["set_problems"].append}
+        calls = {"set_wanted": self._set_wanted, "set_state": self["set_state"].append}
         self.wire, self.end = Wire(theirs, calls, lambda: None), theirs
 
     def _set_wanted(self, name: str, yes: bool) -> None:
@@ -240,12 +240,13 @@ def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(
     assert one["set_wanted"] == [("m", False), ("m", True)]
     assert two["set_wanted"] == [("m", True)]
     workers._models.named("m").problem = "torn"
-    workers._send_problems()
-    workers._send_problems()
-    assert one["set_problems"] == [{"m": "torn"}]
+    workers._send_state()
+    workers._send_state()
+    state = {"problems": {"m": "torn"}, "roles": None}
+    assert one["set_state"] == [state]
     two.wire.call("up")
-    workers._send_problems()
-    assert two["set_problems"] == [{"m": "torn"}]
+    workers._send_state()
+    assert two["set_state"] == [state]
 
 
 @pytest.mark.parametrize("workers", [0.5], indirect=True)

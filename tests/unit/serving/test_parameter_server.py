@@ -22,9 +22,10 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.saver import Saver
 from hotbed.serving.main import followed_of, serve_rows
+from hotbed.serving.server import access
 from hotbed.serving.server.endpoints.rows_service import RowsServer
-from hotbed.serving.server.options import RowsOptions
-from hotbed.serving.stores.messages import MESSAGES, SERVICE
+from hotbed.serving.server.options import RemoteOptions, RowsOptions
+from hotbed.serving.stores.messages import CALLS, MESSAGES, SERVICE
 from hotbed.serving.stores.remote import RemoteParameterServer
 
 from .conftest import Held, OnThread, Trainer, at_once, wait_for
@@ -284,6 +285,78 @@ def test_rows_need_a_token_and_tls_encrypts_them(
         hb.ParameterServer.connect(url, "two").ask("Ready", {}, 5)
     with pytest.raises(ConfigError, match="Give a PEM file"):
         hb.ParameterServer.connect(url, "two", tmp_path / "none")
+    running.close()
+
+
+ROLES_OF_KEYS = {"all-of-them": "any", "for-infer": "infer", "for-operate": "operate"}
+ROLES_OF_KEYS |= {"for-scrape": "scrape", "unknown": "", None: ""}
+
+
+@pytest.fixture(scope="module")
+def keyed(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = tmp_path_factory.mktemp("keys") / "tokens"
+    lines = "all-of-them", "for-infer infer", "for-operate operate", "for-scrape scrape"
+    path.write_text("\n".join(lines))
+    found = Running(exported, token_file=str(path), metrics_port=0)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("key", ROLES_OF_KEYS)
+def test_each_call_for_rows_needs_a_token_for_infer(keyed: Running, key: str | None) -> None:
+    """There is none to load or unload: the tables are those of its command and what it follows."""
+    assert set(CALLS) == {
+        *("Ready", "Describe", "Rows", "Graph", "Weights", "Map", "Changes", "Hot")
+    }
+    metadata = [] if key is None else [("authorization", f"Bearer {key}")]
+
+    def code(channel: grpc.Channel, method: str, is_streamed: bool) -> str:
+        try:
+            if is_streamed:
+                list(channel.unary_stream(method)(b"", metadata=metadata, timeout=10))
+            else:
+                channel.unary_unary(method)(b"", metadata=metadata, timeout=10)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+        return "OK"
+
+    denied = "PERMISSION_DENIED" if ROLES_OF_KEYS[key] else "UNAUTHENTICATED"
+    with grpc.insecure_channel(keyed.address) as channel:
+        for name, types in CALLS.items():
+            expected = "NOT_FOUND" if ROLES_OF_KEYS[key] in ("any", "infer") else denied
+            if name == "Ready":
+                expected = "OK"
+            assert code(channel, f"/{SERVICE}/{name}", types.is_streamed) == expected, name
+        assert code(channel, "/grpc.health.v1.Health/Check", False) == "OK"
+        unknown = "UNIMPLEMENTED" if ROLES_OF_KEYS[key] else "UNAUTHENTICATED"
+        assert code(channel, f"/{SERVICE}/Unload", False) == unknown
+    assert samples(keyed)['hotbed_model_version{model="m"}'] > 0
+
+
+def test_a_rotated_token_reaches_servers_that_fetch_rows(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_CHECK_SECONDS", 0.0)
+    asked, sent = tmp_path / "asked", tmp_path / "sent"
+    asked.write_text("one infer\n")
+    sent.write_text("one\n")
+    running = Running(exported, token_file=str(asked))
+    store = RemoteOptions(store_token_file=str(sent)).connect(f"grpc://{running.address}")
+    version = store.model("m")
+    wanted = {table_of(store): np.arange(3)}
+    asked.write_text("two infer\none infer\n")
+    version.find(wanted)
+    sent.write_text("two\n")
+    asked.write_text("two infer\n")
+    version.find(wanted)
+    for text in ("", "# three", "three four"):  # those of before stay, on both sides
+        asked.write_text(text)
+        sent.write_text(text)
+        version.find(wanted)
+        assert list(version.weights())
+    asked.write_text("three operate\n")
+    with pytest.raises(StoreError, match="UNAUTHENTICATED"):
+        version.find(wanted)
     running.close()
 
 

@@ -5,7 +5,6 @@ killed.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -25,36 +24,9 @@ import hotbed as hb
 from hotbed.errors import HotbedError, NotServed, ServingError
 from hotbed.serving.server.endpoints.grpc import MESSAGES
 
-from .conftest import Process, Trainer, again_and_again, damage_rows, stopped_under_load, wait_for
+from .conftest import Trainer, Workers, again_and_again, damage_rows, stopped_under_load, wait_for
 
 pytestmark = pytest.mark.slow
-
-
-class Server(Process):
-    """`hotbed serve` with two workers."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, "--set", "workers=2")
-        wait_for(
-            lambda: any("2 workers listening" in line for line in self.lines), "all are up", 60
-        )
-
-    @property
-    def children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sorted(int(one) for task in tasks for one in (task / "children").read_text().split())
-
-    def get(self, path: str, method: str = "GET") -> tuple[int, str]:
-        """Of whichever worker takes the connection."""
-        connection = http.client.HTTPConnection(self.http, timeout=20)
-        connection.request(method, path)
-        answer = connection.getresponse()
-        found = answer.status, answer.read().decode()
-        connection.close()
-        return found
-
-    def told(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
 
 
 def samples(text: str, name: str) -> dict[str, float]:
@@ -70,22 +42,22 @@ def samples(text: str, name: str) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def watched(
     exported: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Server, Trainer]]:
+) -> Iterator[tuple[Workers, Trainer]]:
     """A server that follows what a trainer publishes."""
     trainer = Trainer(tmp_path_factory.mktemp("watched"), exported)
-    server = Server(
+    server = Workers(
         f"m={trainer.folder / 'export'}",
         *("--watch", trainer.folder / "published"),
         *("--set", f"rows={trainer.folder / 'rows'}"),
         *("--set", "check_seconds=0.3"),
     )
-    Server.started.remove(server)  # it outlives its first test
+    Workers.started.remove(server)  # it outlives its first test
     yield server, trainer
     assert server.stop() == 0
 
 
 def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(
-    watched: tuple[Server, Trainer],
+    watched: tuple[Workers, Trainer],
 ) -> None:
     """The first test of this server: it counts each request, start and version."""
     server, trainer = watched
@@ -147,7 +119,7 @@ def test_workers_answer_as_one_server_and_versions_mix_in_no_answer(
 
 
 def test_a_worker_that_is_killed_is_started_again_and_counted(
-    watched: tuple[Server, Trainer],
+    watched: tuple[Workers, Trainer],
 ) -> None:
     server, trainer = watched
     version = trainer.publish(0)
@@ -189,7 +161,7 @@ def test_a_worker_that_is_killed_is_started_again_and_counted(
 
 
 def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
-    server = Server(f"m={trainer.folder / 'export'}")
+    server = Workers(f"m={trainer.folder / 'export'}")
     assert server.get("/v2/repository/models/m/unload", "POST")[0] == 200
     for _ in range(12):
         assert server.get("/v2/models/m/ready")[0] == 404
@@ -231,7 +203,7 @@ def test_loads_and_unloads_reach_every_worker(trainer: Trainer) -> None:
 
 
 def test_every_worker_reports_a_version_that_the_parent_could_not_load(
-    watched: tuple[Server, Trainer],
+    watched: tuple[Workers, Trainer],
 ) -> None:
     server, trainer = watched
     first = trainer.publish(1)
@@ -271,7 +243,7 @@ def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports
 ) -> None:
     """The first parent is killed; the second one gets SIGTERM under load."""
     arguments = (f"m={trainer.folder / 'export'}", "--set", f"rows={tmp_path / 'rows'}")
-    server = Server(*arguments)
+    server = Workers(*arguments)
     children = server.children
     assert len(children) == 2
     server.process.kill()
@@ -279,7 +251,7 @@ def test_workers_end_with_their_parent_and_the_next_ones_drain_at_the_same_ports
     server.stop(signal.SIGKILL)
     port, grpc_port = (address.rpartition(":")[2] for address in (server.http, server.grpc))
     ports = ("--set", f"port={port}", "--set", f"grpc_port={grpc_port}")
-    again = Server(*arguments, *ports, "--set", "drain_seconds=0.5")
+    again = Workers(*arguments, *ports, "--set", "drain_seconds=0.5")
     assert again.http == server.http
     children = again.children
     assert len(children) == 2
@@ -302,7 +274,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
     )
     model.fit(hb.Dataset(hb.sources.Memory(data), schema, 4096), progress=False)
     model.export(tmp_path / "export")
-    server = Server(f"m={tmp_path / 'export'}")
+    server = Workers(f"m={tmp_path / 'export'}")
 
     def mapped() -> list[dict[str, int]]:
         found = []
@@ -329,7 +301,7 @@ def test_workers_share_the_pages_of_rows(tmp_path: Path) -> None:
     assert server.stop() == 0
 
 
-def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Server, Trainer]) -> None:
+def test_rows_that_rot_are_mended_under_all_workers(watched: tuple[Workers, Trainer]) -> None:
     """The parent finds them; each worker then maps the files that were written anew."""
     server, trainer = watched
     version = trainer.publish(5, full=True)

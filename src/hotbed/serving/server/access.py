@@ -11,20 +11,27 @@ import os
 import ssl
 import time
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from hotbed.errors import ConfigError
 
 log = logging.getLogger("hotbed.serving")
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+"""Headers that proxies add."""
 INFER = "infer"
 OPERATE = "operate"
 SCRAPE = "scrape"
 ANY_ROLE = ""
 """The role of calls that every token may make."""
 _ROLES = frozenset({INFER, OPERATE, SCRAPE})
-_CHECK_SECONDS = 1.0  # between looks at the file of tokens
+_CHECK_SECONDS = 0.5  # between looks at a file of tokens
+
+Roles: TypeAlias = Sequence[tuple[str, Sequence[str]]]
+"""The digest of each token, and its roles."""
+Value = TypeVar("Value")
 
 
 class Caller(NamedTuple):
@@ -34,7 +41,7 @@ class Caller(NamedTuple):
         authorization: the Authorization header.
         peer: address of the other end of the connection.
         origin: the Origin header, which browsers send; "" = none.
-        host: the Host header.
+        host: the Host header; "" = not known, as over gRPC.
         is_forwarded: whether a proxy forwarded the call, so that `peer` is the proxy.
     """
 
@@ -52,25 +59,56 @@ class Denied(NamedTuple):
     reason: str
 
 
-class Tokens:
-    """Finds the roles of a token in a file of tokens, in constant time.
+class RereadFile(Generic[Value]):
+    """The content of a file of tokens, read again within a second of a change.
 
-    The file is read again when it has changed. If the new content is wrong, the old tokens stay
-    valid and the problem is logged.
+    If the new content is wrong, the content from before stays valid and the problem is logged.
+
+    Args:
+        path: the file.
+        read: reads it; raises ConfigError for wrong content.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, read: Callable[[str], Value]) -> None:
         self._path = path
+        self._read = read
         self._stamp = _stamp_of(path)
-        self._roles = _read_roles(path)
+        self._content = read(path)
         self._checked = time.monotonic()
+
+    def content(self) -> Value:
+        """Return the newest content that is not wrong."""
+        now = time.monotonic()
+        if now - self._checked < _CHECK_SECONDS:
+            return self._content
+        self._checked = now
+        stamp = _stamp_of(self._path)
+        if stamp == self._stamp:
+            return self._content
+        self._stamp = stamp
+        try:
+            self._content = self._read(self._path)
+            log.info("the tokens of %s were read again", self._path)
+        except ConfigError as error:
+            log.error("%s The tokens from before stay.", error)
+        return self._content
+
+
+class Tokens:
+    """Finds the roles of a token in constant time.
+
+    Args:
+        content: returns the digests and roles of the tokens that are valid now.
+    """
+
+    def __init__(self, content: Callable[[], Roles]) -> None:
+        self._content = content
 
     def roles(self, authorization: str | None) -> frozenset[str]:
         """Return the roles of the token in an Authorization header; none for an unknown token.
 
         The header is `Bearer TOKEN`, or `Basic` with any user and the token as password.
         """
-        self._refresh()
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() == "basic":
             try:
@@ -79,27 +117,12 @@ class Tokens:
                 return frozenset()
         elif kind.lower() != "bearer":
             return frozenset()
-        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        roles = frozenset[str]()
-        for expected, roles_of_token in self._roles:  # every digest is compared
+        digest = _digest_of(token.strip())
+        roles = set[str]()
+        for expected, roles_of_token in self._content():  # every digest is compared
             if hmac.compare_digest(digest, expected):
-                roles |= roles_of_token
-        return roles
-
-    def _refresh(self) -> None:
-        now = time.monotonic()
-        if now - self._checked < _CHECK_SECONDS:
-            return
-        self._checked = now
-        stamp = _stamp_of(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._roles = _read_roles(self._path)
-            log.info("the tokens of %s were read again", self._path)
-        except ConfigError as error:
-            log.error("%s The tokens from before stay.", error)
+                roles.update(roles_of_token)
+        return frozenset(roles)
 
 
 def is_open(tokens: Tokens | None, role: str) -> bool:
@@ -123,7 +146,8 @@ def denied(tokens: Tokens | None, role: str, caller: Caller) -> Denied | None:
     if role != OPERATE:
         return None
     if caller.origin and (
-        urlsplit(caller.origin).netloc != caller.host
+        not caller.host
+        or urlsplit(caller.origin).netloc != caller.host
         or (tokens is None and not _is_local_name(caller.host))
     ):
         return Denied(
@@ -164,14 +188,21 @@ def _stamp_of(path: str) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_roles(path: str) -> list[tuple[bytes, frozenset[str]]]:
-    """Return the digest and the roles of each token of a file."""
+def read_roles(path: str) -> Roles:
+    """Return the digest and the roles of each token of a file.
+
+    Raises:
+        ConfigError: the file is not one of tokens.
+    """
     digests = []
     for line in _read_lines(path):
         token, _, roles = line.partition(" ")
-        digest = hashlib.sha256(token.encode()).digest()
-        digests.append((digest, frozenset(roles.split(",")) if roles else _ROLES))
+        digests.append((_digest_of(token), roles.split(",") if roles else sorted(_ROLES)))
     return digests
+
+
+def _digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_tokens(path: str) -> list[str]:

@@ -12,8 +12,17 @@ from hotbed.frozen import RowDtype
 from hotbed.serving.cache import Policy
 from hotbed.serving.parameter_server import ParameterServer
 from hotbed.serving.protocol.bodies import Bounds
-from hotbed.serving.server.access import TlsFiles, Tokens, load_tls, read_tokens
+from hotbed.serving.server.access import (
+    RereadFile,
+    Roles,
+    TlsFiles,
+    Tokens,
+    load_tls,
+    read_roles,
+    read_tokens,
+)
 from hotbed.serving.stores.base import RowStore
+from hotbed.serving.stores.opening import open_row_store
 
 _LAST_PORT = 65_535
 _DAY_SECONDS = 86_400
@@ -49,11 +58,16 @@ class AccessOptions:
     def __post_init__(self) -> None:
         checks.between("serve.check_seconds", self.check_seconds, 0.001, _DAY_SECONDS)
 
-    def tokens(self) -> Tokens | None:
+    def roles(self) -> RereadFile[Roles] | None:
         """Read the tokens; None = no token is needed. Raises ConfigError for a wrong file."""
         if self.token_file is None:
             return None
-        return Tokens(self.token_file)
+        return RereadFile(self.token_file, read_roles)
+
+    def tokens(self) -> Tokens | None:
+        """Return what finds the roles of tokens; see `roles`."""
+        file = self.roles()
+        return None if file is None else Tokens(file.content)
 
     def tls(self) -> tuple[TlsFiles | None, ssl.SSLContext | None]:
         """Return key and certificates for gRPC and REST; see `load_tls`."""
@@ -164,7 +178,8 @@ class RemoteOptions:
     """Settings for models at grpc://HOST:PORT and for the cache of their rows.
 
     Args:
-        store_token_file: a file whose first line is the token to send.
+        store_token_file: a file whose first line is the token to send. It is read again when it
+            changes.
         store_trusted: a PEM file of certificate authorities for grpcs://.
         cache_bytes: `max_bytes` of `EmbeddingCache`.
         cache_policy: `policy` of `EmbeddingCache`.
@@ -181,10 +196,10 @@ class RemoteOptions:
 
     def connect(self, url: str) -> RowStore:
         """Connect to the parameter server at an address."""
-        token = None
-        if self.store_token_file is not None:
-            token = read_tokens(self.store_token_file)[0]
-        return ParameterServer.connect(url, token, self.store_trusted)
+        if self.store_token_file is None:
+            return open_row_store(url, None, self.store_trusted)
+        file = RereadFile(self.store_token_file, read_tokens)
+        return open_row_store(url, lambda: file.content()[0], self.store_trusted)
 
     def cache(self) -> dict[str, Any]:
         """Return the keywords of `EmbeddingCache`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hotbed.errors import ConfigError, MissingExtra
 from hotbed.serving.process import Stoppable, address
+from hotbed.serving.server.access import Tokens
 from hotbed.serving.server.endpoints.http import Api
 from hotbed.serving.server.options import Options
 from hotbed.serving.server.scoring.models import Models
@@ -43,6 +44,7 @@ class Server(Stoppable):
         models: the models.
         options: where to listen, and limits of time.
         listener: a socket that other processes listen at as well; they share the gRPC port, too.
+        tokens: the tokens; None = those of `options`.
 
     Raises:
         ConfigError: it cannot listen.
@@ -51,13 +53,17 @@ class Server(Stoppable):
     """
 
     def __init__(
-        self, models: Models, options: Options | None = None, listener: socket.socket | None = None
+        self,
+        models: Models,
+        options: Options | None = None,
+        listener: socket.socket | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
         super().__init__()
         self._models = models
         self._options = options or Options()
         self._shares_ports = listener is not None
-        self._tokens = self._options.tokens()
+        self._tokens = tokens or self._options.tokens()
         self._grpc_tls, self._http_tls = self._options.tls()
         self._listener = listener or open_listener(self._options.host, self._options.port)
         self.port: int = self._listener.getsockname()[1]

@@ -12,11 +12,13 @@ from hotbed.errors import ConfigError
 from hotbed.files import Where
 from hotbed.serving.stores.base import RowStore
 
-OpenStore: TypeAlias = Callable[[str, str | None, str | Path | None], RowStore]
+Token: TypeAlias = str | Callable[[], str] | None
+"""A token to send, or a function that returns it for each call; None where none is needed."""
+OpenStore: TypeAlias = Callable[[str, Token, str | Path | None], RowStore]
 """Address, token to send, and PEM file of trusted certificate authorities -> the store there."""
 
 
-def _open_grpc(url: str, token: str | None, trusted: str | Path | None) -> RowStore:
+def _open_grpc(url: str, token: Token, trusted: str | Path | None) -> RowStore:
     from hotbed.serving.stores.remote import RemoteParameterServer
 
     return RemoteParameterServer(url, token, trusted)
@@ -32,14 +34,12 @@ def is_remote(source: Where) -> bool:
     return bool(separator) and scheme in STORES
 
 
-def open_row_store(
-    url: str, token: str | None = None, trusted: str | Path | None = None
-) -> RowStore:
+def open_row_store(url: str, token: Token = None, trusted: str | Path | None = None) -> RowStore:
     """Open the store at an address.
 
     Args:
         url: grpc://HOST:PORT, or grpcs:// for TLS.
-        token: the token, where the store requires one.
+        token: the token, or a function that returns it, where the store requires one.
         trusted: a PEM file of certificate authorities for TLS, instead of those of the system.
 
     Raises:

@@ -51,7 +51,7 @@ class RemoteParameterServer(RowStore):
 
     Args:
         url: grpc://HOST:PORT, or grpcs:// for TLS.
-        token: the token, where the server requires one.
+        token: the token, or a function that returns it, where the server requires one.
         trusted: a PEM file of certificate authorities for TLS, instead of those of the system.
         deadline_seconds: limit of the calls without a deadline of their own.
 
@@ -66,7 +66,7 @@ class RemoteParameterServer(RowStore):
     def __init__(
         self,
         url: str,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         trusted: str | Path | None = None,
         deadline_seconds: float = 30.0,
     ) -> None:
@@ -75,9 +75,7 @@ class RemoteParameterServer(RowStore):
         self._versions = dict[str, RemoteVersion]()
         self._lock = threading.Lock()
         self._maps = FetchedMaps()
-        self._metadata = list[tuple[str, str]]()
-        if token is not None:
-            self._metadata.append(("authorization", f"Bearer {token}"))
+        self._token = token
         self._channel = _open_channel(self._place, secure, trusted)
         self._calls = {name: self._call(name, types) for name, types in CALLS.items()}
 
@@ -140,7 +138,7 @@ class RemoteParameterServer(RowStore):
         message = make(**request)
         timeout = seconds or self._seconds
         try:
-            return self._calls[call](message, timeout=timeout, metadata=self._metadata)
+            return self._calls[call](message, timeout=timeout, metadata=self._metadata())
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
             raise self._error(error) from error
 
@@ -149,7 +147,7 @@ class RemoteParameterServer(RowStore):
         make = MESSAGES[CALLS[call].request]
         message = make(**request)
         try:
-            yield from self._calls[call](message, timeout=self._seconds, metadata=self._metadata)
+            yield from self._calls[call](message, timeout=self._seconds, metadata=self._metadata())
         except (grpc.RpcError, ValueError) as error:
             raise self._error(error) from error
 
@@ -163,6 +161,12 @@ class RemoteParameterServer(RowStore):
         for part in self.stream("Graph", request):
             data[part.name].append(part.data)
         return {"Graph": b"".join(data[""]), "Ids": b"".join(data["ids"])}
+
+    def _metadata(self) -> list[tuple[str, str]]:
+        if self._token is None:
+            return []
+        token = self._token if isinstance(self._token, str) else self._token()
+        return [("authorization", f"Bearer {token}")]
 
     def _call(self, name: str, types: CallTypes) -> Callable[..., Any]:
         make = self._channel.unary_unary

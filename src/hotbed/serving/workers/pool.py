@@ -28,10 +28,10 @@ from hotbed.serving.stores.opening import is_remote
 from hotbed.serving.threads import DaemonThreads
 from hotbed.serving.workers.metrics import merge_metrics
 from hotbed.serving.workers.wire import ANSWER_SECONDS, ProcessGone, Wire
-from hotbed.serving.workers.worker import LOAD_SECONDS
+from hotbed.serving.workers.worker import LOAD_SECONDS, WorkerState
 
 log = logging.getLogger("hotbed.serving")
-_CHECK_SECONDS = 0.2  # between checks of the problems of models
+_CHECK_SECONDS = 0.2  # between checks of the state that workers are sent
 _CHANGE_SECONDS = 60.0  # for another load of a model to end
 _LAST_SECONDS = 60.0  # for workers to finish the requests under way
 _SHORT_RUN_SECONDS = 10.0
@@ -48,7 +48,7 @@ class WorkerProcess:
         configured: set while the process knows which models are unloaded.
         up: set while it answers.
         failed_to_start: whether a process ended before it answered.
-        problems: the problems of models that it was sent last.
+        state: the state that it was sent last.
 
     Args:
         number: its number.
@@ -70,7 +70,7 @@ class WorkerProcess:
         self.configured = threading.Event()
         self.up = threading.Event()
         self.failed_to_start = False
-        self.problems: Mapping[str, str] | None = None
+        self.state: WorkerState | None = None
         self._listener = listener
         self._pauses = pauses
         self._calls = calls(self)
@@ -101,7 +101,7 @@ class WorkerProcess:
                 self.failed_to_start = True
             self.configured.clear()
             self.up.clear()
-            self.problems = None
+            self.state = None
             if self._stopped.is_set():
                 return
             if time.monotonic() - started < _SHORT_RUN_SECONDS:
@@ -146,7 +146,7 @@ class WorkerPool:
         load_seconds: how long a worker may take to load or unload a model.
 
     Raises:
-        ConfigError: it cannot listen, or workers cannot start.
+        ConfigError: it cannot listen, a file is wrong, or workers cannot start.
     """
 
     def __init__(
@@ -162,6 +162,7 @@ class WorkerPool:
         self._load_seconds = load_seconds
         self._sources = dict(sources)
         self._drain_seconds = options.drain_seconds
+        self._roles = options.roles()
         listener = open_listener(options.host, options.port)
         self._sockets = [listener]
         self.port: int = listener.getsockname()[1]
@@ -178,7 +179,7 @@ class WorkerPool:
         }
         self._stop = threading.Event()
         self._unloaded = set[str]()
-        self._problems = dict[str, str]()
+        self._state = self._new_state()
         self._changing = {name: threading.Lock() for name in sources}
         numbers = range(1, options.workers + 1)
         self._workers = [WorkerProcess(number, listener, self._calls_of) for number in numbers]
@@ -198,7 +199,7 @@ class WorkerPool:
                 self.grpc_port or "off",
             )
             while not self._stop.wait(_CHECK_SECONDS):
-                self._send_problems()
+                self._send_state()
         finally:
             self._end()
 
@@ -211,14 +212,24 @@ class WorkerPool:
                         "Its log lines say why."
                     )
 
-    def _send_problems(self) -> None:
-        """Let every worker report the problems of models that this process loads."""
-        problems = {model.name: model.own_problem for model in self._models}
-        if all(worker.problems == problems for worker in self._workers if worker.up.is_set()):
+    def _send_state(self) -> None:
+        """Let every worker report the problems of models that this process loads, and know tokens.
+
+        Only this process reads the file of tokens, so that all workers have the same ones, also
+        those that start while the file is wrong.
+        """
+        self._state = self._new_state()
+        workers = [worker for worker in self._workers if worker.up.is_set()]
+        if all(worker.state == self._state for worker in workers):
             return
-        self._problems = problems
-        for number in self._ask_all("set_problems", problems):
-            self._workers[number - 1].problems = problems
+        for number in self._ask_all("set_state", self._state):
+            self._workers[number - 1].state = self._state
+
+    def _new_state(self) -> WorkerState:
+        return {
+            "problems": {model.name: model.own_problem for model in self._models},
+            "roles": None if self._roles is None else self._roles.content(),
+        }
 
     def _end(self) -> None:
         self._models.stopping = True
@@ -257,7 +268,7 @@ class WorkerPool:
             **self._spec,
             "number": worker.number,
             "unloaded": sorted(self._unloaded),
-            "problems": self._problems,
+            "state": self._state,
         }
 
     def _load(self, name: str) -> None:

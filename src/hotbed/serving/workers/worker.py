@@ -8,9 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from hotbed.serving.process import log_as_json
+from hotbed.serving.server.access import Roles, Tokens
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
@@ -19,6 +20,18 @@ from hotbed.serving.workers.wire import ANSWER_SECONDS, Wire
 
 POLL_SECONDS = 0.2  # between reads of CURRENT
 LOAD_SECONDS = 3600.0  # for a load of a model by all processes
+
+
+class WorkerState(TypedDict):
+    """What a parent keeps its workers informed of.
+
+    Attributes:
+        problems: why models cannot be loaded, by name; "" = there is no problem.
+        roles: the valid tokens; None = no token is needed.
+    """
+
+    problems: Mapping[str, str]
+    roles: Roles | None
 
 
 class RemoteParent:
@@ -61,7 +74,7 @@ class Worker:
         self._server: Server | None = None
         calls: dict[str, Callable[..., Any]] = {
             "set_wanted": self._set_wanted,
-            "set_problems": self._set_problems,
+            "set_state": self._set_state,
             "metrics": self._metrics,
             "status": self._status,
         }
@@ -70,9 +83,11 @@ class Worker:
         log_as_json(spec["number"])
         options = Options(**spec["options"])
         self._models = self._build_models(spec, options)
-        self._server = Server(self._models, options, listener)
+        self._state: WorkerState = spec["state"]
+        tokens = None if self._state["roles"] is None else Tokens(self._valid_roles)
+        self._server = Server(self._models, options, listener, tokens)
         self._built.set()
-        self._set_problems(spec["problems"])
+        self._set_state(self._state)
 
     def run(self) -> None:
         """Answer until SIGTERM, or until the parent is gone: the next one needs its ports."""
@@ -103,15 +118,19 @@ class Worker:
         if self._orphaned.is_set():
             server.stop()
 
+    def _valid_roles(self) -> Roles:
+        return self._state["roles"] or ()
+
     # The parent calls these.
 
     def _set_wanted(self, name: str, wanted: bool) -> None:
         self._built.wait(LOAD_SECONDS)
         self._models.named(name).set_wanted(wanted)
 
-    def _set_problems(self, problems: Mapping[str, str]) -> None:
+    def _set_state(self, state: WorkerState) -> None:
         self._built.wait(ANSWER_SECONDS)
-        for name, problem in problems.items():
+        self._state = state
+        for name, problem in state["problems"].items():
             self._models.named(name).outside_problem = problem
 
     def _metrics(self) -> str:

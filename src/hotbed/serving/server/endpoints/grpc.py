@@ -60,6 +60,7 @@ from hotbed.serving.protocol.offered import (
 from hotbed.serving.protocol.tensors import Tensor
 from hotbed.serving.server.access import (
     ANY_ROLE,
+    FORWARDED,
     INFER,
     OPERATE,
     SCRAPE,
@@ -459,21 +460,22 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no typ
         handler = await proceed(details)
         if details.method in self._open_methods or is_open(self._tokens, role):
             return handler
-        token = None
-        for name, value in details.invocation_metadata:
-            if name == "authorization":
-                token = value
-                break
+        # the first one of a name counts
+        headers = dict(reversed(details.invocation_metadata or ()))
+        is_forwarded = any(name in headers for name in FORWARDED)
+        token = headers.get("authorization")
+        caller = Caller(token, "", headers.get("origin", ""), is_forwarded=is_forwarded)
         if role != OPERATE:
-            reason = denied(self._tokens, role, Caller(token, ""))
+            reason = denied(self._tokens, role, caller)
             return handler if reason is None else _refusing(*_status_of(reason))
-        return self._operating(handler, token)
+        return self._operating(handler, caller)
 
-    def _operating(self, handler: Any, token: str | None) -> Any:
+    def _operating(self, handler: Any, caller: Caller) -> Any:
         """Return a handler that looks at the address of its caller first."""
 
         async def answer(requests: Any, context: Any) -> Any:
-            reason = denied(self._tokens, OPERATE, Caller(token, _address_of(context.peer())))
+            peer = _address_of(context.peer())
+            reason = denied(self._tokens, OPERATE, caller._replace(peer=peer))
             if reason is not None:
                 await context.abort(*_status_of(reason))
             return await handler.stream_unary(requests, context)

@@ -37,6 +37,7 @@ from hotbed.serving.protocol.rest import (
 )
 from hotbed.serving.server.access import (
     ANY_ROLE,
+    FORWARDED,
     INFER,
     OPERATE,
     SCRAPE,
@@ -64,7 +65,6 @@ _ROLE_PATHS = [
     (OPERATE, re.compile(f"{_REPOSITORY}/models/[^/]+/(?:load|unload)")),
     (SCRAPE, re.compile(f"/|/metrics|/status|/v2/models/stats|{_MODEL}/stats")),
 ]
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 T = TypeVar("T")
 
 
@@ -280,7 +280,7 @@ def _caller(request: HttpRequest) -> Caller:
         request.peer,
         headers.get("origin", ""),
         headers.get("host", ""),
-        any(name in headers for name in _FORWARDED),
+        any(name in headers for name in FORWARDED),
     )
 
 
