@@ -89,10 +89,10 @@ class Door:
             self._credentials = grpc.ssl_channel_credentials(Path(trusted).read_bytes(), *pair)
 
     def status(self, method: str, path: str, **headers: str) -> int:
-        connection = http.client.HTTPConnection(self.server.http, timeout=10)
+        connection = http.client.HTTPConnection(self.server.http, timeout=30)
         if self._trust is not None:
             connection = http.client.HTTPSConnection(
-                self.server.http, timeout=10, context=self._trust
+                self.server.http, timeout=30, context=self._trust
             )
         try:
             connection.request(method, path, headers=headers)
