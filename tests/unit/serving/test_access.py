@@ -188,11 +188,9 @@ def test_tokens_are_read_again_when_their_file_changes(
 ) -> None:
     path = tmp_path / "tokens"
     path.write_text("one infer")
-    file = RereadFile(str(path), read_roles)
-    tokens = Tokens(file.content)
+    tokens = Tokens(RereadFile(str(path), read_roles, check_seconds=0).content)
 
     def roles(token: str) -> set[str]:
-        file._checked = 0.0  # as if a second had passed
         return set(tokens.roles(f"Bearer {token}"))
 
     assert roles("one") == {"infer"}

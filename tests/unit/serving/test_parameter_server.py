@@ -22,7 +22,6 @@ import hotbed as hb
 from hotbed.errors import ConfigError, NotServed, StoreError
 from hotbed.persist.saver import Saver
 from hotbed.serving.main import followed_of, serve_rows
-from hotbed.serving.server import access
 from hotbed.serving.server.endpoints.rows_service import RowsServer
 from hotbed.serving.server.options import RemoteOptions, RowsOptions
 from hotbed.serving.stores.messages import CALLS, MESSAGES, SERVICE
@@ -333,10 +332,7 @@ def test_each_call_for_rows_needs_a_token_for_infer(keyed: Running, key: str | N
     assert samples(keyed)['hotbed_model_version{model="m"}'] > 0
 
 
-def test_a_rotated_token_reaches_servers_that_fetch_rows(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "_CHECK_SECONDS", 0.0)
+def test_a_rotated_token_reaches_servers_that_fetch_rows(exported: Path, tmp_path: Path) -> None:
     asked, sent = tmp_path / "asked", tmp_path / "sent"
     asked.write_text("one infer\n")
     sent.write_text("one\n")
@@ -344,19 +340,19 @@ def test_a_rotated_token_reaches_servers_that_fetch_rows(
     store = RemoteOptions(store_token_file=str(sent)).connect(f"grpc://{running.address}")
     version = store.model("m")
     wanted = {table_of(store): np.arange(3)}
-    asked.write_text("two infer\none infer\n")
-    version.find(wanted)
-    sent.write_text("two\n")
-    asked.write_text("two infer\n")
-    version.find(wanted)
-    for text in ("", "# three", "three four"):  # those of before stay, on both sides
-        asked.write_text(text)
-        sent.write_text(text)
+
+    def rotate(asked_text: str, sent_text: str) -> None:
+        asked.write_text(asked_text)
+        sent.write_text(sent_text)
+        time.sleep(0.6)  # files are looked at every half second
         version.find(wanted)
-        assert list(version.weights())
-    asked.write_text("three operate\n")
+
+    rotate("two infer\none infer\n", "one\n")
+    rotate("two infer\n", "two\n")
+    rotate("two owner\n", "# two")  # those from before stay, on both sides
+    assert list(version.weights())
     with pytest.raises(StoreError, match="UNAUTHENTICATED"):
-        version.find(wanted)
+        rotate("three\n", "two\n")
     running.close()
 
 

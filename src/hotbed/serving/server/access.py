@@ -27,7 +27,6 @@ SCRAPE = "scrape"
 ANY_ROLE = ""
 """The role of calls that every token may make."""
 _ROLES = frozenset({INFER, OPERATE, SCRAPE})
-_CHECK_SECONDS = 0.5  # between looks at a file of tokens
 
 Roles: TypeAlias = Sequence[tuple[str, Sequence[str]]]
 """The digest of each token, and its roles."""
@@ -67,9 +66,11 @@ class RereadFile(Generic[Value]):
     Args:
         path: the file.
         read: reads it; raises ConfigError for wrong content.
+        check_seconds: least time between two looks at the file.
     """
 
-    def __init__(self, path: str, read: Callable[[str], Value]) -> None:
+    def __init__(self, path: str, read: Callable[[str], Value], check_seconds: float = 0.5) -> None:
+        self._check_seconds = check_seconds
         self._path = path
         self._read = read
         self._stamp = _stamp_of(path)
@@ -79,7 +80,7 @@ class RereadFile(Generic[Value]):
     def content(self) -> Value:
         """Return the newest content that is not wrong."""
         now = time.monotonic()
-        if now - self._checked < _CHECK_SECONDS:
+        if now - self._checked < self._check_seconds:
             return self._content
         self._checked = now
         stamp = _stamp_of(self._path)
