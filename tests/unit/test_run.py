@@ -262,7 +262,7 @@ def test_what_was_learned_is_kept_where_the_stream_fails_at_its_beginning(
     with monkeypatch.context() as patched:
         patched.setattr(hb.Dataset, "raw_types", lost)
         with pytest.raises(ConfigError, match="a moment ago"):
-            run.train(job)
+            run.train(dataclasses.replace(job, valid=None))
     assert hb.load("out").counters["samples"] == 200
     events: list[Event] = []
     learned = run.online(job, report=events.append)

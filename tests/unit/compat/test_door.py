@@ -40,6 +40,7 @@ ALLOWED = {
         "memmap",
         "ndarray",
         "repeat",
+        "save",
         "savetxt",
         "searchsorted",
         "stack",

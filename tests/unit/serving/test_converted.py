@@ -415,7 +415,7 @@ def test_models_that_cannot_be_served_are_named(tmp_path: Path) -> None:
         def forward(self, item: Tensor) -> Tensor:
             return self.item(item) @ self.item(item).T
 
-    with pytest.raises(ConfigError, match="must not depend on how many samples a request has"):
+    with pytest.raises(ConfigError, match="must not depend on the other candidates of a request"):
         hb.RecModel(moved(InBatch(), ids)).export(tmp_path)
 
     class Stacked(nn.Module):

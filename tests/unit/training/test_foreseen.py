@@ -15,14 +15,9 @@ import hotbed as hb
 from hotbed.data.batch import Batch, Ids
 from hotbed.errors import ConfigError, RowShapeError
 from hotbed.training.auto import Report
-from hotbed.training.auto.foreseen import (
-    IdFeatures,
-    LookupEntry,
-    RowsInTurn,
-    calls_of,
-    lookup_report,
-)
+from hotbed.training.auto.foreseen import IdFeatures, LookupEntry, calls_of, lookup_report
 from hotbed.training.auto.tracing.sources import IdSource
+from hotbed.training.stages.turns import RowsInTurn
 
 pytestmark = pytest.mark.torch_core
 USERS = torch.tensor([5, 0, -3, 8])

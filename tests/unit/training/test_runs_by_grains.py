@@ -177,5 +177,3 @@ def test_what_a_model_with_grains_cannot_take_is_refused_by_name(
     divided.divide(2)
     with pytest.raises(ConfigError, match=r"has 4, got a batch of 2. Call dataset.divide\(4\)"):
         model.step(next(iter(divided)))
-    with pytest.raises(ConfigError, match="got 4 grains and a tuple"):
-        model.predict([(torch.zeros(3, 2),)])

@@ -257,10 +257,11 @@ def _row_outside(column: pa.Array, end: int) -> tuple[int | None, int]:
         keys = pc.list_flatten(column)
         rows = pc.list_parent_indices(column).to_numpy()
     values = keys.to_numpy()
-    outside = np.flatnonzero((values < 0) | (values >= end))
-    if not len(outside):
+    outside = (values < 0) | (values >= end)
+    if not outside.any():
         return None, 0
-    return int(rows[outside[0]]), int(values[outside[0]])
+    first = np.argmax(outside)
+    return int(rows[first]), int(values[first])
 
 
 def _null_row(column: pa.Array) -> int | None:

@@ -516,8 +516,8 @@ def _joined(every: Sequence[Changes]) -> Changes:
     ids = np.concatenate([changes.ids for changes in every])
     order = np.argsort(partition(ids), kind="stable")
     values = np.concatenate([changes.values for changes in every])
-    removed = np.sort(np.concatenate([changes.removed for changes in every]))
-    return Changes(ids[order], values[order], removed)
+    removed = np.concatenate([changes.removed for changes in every])
+    return Changes(ids[order], values[order], removed[np.argsort(removed)])
 
 
 def _copied(old: Table, config: Mapping[str, Any]) -> Table:

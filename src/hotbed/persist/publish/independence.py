@@ -222,7 +222,7 @@ def _check_alone(half: Half, call: Any, first: Trial, second: Trial) -> None:
             received = f"a difference of {difference:.2g} in output {name!r}"
         place, module = _source(half, call, first, second)
         advice = _advice(module)
-        if theirs[name].dim() < values.dim():
+        if theirs[name].shape == values.shape[1:]:
             advice = "Use squeeze(1), not squeeze(), which drops the axis of one candidate."
         raise ConfigError(
             f"export: {type(half.network).__name__} cannot be served, because of {place}: the "

@@ -23,7 +23,7 @@ from hotbed.parallel import joined
 from hotbed.training.ahead.planner import Planner
 from hotbed.training.stages.batch_weights import BatchWeights
 from hotbed.training.stages.criterion import Criterion
-from hotbed.training.stages.example import CPU, Example
+from hotbed.training.stages.example import CPU, Example, misfits_named
 from hotbed.training.stages.learner import StepLearner
 from hotbed.training.stages.network import BatchLookups, NetworkLookups, adapter_of
 from hotbed.training.stages.recorded import RecordedLookups
@@ -136,7 +136,7 @@ class GrainLearner(StepLearner):
         self.grains = grains
         adapter = adapter_of(network)
         if adapter is None:
-            self._lookups = _lookups_of(network, self._called)
+            self._lookups = _lookups_of(network, self._call_with)
         else:
             self._lookups = adapter.lookups()
             self.planner = Planner(self._lookups)
@@ -167,6 +167,11 @@ class GrainLearner(StepLearner):
             self._keep_outputs(self._joined.outputs)
             self.loss = loss
         return loss
+
+    def _call_with(self, grain: Example) -> Any:
+        """Return what the network returns for a grain."""
+        with self.precision.autocast(self.device), misfits_named(self.call, grain):
+            return self.call(*grain.arguments, **grain.keywords)
 
     def backward(self, loss: Tensor) -> None:
         """Let the joined gradients of the grains wait; they were computed in `forward`."""

@@ -150,18 +150,13 @@ class StepLearner:
     def forward(self, example: Example) -> Tensor:
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
-        outputs = self._called(example)
-        self.outputs = outputs
+        with self.precision.autocast(self.device), misfits_named(self.call, example):
+            self.outputs = outputs = self.call(*example.arguments, **example.keywords)
         if self.criterion is None:
             return _own_loss(outputs)
         self.outputs = outputs = self.criterion.shape(outputs, example.labels)
         self.loss = loss = self.criterion(outputs, example.labels, example.weight)
         return loss
-
-    def _called(self, example: Example) -> Any:
-        """Return what the network returns for an example."""
-        with self.precision.autocast(self.device), misfits_named(self.call, example):
-            return self.call(*example.arguments, **example.keywords)
 
     def backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:

@@ -81,7 +81,7 @@ def _rows(reader: Reader, table: str) -> dict[int, NDArray[np.float32]]:
     """Return the rows of a table by their ids."""
     rows: dict[int, NDArray[np.float32]] = {}
     for batch in reader.rows(table):
-        ids = batch.column("id").to_pylist()
+        ids = batch.column("id").to_numpy().tolist()
         values = batch.column("value").flatten().to_numpy().reshape(len(ids), -1)
         rows.update(zip(ids, values, strict=True))
     return rows
