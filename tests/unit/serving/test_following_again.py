@@ -242,7 +242,7 @@ def test_a_worker_that_starts_is_told_what_changed_since_it_read_what_to_serve(
     workers._models.named("m").problem = "torn"
     workers._send_state()
     workers._send_state()
-    state = {"problems": {"m": "torn"}, "roles": None}
+    state = {"problems": {"m": "torn"}, "roles": None, "store_token": None}
     assert one["set_state"] == [state]
     two.wire.call("up")
     workers._send_state()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,10 +197,14 @@ class RemoteOptions:
 
     def connect(self, url: str) -> RowStore:
         """Connect to the parameter server at an address."""
+        return open_row_store(url, self.token(), self.store_trusted)
+
+    def token(self) -> Callable[[], str] | None:
+        """Return what reads the token to send; None = no token. Raises ConfigError."""
         if self.store_token_file is None:
-            return open_row_store(url, None, self.store_trusted)
+            return None
         file = RereadFile(self.store_token_file, read_tokens)
-        return open_row_store(url, lambda: file.content()[0], self.store_trusted)
+        return lambda: file.content()[0]
 
     def cache(self) -> dict[str, Any]:
         """Return the keywords of `EmbeddingCache`."""

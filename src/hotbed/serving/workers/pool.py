@@ -163,6 +163,7 @@ class WorkerPool:
         self._sources = dict(sources)
         self._drain_seconds = options.drain_seconds
         self._roles = options.roles()
+        self._store_token = remote.token()
         listener = open_listener(options.host, options.port)
         self._sockets = [listener]
         self.port: int = listener.getsockname()[1]
@@ -215,7 +216,7 @@ class WorkerPool:
     def _send_state(self) -> None:
         """Let every worker report the problems of models that this process loads, and know tokens.
 
-        Only this process reads the file of tokens, so that all workers have the same ones, also
+        Only this process reads files of tokens, so that all workers have the same ones, also
         those that start while the file is wrong.
         """
         self._state = self._new_state()
@@ -229,6 +230,7 @@ class WorkerPool:
         return {
             "problems": {model.name: model.own_problem for model in self._models},
             "roles": None if self._roles is None else self._roles.content(),
+            "store_token": None if self._store_token is None else self._store_token(),
         }
 
     def _end(self) -> None:

@@ -15,7 +15,7 @@ from hotbed.serving.server.access import Roles, Tokens
 from hotbed.serving.server.options import Options, RemoteOptions, ServerLimits
 from hotbed.serving.server.scoring.models import Models
 from hotbed.serving.server.server import Server
-from hotbed.serving.stores.opening import is_remote
+from hotbed.serving.stores.opening import is_remote, open_row_store
 from hotbed.serving.workers.wire import ANSWER_SECONDS, Wire
 
 POLL_SECONDS = 0.2  # between reads of CURRENT
@@ -28,10 +28,12 @@ class WorkerState(TypedDict):
     Attributes:
         problems: why models cannot be loaded, by name; "" = there is no problem.
         roles: the valid tokens; None = no token is needed.
+        store_token: the token to send to parameter servers; None = no token.
     """
 
     problems: Mapping[str, str]
     roles: Roles | None
+    store_token: str | None
 
 
 class RemoteParent:
@@ -82,8 +84,8 @@ class Worker:
         spec = self._wire.call("spec")
         log_as_json(spec["number"])
         options = Options(**spec["options"])
-        self._models = self._build_models(spec, options)
         self._state: WorkerState = spec["state"]
+        self._models = self._build_models(spec, options)
         tokens = None if self._state["roles"] is None else Tokens(self._valid_roles)
         self._server = Server(self._models, options, listener, tokens)
         self._built.set()
@@ -101,7 +103,9 @@ class Worker:
         remote = RemoteOptions(**spec["remote"])
         store = options.parameter_server()
         limits = ServerLimits(**spec["limits"])
-        models = Models(store, limits, remote.connect, remote.cache())
+        token = None if self._state["store_token"] is None else self._valid_store_token
+        reach = partial(open_row_store, token=token, trusted=remote.store_trusted)
+        models = Models(store, limits, reach, remote.cache())
         models.parent = RemoteParent(self._wire, spec["number"])
         for name, source in spec["models"].items():
             if is_remote(source):
@@ -120,6 +124,9 @@ class Worker:
 
     def _valid_roles(self) -> Roles:
         return self._state["roles"] or ()
+
+    def _valid_store_token(self) -> str:
+        return self._state["store_token"] or ""
 
     # The parent calls these.
 
