@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -322,6 +322,18 @@ class Workers(Process):
 
     def told(self, text: str) -> bool:
         return any(text in line for line in self.lines)
+
+
+@contextmanager
+def paused(processes: Sequence[int]) -> Iterator[None]:
+    """Processes that take no connection until the end of the block."""
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
 
 
 NEVER_TAKEN = ("refused", "reset", "broken pipe")  # words of errors of a connection

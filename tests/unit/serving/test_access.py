@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import itertools
 import os
 import signal
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -29,7 +28,7 @@ from hotbed.serving.server.access import (
 from hotbed.serving.server.endpoints import grpc as endpoint
 from hotbed.serving.server.endpoints.grpc import MESSAGES, SERVICE
 
-from .conftest import Running, Workers, make_certificate, wait_for
+from .conftest import Running, Workers, make_certificate, paused, wait_for
 
 KEYS = {
     "all-of-them": {"infer", "operate", "scrape"},
@@ -280,18 +279,6 @@ def test_connections_need_a_certificate_of_the_authorities(
             assert stranger.code("ServerLive") == "UNAVAILABLE"
     with pytest.raises(ConfigError, match="Give both"):
         Running(exported, tls_clients=cert)
-
-
-@contextlib.contextmanager
-def paused(processes: Sequence[int]) -> Iterator[None]:
-    """Processes that take no connection until the end of the block."""
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGCONT)
 
 
 @pytest.mark.slow
