@@ -7,7 +7,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
@@ -49,7 +49,7 @@ def write_rows(
     id_parts = list[IdArray]()
     with writing(path), new_file(path) as file:
         pieces = _Pieces(file)
-        for batch in batches:
+        for batch in sliced(batches, dim):
             id_parts.append(batch.column("id").to_numpy())
             if dim == 0:
                 continue
@@ -95,6 +95,19 @@ class _Pieces:
     def flush(self) -> None:
         self._file.write(self._piece)
         self._piece.clear()
+
+
+def rows_at_once(dim: int) -> int:
+    """Return how many rows are copied at once: the memory of it is the same for each dim."""
+    return max(1, _PIECE_BYTES // (4 * max(1, dim)))
+
+
+def sliced(batches: Iterable[pa.RecordBatch], dim: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of record batches, which may hold a million each, `rows_at_once` at a time."""
+    num_rows = rows_at_once(dim)
+    for batch in batches:
+        for start in range(0, batch.num_rows, num_rows):
+            yield batch.slice(start, num_rows)
 
 
 def id_column(batches: Iterable[pa.RecordBatch]) -> IdArray:

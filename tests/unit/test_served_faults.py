@@ -5,6 +5,7 @@ row, for a while.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import hotbed as hb
+from hotbed.config import describe
 from hotbed.errors import ConfigError
 
 from .test_served_folder import GRAPH, export, read, write
@@ -19,53 +21,62 @@ from .test_served_folder import GRAPH, export, read, write
 __all__ = ["export"]  # a fixture
 
 pytestmark = pytest.mark.core
-ROWS = 400_000
+ROWS = 100_000
+WIDE = 64
 
 MEASURE = """
-import re, sys, threading, time
+import json, re, sys, threading
 from pathlib import Path
 import hotbed as hb
+from hotbed.persist.format import open_folder, open_store
 
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
-def watch():
-    global peak
-    while not done:
-        peak = max(peak, anonymous())
-        time.sleep(0.002)
+def watch(done, seen):
+    while not done.wait(0.001):
+        seen.append(anonymous())
 
-server = hb.ParameterServer(sys.argv[1])
-server.load("m", sys.argv[2])
-before = peak = anonymous()
-done = False
-thread = threading.Thread(target=watch)
-thread.start()
-server.load("m", sys.argv[3])
-done = True
-thread.join()
-print(peak - before, anonymous() - before)
+def load(server, state):
+    done, seen = threading.Event(), [anonymous()]
+    thread = threading.Thread(target=watch, args=(done, seen))
+    thread.start()
+    server.load("m", state)
+    done.set()
+    thread.join()
+    return max(seen) - seen[0], anonymous() - seen[0]
+
+for source in sys.argv[2:]:
+    server = hb.ParameterServer(f"{sys.argv[1]}/{Path(source).name}")
+    store = open_store(source)
+    sizes = [load(server, open_folder(store, folder)) for folder in store.folders()]
+print(json.dumps(sizes))
 """
 
 
+def write_versions(root: Path, num_rows: int) -> Path:
+    """Write a full, two deltas that change a half of the rows each, and another full."""
+    config = describe(hb.Table("t", WIDE).config)
+    rows = dict.fromkeys(range(num_rows), 1.0)
+    halves = [dict.fromkeys(range(first, num_rows, 2), 2.0) for first in (0, 1)]
+    saved = write(root, rows, version=1, graph=GRAPH, config=config, counts=rows)
+    for version, half in enumerate(halves, 2):
+        saved = write(root, half, [], saved, version=version, config=config, counts=half)
+    write(root, rows, version=4, config=config, counts=rows)
+    return root
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-def test_loading_a_second_full_takes_a_few_dozen_bytes_a_row(tmp_path: Path) -> None:
-    rows = dict.fromkeys(range(ROWS), 1.0)
-    write(tmp_path / "export", rows, version=0, graph=GRAPH, counts=rows)
-    write(tmp_path / "out", rows, version=1, counts=rows)
-    command = [
-        sys.executable,
-        "-c",
-        MEASURE,
-        tmp_path / "rows",
-        tmp_path / "export",
-        tmp_path / "out",
-    ]
-    peak, kept = map(
-        int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    )
-    assert peak < 100 * ROWS
+def test_loading_takes_the_same_memory_a_row_for_each_dim(tmp_path: Path) -> None:
+    small = write_versions(tmp_path / "small", 10)  # what a first load imports is not counted
+    large = write_versions(tmp_path / "large", ROWS)
+    command = [sys.executable, "-c", MEASURE, tmp_path / "rows", small, large]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (first, _), (delta, _), (next_delta, _), (second, kept) = json.loads(output)
+    values = 4 * WIDE * ROWS
+    assert max(first, second) < values / 2
     assert kept < 30 * ROWS
+    assert max(delta, next_delta) < values
 
 
 FULL_DISK = """

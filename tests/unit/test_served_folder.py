@@ -57,7 +57,9 @@ def write(
     graph = members.pop("graph_bytes", b"a graph")
     with CheckpointWriter(root) as writer:
         given = (("rows", rows), ("removed", gone or []))
-        parts = [[_part(writer, name, ids, counts)] if ids else [] for name, ids in given]
+        parts = [
+            [_part(writer, name, ids, counts, config["dim"])] if ids else [] for name, ids in given
+        ]
         writer.write(
             "dense.safetensors", save({"network/w": np.full(3, members["version"], np.float32)})
         )
@@ -92,18 +94,16 @@ def write(
 
 
 def _part(
-    writer: CheckpointWriter, name: str, ids: Any, counts: dict[int, int] | None
+    writer: CheckpointWriter, name: str, ids: Any, counts: dict[int, int] | None, dim: int
 ) -> dict[str, Any]:
     keys = np.array(sorted(set(ids)), np.int64)
     keys = keys[np.argsort(partition(keys), kind="stable")]
     columns: dict[str, Any] = {"partition": pa.array(partition(keys)), "id": pa.array(keys)}
     if isinstance(ids, dict):
-        values = np.repeat(np.array([ids[key] for key in keys.tolist()], np.float32), DIM)
-        columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
+        values = np.repeat(np.array([ids[key] for key in keys.tolist()], np.float32), dim)
+        columns["value"] = pa.FixedSizeListArray.from_arrays(pa.array(values), dim)
         if counts is not None:
-            columns["count"] = pa.array(
-                np.array([counts.get(key, 0) for key in keys.tolist()], np.uint32)
-            )
+            columns["count"] = pa.array([counts.get(key, 0) for key in keys.tolist()], pa.uint32())
     file = f"tables/000-t/{name}.arrow"
     writer.write_batches(file, [pa.record_batch(columns)])
     return {"file": file, "first": 0, "last": 255, "rows": len(keys)}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.config import describe
 from hotbed.errors import FormatError, NotWritten, RowShapeError
-from hotbed.frozen import FrozenRows, RowDtype, write_rows
+from hotbed.frozen import FrozenRows, RowDtype, rows_at_once, write_rows
 from hotbed.serving.rows import FrozenLookup, ServedTable
 
 pytestmark = pytest.mark.core
@@ -91,9 +91,23 @@ def test_layers_read_like_a_dict_that_was_updated_in_their_order(
         alive = alive - set(taken.tolist()) | set(held.tolist())
     assert alive == set(known)
     whole = pa.Table.from_batches(
-        list(table.batches(np.array(sorted(alive), np.int64), 3)) or [batch({})]
+        list(table.batches(np.array(sorted(alive), np.int64))) or [batch({})]
     ).to_pydict()
     assert dict(zip(whole["id"], whole["value"], strict=True)) == known
+
+
+def test_a_batch_that_is_copied_in_pieces_reads_as_it_was(tmp_path: Path) -> None:
+    num_rows = 2 * rows_at_once(DIM) + 1
+    values = np.arange(num_rows * DIM, dtype=np.float32)
+    ids = np.arange(num_rows)[::-1].copy()
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values), DIM)
+    whole = pa.record_batch({"id": pa.array(ids), "value": lists})
+    write_rows(tmp_path / "rows", DIM, [whole])
+    table = ServedTable(config(), [FrozenRows(tmp_path / "rows")])
+    assert (table.find(ids)[0].ravel() == values).all()
+    pieces = list(table.batches(ids))
+    assert [piece.num_rows for piece in pieces] == [rows_at_once(DIM), rows_at_once(DIM), 1]
+    assert pa.Table.from_batches(pieces).equals(pa.Table.from_batches([whole]))
 
 
 @pytest.mark.parametrize(

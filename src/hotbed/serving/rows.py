@@ -18,7 +18,7 @@ from hotbed.data.batch import Ids, as_ids
 from hotbed.embedding.native import native_config
 from hotbed.embedding.table import Table
 from hotbed.errors import FormatError, RowShapeError
-from hotbed.frozen import FrozenRows, IdArray, RowArray
+from hotbed.frozen import FrozenRows, IdArray, RowArray, rows_at_once
 
 FeatureIds: TypeAlias = Mapping[str, Ids | IdArray]
 """Ids by feature; of an array each sample has one id."""
@@ -61,10 +61,11 @@ class ServedTable:
         rows = flat.reshape(-1, self.dim)
         return rows, has_row.astype(bool)
 
-    def batches(self, ids: IdArray, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    def batches(self, ids: IdArray) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ids as record batches of `id` and `value`."""
-        for start in range(0, len(ids), batch_rows):
-            part = ids[start : start + batch_rows]
+        num_rows = rows_at_once(self.dim)
+        for start in range(0, len(ids), num_rows):
+            part = ids[start : start + num_rows]
             rows, _ = self.find(part)
             lanes = pa.array(rows.reshape(-1))
             values = pa.FixedSizeListArray.from_arrays(lanes, self.dim)

@@ -18,7 +18,9 @@ from hotbed.embedding.table import Table
 from hotbed.persist.check.manifest import built_config, format_error
 from hotbed.persist.manifest import PartEntry, TableEntry
 
-_ROWS_AT_ONCE = 1 << 16  # bounds the memory of a check, whatever the size of a batch
+# bound the memory of a check, whatever the size of a batch
+_ROWS_AT_ONCE = 1 << 16
+_NUMBERS_AT_ONCE = 1 << 20
 _PLACE_TYPES = {"partition": pa.uint8(), "id": pa.int64()}
 _SKETCH_TYPES = {
     "partition": pa.uint8(),
@@ -87,10 +89,12 @@ def _check_finite(rows: pa.RecordBatch, place: str) -> None:
         if name not in rows.schema.names:
             continue
         numbers = rows.column(name).flatten().to_numpy()
-        is_finite = np.isfinite(numbers)
-        if not is_finite.all():
-            problem = f"column {name!r} must hold finite numbers"
-            raise format_error(place, problem, float(numbers[~is_finite][0]))
+        for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            piece = numbers[start : start + _NUMBERS_AT_ONCE]
+            is_finite = np.isfinite(piece)
+            if not is_finite.all():
+                problem = f"column {name!r} must hold finite numbers"
+                raise format_error(place, problem, float(piece[~is_finite][0]))
 
 
 def _check_order(

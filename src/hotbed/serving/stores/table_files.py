@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hotbed.files import digest_of, new_file
-from hotbed.frozen import FrozenRows, IdArray, RowDtype, id_column, write_rows
+from hotbed.frozen import FrozenRows, IdArray, RowDtype, id_column, sliced, write_rows
 from hotbed.persist.format import Link, Reader
 from hotbed.persist.tables import table_folder
 from hotbed.serving.rows import ServedTable
@@ -89,7 +89,7 @@ class TableFiles:
 
     def _delta(self, number: int) -> _Delta:
         if number not in self._deltas:
-            self._deltas[number] = _Delta(self._links[number], self._name)
+            self._deltas[number] = _Delta(self._links[number], self._name, self._dim)
         return self._deltas[number]
 
     def _digest(self, number: int) -> str:
@@ -185,8 +185,8 @@ def _rows_entry(path: Path) -> dict[str, Any]:
 class _Delta:
     """The batches of rows, and the ids, that one delta holds of a table. It is read once."""
 
-    def __init__(self, link: Link, table: str) -> None:
-        self.batches = list(link.parts(table))
+    def __init__(self, link: Link, table: str, dim: int) -> None:
+        self.batches = list(sliced(link.parts(table), dim))
         self.removed = id_column(link.removed(table))
 
     @property
