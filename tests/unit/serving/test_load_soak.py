@@ -24,10 +24,9 @@ from tritonclient.utils import InferenceServerException
 import hotbed as hb
 from hotbed.errors import ServingError
 
-from .conftest import NEVER_TAKEN, Process, Trainer, at_it, wait_for
+from .conftest import NEVER_TAKEN, Process, Trainer, Workers, at_it, wait_for
 from .test_grpc import tensors
 from .test_swaps import answer_of, told_by
-from .test_workers import Server
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 SECONDS = float(os.environ.get("HOTBED_SOAK_SECONDS", "600"))
@@ -90,7 +89,7 @@ def test_load_with_versions_and_killed_workers_gives_no_error_and_no_mixed_answe
     trainer: Trainer,
 ) -> None:
     published = trainer.folder / "published"
-    server = Server(f"m={trainer.folder / 'export'}", "--watch", published)
+    server = Workers(f"m={trainer.folder / 'export'}", "--watch", published)
     clients = Clients(server, trainer)
     begun = time.monotonic()
     kills = 0
