@@ -174,7 +174,7 @@ def check_same_unit(
         column: its column of times.
         kind: the type of this column; Arrow's times need no unit.
         unit: by which the source reads it.
-        declared: the column and the unit of the schema's `Time`; None = there is none.
+        declared: the column and the unit of the schema's `Time`; None = no `Time`.
     """
     if declared in (None, (column, unit)) or pa.types.is_temporal(kind):
         return

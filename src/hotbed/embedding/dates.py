@@ -21,7 +21,7 @@ class DatedTable(Protocol):
     """A table whose batches and rows may have times.
 
     Attributes:
-        timed: whether batches come with times; None = there was no batch yet.
+        timed: whether batches come with times; None = before the first batch.
         undated: whether some rows may have no time.
     """
 

@@ -106,6 +106,20 @@ class TableExchange:
         every_size = iter(sizes)
         from_rank = [sum(next(every_size) for _ in blocks) for blocks in asked]
         received = self._ranks.exchange(_words(fronts, counts, timed), from_rank)
+        grains = self._grains(asked, sizes, received)
+        num_rows: list[int] = []
+        if training and self._has_cap:
+            of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
+            num_rows = self._ranks.gather(of_rank).sum(0).tolist()
+        with self._layout.mapping(times, training=training) as undo:
+            step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
+        asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
+        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
+
+    def _grains(
+        self, asked: Sequence[Sequence[list[int]]], sizes: Sequence[int], received: Tensor
+    ) -> list[tuple[list[int], int]]:
+        """Return the counts of each grain that asks, and the address of its words."""
         grains: list[tuple[list[int], int]]
         grains = [([0] * len(self._dims), 0)] * self._placement.leaves
         address = received.data_ptr()
@@ -115,21 +129,7 @@ class TableExchange:
         ):
             grains[leaf] = (of_block, address)
             address += 8 * size
-        num_rows: list[int] = []
-        if training and self._has_cap:
-            of_rank = torch.tensor(step.count_rows(grains, timed=timed), dtype=torch.int64)
-            num_rows = self._ranks.gather(of_rank).sum(0).tolist()
-        undo = self._layout.take_times(times) if training else None
-        try:
-            step.map_asked(grains, timed=timed, training=training, num_rows=num_rows, logs=logs)
-        except Exception:
-            if undo is not None:
-                undo()
-            raise
-        for table in self._layout.admitting:
-            table.watch_admission()
-        asks_of = [list(of_owner) for of_owner in zip(*counts, strict=True)]
-        return AskedIds(step, fronts=fronts, asks=asks_of, asked=asked, undo=undo)
+        return grains
 
     def _times(self, inputs: Sequence[Ids], time: Any) -> Any:
         """Return the checked times of a batch, as one process checks them; None without any."""

@@ -131,7 +131,7 @@ def join_facts(reader: Reader) -> dict[str, Any]:
     Returns:
         `open_impressions` and `held_outcomes`, as numbers; `counts` by name, since the stream
         began; `watermark` and `newest`, the newest event times by input and partition, in
-        microseconds, None where there is no time yet.
+        microseconds; None before the first event.
     """
     positions = map(join_position, reader.manifest.positions.values())
     position = next(filter(None, positions), None)

@@ -45,7 +45,7 @@ def translated(metrics: Any, *, reports_loss: bool) -> Any:
         reports_loss: whether evaluation has a loss.
 
     Raises:
-        ConfigError: a name has no counterpart, or there is no loss to report.
+        ConfigError: a metric is unknown here, or evaluation has no loss.
     """
     if isinstance(metrics, str):
         metrics = {metrics}

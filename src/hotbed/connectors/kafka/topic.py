@@ -27,7 +27,7 @@ from hotbed.errors import DataError
 logger = logging.getLogger("hotbed.kafka")
 
 ANSWER_SECONDS = 10.0
-"""How long a broker may take to answer a check. Reading goes on meanwhile."""
+"""Limit for a broker to answer a check. Messages are read meanwhile."""
 COMMIT_SECONDS = 10.0
 """How long the end of reading waits for the answers to commits."""
 MAX_ENDS = 5
@@ -253,7 +253,7 @@ class KafkaTopic:
     def look(self) -> None:
         """Check the topic, at most once per interval, and begin to fetch new partitions.
 
-        A check takes several answers of the broker, and several calls. Reading goes on meanwhile.
+        A check needs several answers of the broker. Messages are read while it waits for them.
 
         Raises:
             DataError: the topic contradicts the position.

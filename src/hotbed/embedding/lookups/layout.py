@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,17 +181,27 @@ class FeatureLayout:
         times = [table.check_times(time, num_samples) for table in self.tables]
         return next((checked for checked in times if checked is not None), None)
 
-    def take_times(self, times: np.ndarray | None) -> Callable[[], None]:
-        """Note that the tables map a batch with these times; see `dates.take_times`."""
+    @contextmanager
+    def mapping(self, times: np.ndarray | None, *, training: bool) -> Iterator[Callable[[], None]]:
+        """Note around a native call that the tables map a batch; see `dates.take_times`.
+
+        If the call raises, nothing is noted. Yields what undoes it.
+        """
         undos = []
-        if self.timed:
+        if training and self.timed:
             undos = [take_times(table, times) for table in self.tables]
 
         def undo() -> None:
             for undo_table in undos:
                 undo_table()
 
-        return undo
+        try:
+            yield undo
+        except Exception:
+            undo()
+            raise
+        for table in self.admitting:
+            table.watch_admission()
 
     def split(
         self, flat: Tensor | None, sequences: Sequence[Tensor | None]

@@ -307,23 +307,13 @@ def _address(times: np.ndarray | None) -> int:
 def _mapping(
     layout: FeatureLayout, host: HostIds, times: np.ndarray | None, *, training: bool
 ) -> Iterator[Callable[[], None]]:
-    """Note around a native call that tables map a batch; where it is refused, nothing is noted.
-
-    Yields what undoes it.
-    """
-    undo = layout.take_times(times) if training else _nothing
+    """Do as `FeatureLayout.mapping`; name the feature whose offsets a native call refuses."""
     try:
-        yield undo
-    except Exception as error:
-        undo()
-        if isinstance(error, ValueError):
-            host.check_offsets(layout.features)
+        with layout.mapping(times, training=training) as undo:
+            yield undo
+    except ValueError:
+        host.check_offsets(layout.features)
         raise
-    for table in layout.admitting:
-        table.watch_admission()
-
-
-def _nothing() -> None: ...
 
 
 def _local(mapped: MappedIds) -> LocalIds:

@@ -80,8 +80,8 @@ class PublishTopic(Publisher):
     def _last_version(self) -> tuple[Link | None, int]:
         """Return the version that another process published last, and its number.
 
-        The version is None if there is none, or if it is incomplete. The number is -1 if it is not
-        known.
+        The version is None if nothing or only a part was published. The number is -1 if it is
+        unknown.
         """
         topic = self._kafka.topic
         with contextlib.closing(KafkaClient(self._kafka.client_options())) as client:

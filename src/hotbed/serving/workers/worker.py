@@ -26,7 +26,7 @@ class WorkerState(TypedDict):
     """What a parent keeps its workers informed of.
 
     Attributes:
-        problems: why models cannot be loaded, by name; "" = there is no problem.
+        problems: why models cannot be loaded, by name; "" = loaded.
         roles: the valid tokens; None = no token is needed.
         store_token: the token to send to parameter servers; None = no token.
     """

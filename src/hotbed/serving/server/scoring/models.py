@@ -56,7 +56,7 @@ class Model:
         looking: held while `look` runs: the later of two calls serves the newer version.
         changing: held while a load or an unload changes what is served.
         aside: threads for loads and unloads that clients request.
-        reading: the read of the source that is under way; None = there is none.
+        reading: the running read of the source, or None.
         wanted: False after an unload.
         problem: why the newest version is not served; "" = it is.
         damage: which files of the served version are damaged; "" = none, as far as is known.
@@ -135,7 +135,7 @@ class Model:
 
     @property
     def own_problem(self) -> str:
-        """What is wrong, as this process knows: damaged files, or why there is no newer version."""
+        """Damaged files, and why the newest version is not served, as far as this process knows."""
         return " ".join(filter(None, (self.damage, self.problem)))
 
     @property
