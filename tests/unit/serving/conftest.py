@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -308,8 +308,11 @@ class Workers(Process):
 
     @property
     def children(self) -> list[int]:
-        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sorted(int(one) for task in tasks for one in (task / "children").read_text().split())
+        found: list[int] = []
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                found += map(int, (thread / "children").read_text().split())
+        return sorted(found)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str]:
         """Of whichever worker takes the connection."""
