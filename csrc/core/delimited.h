@@ -16,7 +16,7 @@ struct RowFormat {
   std::size_t limit;  // bytes that a row may have
 };
 
-/// A row that is not one: its line is too long, or a quote opens in it that does not close within the limit.
+/// Text that cannot be read as a row: its line is too long, or a quote opens in it that is not closed within the limit.
 struct BadRow {
   std::size_t begin;  // of the row
   std::size_t line;   // line ends between the begin of the scan and the bad line

@@ -888,7 +888,7 @@ void Step::join_range(size_t table, const Uniques& range, const GrainSums* grain
     return;
   }
   std::fill_n(sums, length, kNoSum);
-  // A sum of a grain may be -0.0, which must not say that there is none; askers have seen to it.
+  // -0.0 marks "no sum", so a sum of a grain must not be -0.0; those who ask have made sure of it.
   const float zero = part.members.empty() ? kNoSum : 0.0f;
   for (size_t g = first; g < last; g++) {
     const std::optional<const float*> of_grain = grains[g].sums[table];

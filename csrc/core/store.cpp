@@ -161,7 +161,7 @@ struct Store::State {
   void write_again(std::unique_lock<std::mutex>& lock);
   const RecordLayout& layout_of(uint32_t extent) const { return owners[spans[extents[extent].span]->owner]->layout; }
   uint64_t num_available();
-  // Extents that puts may open: at worst, each span has one that is nearly empty.
+  // Extents that puts may open: at worst, each span has a nearly empty extent.
   uint64_t num_set_aside(const Owner& owner, uint64_t count) const noexcept {
     return count / owner.layout.per_extent + std::min<uint64_t>(count, owner.num_spans);
   }

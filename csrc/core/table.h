@@ -168,7 +168,7 @@ class Table {
   void reserve(Uniques* const* uniques, int n);  // fresh rows for all ranges, in partition order
   void insert(Uniques& uniques);                 // a full partition gives up rows that the batch does not use
   // Finds the frames of the slots, of new rows, too, and replays the steps that rows there missed. Without `room`
-  // there are no new rows; without `plan` the frames are not used later.
+  // no rows are new; without `plan` the frames are not used later.
   void place(Uniques& uniques, const Residency::Plan* plan, Residency::Room* room);
   // Null where all rows are in memory.
   Residency* residency() const noexcept { return residency_.get(); }

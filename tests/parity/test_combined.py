@@ -433,7 +433,7 @@ def test_a_scheduler_that_wraps_the_step_already_is_refused() -> None:
         schedulers.StepLR(optimizer, 3)
         return [optimizer]
 
-    with pytest.raises(ConfigError, match="a scheduler wraps the step of SGD"):
+    with pytest.raises(ConfigError, match="got SGD whose step a scheduler wraps"):
         pair(make)
 
 

@@ -264,7 +264,7 @@ def test_plan_of_data_without_rows_is_refused(job: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--rows=nobody=5", "--rows: there is no table 'nobody', got tables"),
+        ("--rows=nobody=5", "--rows: unknown table, got 'nobody'. Name one of the tables ["),
         ("--rows=user", "--rows: not a table and a number, got 'user'"),
         ("--ranks=257", "--ranks: a table lies on at most 256 ranks, got 257"),
     ],

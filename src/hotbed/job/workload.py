@@ -263,8 +263,7 @@ def _check_tables(rows: Mapping[str, float], tables: Mapping[str, Table]) -> Non
     for name in rows:
         if name not in tables:
             raise ConfigError(
-                f"--rows: there is no table {name!r}, got tables {sorted(tables)}. Name one of "
-                "them."
+                f"--rows: unknown table, got {name!r}. Name one of the tables {sorted(tables)}."
             )
 
 

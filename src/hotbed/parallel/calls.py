@@ -80,7 +80,7 @@ def reporting_errors() -> Iterator[None]:
     """Report to the other ranks an error that leaves this block, a call of the program.
 
     They may wait for this rank in that call. An error of a nested call is left to the outer one,
-    which may handle it and go on.
+    which may handle it and continue.
     """
     PLACE.depth += 1
     if PLACE.depth == 1:

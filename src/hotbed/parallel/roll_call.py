@@ -86,7 +86,7 @@ class Departure:
     error: str
 
     def leaves(self, number: int, failures: int, call: str) -> bool:
-        """Return whether a rank in this call waits in vain for the one that has left.
+        """Return whether a rank in this call waits in vain for the rank that has left.
 
         Where the ranks had not met, another rank may have had the same error in the same call, and
         be in the next one, to which the first will come.

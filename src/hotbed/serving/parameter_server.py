@@ -143,7 +143,7 @@ class ParameterServer(RowStore):
         They are logged, and the next load writes them anew.
 
         Args:
-            name: name of the model; one that is not loaded has no damaged files.
+            name: name of the model; a model that is not loaded has no damaged files.
             is_wanted: asked before each piece of a file; False ends the check.
         """
         version = self.find(name)

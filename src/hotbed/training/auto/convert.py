@@ -237,9 +237,9 @@ def _optimizers(model: nn.Module, optimizer: Any) -> list[Optimizer]:
             )
         if hasattr(element.step, "_wrapped_by_lr_sched") or hasattr(element.step, "_with_counter"):
             raise ConfigError(
-                f"hb.auto.optimizer: a scheduler wraps the step of {type(element).__name__}, got "
-                "one that was made before hb.auto. Make it afterwards, for the optimizer that "
-                "hb.auto returns."
+                "hb.auto.optimizer: expected an optimizer without a scheduler, got "
+                f"{type(element).__name__} whose step a scheduler wraps. Make schedulers after "
+                "hb.auto, for the optimizer that it returns."
             )
     return optimizers
 
