@@ -764,6 +764,35 @@ def test_links_in_the_documents_lead_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_page_of_the_architecture_is_that_of_the_tree() -> None:
+    """After a change run `python scripts/architecture.py`."""
+    spec = importlib.util.spec_from_file_location("drawing", ROOT / "scripts/architecture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    drawing = importlib.util.module_from_spec(spec)
+    sys.modules["drawing"] = drawing  # its dataclasses look for their module
+    spec.loader.exec_module(drawing)
+    text = drawing.PAGE.read_text()
+    assert text == drawing.page(text)
+    assert drawing.PICTURE.read_text() == drawing.picture(text)
+    stations = drawing.stations(text)
+    numbers = [int(station.number) for station in stations if station.number]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert {station.floor for station in stations} <= set(FOLDERS)
+    homes = [(station.floor, file) for station in stations for file in station.files]
+    assert all(file.startswith((f"src/hotbed/{floor}/", "csrc/")) for floor, file in homes)
+
+
+def test_each_part_begins_in_a_file_and_has_a_suite() -> None:
+    """That the files are there is checked with the links of the documents."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Add a part\n")[2]
+    rows = re.findall(r"^\| (an? .+?) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.M)
+    assert len(rows) > 15
+    for part, begin, _, suite in rows:
+        assert re.search(r"`src/hotbed/[\w/]+\.py`", begin), part
+        assert re.search(r"`tests/[\w/]+\.py`", suite), part
+
+
 def test_the_chinese_readme_keeps_step_with_the_english_one() -> None:
     def skeleton(page: str) -> list[str]:
         """Levels of headings, code, commands, targets of links and figures in bold, in their order."""

@@ -48,9 +48,9 @@ def warm_start(
             name there and its replacement; the first pair that matches counts.
         optimizer_state: also load optimizer state and the step that bias correction counts. Both
             tables then need the same rule.
-        now: int64 microseconds; rows without a time count as seen then. Rows of a table that counted
-            steps have no time. A table here that counts steps does not use it: rows count as seen at
-            its step, or with `optimizer_state` at the steps of the checkpoint.
+        now: int64 microseconds; rows without a time count as seen then. Rows of a table that
+            counted steps have no time. A table here that counts steps does not use it: rows count
+            as seen at its step, or with `optimizer_state` at the steps of the checkpoint.
         schema: the columns of the data here. It is compared with the schema of the checkpoint, and
             may be None only if that has none.
         computed: tables whose ids the model computes from its features, as those of `hb.auto`.

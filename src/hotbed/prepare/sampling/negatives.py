@@ -94,7 +94,7 @@ class Negatives:
 
     @property
     def exponent(self) -> float:
-        """The e for which an item is drawn with a chance proportional to its number of rows ** e."""
+        """The e for which an item's chance is proportional to its number of rows ** e."""
         if self.draw == "uniform":
             return 0.0
         return self.power
