@@ -197,7 +197,7 @@ def load_optimizer(
         unflatten(optimizer, name, tensors, plain)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         fields = [f"tables.{table}.rule.lr" for table in group.get("tables", ())]
-        if accepted.intersection(fields or ["optimizer.lr"]):
+        if accepted.intersection(fields or ["optimizer.lr", f"optimizers.{name}.lr"]):
             _set_rate(group, rate)
 
 

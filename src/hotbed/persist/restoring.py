@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,9 @@ from hotbed.persist.tables import check_rows, load_table
 
 
 @at("restore")
-def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
+def restore(
+    reader: Reader, state: State, allow: Sequence[str] = (), accepted: Set[str] = frozenset()
+) -> None:
     """Load a checkpoint into network, tables and optimizers, which were built alike.
 
     Every file is checked before anything changes. `reader.progress` and `reader.random` are for
@@ -31,6 +33,7 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
         state: the network, tables and optimizers to load.
         allow: names of fields that may differ although the state means something else with them;
             see docs/persist.md.
+        accepted: names of changes that the caller has compared and accepted.
 
     Raises:
         FormatError: a file is bad; the message names it.
@@ -39,13 +42,13 @@ def restore(reader: Reader, state: State, allow: Sequence[str] = ()) -> None:
     shard = state.shard
     check_one_state(reader, shard.gathered(reader.manifest.digest))
     with shard.together():
-        tensors, accepted = _checked(reader, state, allow)
+        tensors, changes = _checked(reader, state, allow)
     with shard.together():
         if state.network is not None:
             load_network(state.network, tensors)
         for name in reader.table_names:
             load_table(reader, name, state.tables[name], shard)
-        _load_optimizers(reader, state, tensors, accepted)
+        _load_optimizers(reader, state, tensors, changes | accepted)
     every = shard.gathered([len(state.tables[name]) for name in reader.table_names])
     for name, counts in zip(reader.table_names, zip(*every, strict=True), strict=True):
         check_rows(reader.newest_link, name, sum(counts))

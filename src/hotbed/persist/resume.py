@@ -56,6 +56,8 @@ FIELDS: tuple[tuple[str, Decision], ...] = (
     ("optimizer.lr", "accept"),
     ("optimizer", "keep"),
     ("optimizer.*", "keep"),
+    ("optimizers.*.lr", "accept"),
+    ("optimizers.*", "keep"),
     ("metrics", "accept"),
     ("metrics.*", "accept"),
     ("amp_level", "accept"),

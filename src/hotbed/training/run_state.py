@@ -102,6 +102,13 @@ def setting_of(run: Run) -> dict[str, Any]:
     return {
         "run.batch_size": getattr(run.dataset, "batch_size", None),
         "run.callbacks": run.callbacks.names(),
+        **machine(torch_threads),
+    }
+
+
+def machine(torch_threads: int | str) -> dict[str, Any]:
+    """Return what the bits of a training depend on, beside its seed and its data."""
+    return {
         "machine.torch": torch.__version__,
         "machine.torch_threads": torch_threads,
         "machine.instruction_set": torch.backends.cpu.get_cpu_capability(),

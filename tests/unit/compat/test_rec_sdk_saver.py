@@ -21,13 +21,22 @@ import hotbed as hb
 from hotbed.compat import mx_rec as mx
 from hotbed.compat.mx_rec import framework
 from hotbed.compat.mx_rec.saver.sparse import export
-from hotbed.errors import ConfigError, PersistError
+from hotbed.errors import ConfigError, HotbedError, PersistError
 from hotbed.training.decisions.eviction_schedule import EvictionSchedule
 
 pytestmark = pytest.mark.usefixtures("rec_sdk")
 
 STEPS = 12
 BATCH = 8
+SETTINGS: dict[str, Any] = {
+    "batch_size": BATCH,
+    "columns": {},
+    "label": {},
+    "dense": {"lr": 0.01},
+    "others": lambda optimizer: [],
+    "table": {},
+    "default": None,
+}
 
 
 class Program:
@@ -39,6 +48,8 @@ class Program:
         dim: of the table.
         table: the name of the table.
         future: number of an event whose time lies ahead; None = none does.
+        changed: other settings: `batch_size`, raw columns by name, keywords of the label, the dense
+            optimizer, the scheduler, keywords of the table, and the value of absent ids.
         options: of `init`.
     """
 
@@ -49,29 +60,44 @@ class Program:
         dim: int = 2,
         table: str = "user",
         future: int | None = None,
+        changed: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        settings = {**SETTINGS, **(changed or {})}
         mx.init(**options)
         self.owner = framework.current()
         self.sparse = mx.optimizers.lazy_adam.create_hash_optimizer(0.05)
         self.spec = mx.FeatureSpec("user", table_name=table, **thresholds or {})
         clock = mx.FeatureSpec("t", is_timestamp=True)
-        schema = hb.Schema([hb.Label("y"), hb.Time("t", unit="s"), hb.Id("user")])
-        self.dataset = hb.Dataset(hb.sources.Memory(events(future)), schema, BATCH)
+        columns = settings["columns"]
+        label = hb.Label("y", **settings["label"])
+        ids = [hb.Id("user", column=columns.get("user")), hb.Id("item")]
+        schema = hb.Schema([label, hb.Time("t", unit="s"), *ids])
+        rows = hb.sources.Memory(events(future))
+        self.dataset = hb.Dataset(rows, schema, settings["batch_size"])
         self.batches = self.dataset.map(mx.get_asc_insert_func([clock, self.spec]))
-        self.table = mx.create_table(torch.int64, dim, table, hb.Normal(std=0.1), 1000)
+        self.table = mx.create_table(
+            torch.int64, dim, table, hb.Normal(std=0.1), 1000, **settings["table"]
+        )
+        self.default = settings["default"]
         torch.manual_seed(1)
         self.net = nn.Sequential(nn.Dropout(0.3), nn.Linear(dim, 1))
         mx.get_dense_and_sparse_variable(self.net)
-        self.dense = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        self.dense = torch.optim.Adam(self.net.parameters(), **settings["dense"])
         self.hook = None if hook is None else mx.EvictHook(True, **hook)
-        self.saver = mx.Saver([self.net, self.dense])
+        self.saver = mx.Saver([self.net, self.dense, *settings["others"](self.dense)])
         self.step = 0
         mx.start_asc_pipeline()
         self.rows = self.owner.started("test").tables[table]
 
     def forward(self, batch: Any, *, is_train: bool = True) -> torch.Tensor:
-        rows = mx.sparse_lookup(self.table, self.spec, batch=batch, is_train=is_train)
+        rows = mx.sparse_lookup(
+            self.table,
+            self.spec,
+            batch=batch,
+            is_train=is_train,
+            serving_default_value=self.default,
+        )
         scores: torch.Tensor = self.net(rows).squeeze(1)
         return scores
 
@@ -109,6 +135,7 @@ def events(future: int | None) -> pa.Table:
     return pa.table(
         {
             "user": rng.integers(0, 12, count) + np.arange(count) // 10,
+            "item": np.arange(count) % 7,
             "y": rng.integers(0, 2, count),
             "t": np.where(np.arange(count) == future, count, np.arange(count)),
         }
@@ -377,6 +404,90 @@ def test_another_program_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PersistError, match=text):
             other.restore(tmp_path)
         mx.terminate_config_initializer()
+
+
+def scheduled(kind: Any, *arguments: Any) -> dict[str, Any]:
+    return {"others": lambda optimizer: [kind(optimizer, *arguments)]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refusal"),
+    [
+        ({}, {"thresholds": {"index_key": "item"}}, "features is"),
+        ({}, {"changed": {"columns": {"user": "item"}}}, "schema.user.column is"),
+        ({}, {"changed": {"label": {"threshold": 1}}}, "schema.y.threshold is"),
+        (
+            {"changed": scheduled(torch.optim.lr_scheduler.StepLR, 2)},
+            {"changed": scheduled(torch.optim.lr_scheduler.ExponentialLR, 0.5)},
+            "objects is",
+        ),
+        (
+            {"thresholds": {"access_threshold": 2}, "changed": {"default": 0.5}},
+            {"thresholds": {"access_threshold": 2}, "changed": {"default": 0.7}},
+            "got 0.7 and 0.5",
+        ),
+    ],
+    ids=["feature", "column", "label", "scheduler", "default"],
+)
+def test_a_program_that_gives_a_state_another_meaning_is_refused(
+    before: Any, after: Any, refusal: str, tmp_path: Path
+) -> None:
+    program = Program(save_steps=2, **before)
+    list(zip(range(2), program.run(), strict=False))
+    program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    other = Program(save_steps=2, **after)
+
+    def resume() -> None:
+        other.restore(tmp_path)
+        next(other.run())
+
+    with pytest.raises(HotbedError, match=refusal):
+        resume()
+
+
+def test_other_features_may_be_allowed(tmp_path: Path) -> None:
+    program = Program(save_steps=2)
+    list(zip(range(2), program.run(), strict=False))
+    program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    other = Program(thresholds={"index_key": "item"})
+    other.step = other.saver.restore(tmp_path, allow=["features"])
+    next(other.run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"changed": {"batch_size": 4}}, "run.batch_size was 8, resumed with 4"),
+        ({"hook": {"evict_step_interval": 3}}, "run.evict_hooks was []"),
+        ({"changed": {"dense": {"lr": 0.5}}}, "dense_0.lr was 0.01, resumed with 0.5"),
+        ({"changed": {"dense": {"lr": 0.01, "eps": 0.5}}}, "dense_0.eps stays 1e-08"),
+        (
+            {
+                "changed": {
+                    "table": {"padding_keys": [3], "padding_keys_mask": True, "padding_keys_len": 1}
+                }
+            },
+            "run.user.padding_keys was []",
+        ),
+    ],
+    ids=["batch", "hook", "rate", "eps", "padding"],
+)
+def test_a_program_that_learns_otherwise_says_so(
+    changes: Any, line: str, tmp_path: Path, caplog: Any
+) -> None:
+    program = Program(save_steps=2)
+    list(zip(range(2), program.run(), strict=False))
+    program.saver.save(tmp_path)
+    mx.terminate_config_initializer()
+    caplog.set_level(logging.INFO)
+    other = Program(save_steps=2, **changes)
+    other.restore(tmp_path)
+    next(other.run())
+    assert line in caplog.text
+    if "dense" in changes.get("changed", {}):
+        assert other.dense.param_groups[0]["lr"] == changes["changed"]["dense"]["lr"]
 
 
 def test_one_program_at_a_time_writes_a_place(tmp_path: Path) -> None:

@@ -57,11 +57,15 @@ class InsertFunction(Protocol):
 
     Attributes:
         features: those of its specs that have ids.
+        timestamp: where the times of a batch lie; None = they are not read.
         reader: reads them.
     """
 
     @property
     def features(self) -> list[FeatureSpec]: ...
+
+    @property
+    def timestamp(self) -> str | int | None: ...
 
     @property
     def reader(self) -> Reader: ...

@@ -185,6 +185,7 @@ def _same(where: str, before: Any, value: Any) -> Any:
     """Return a value of a table; raise ConfigError if another lookup gave another."""
     if before not in (None, value):
         raise ConfigError(
-            f"{where}: all lookups of a table give the same, got {value} and {before}. Give one."
+            f"{where}: all lookups of a table give the same, also those before a restoration, got "
+            f"{value} and {before}. Give one."
         )
     return value

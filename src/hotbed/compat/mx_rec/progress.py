@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hotbed.compat.mx_rec.errors import CallError
@@ -31,6 +31,10 @@ class EvictionHook(BarrierHook, Protocol):
     @property
     def decides_by_clock(self) -> bool:
         """Whether the clock of this machine decides when it evicts."""
+
+    @property
+    def intervals(self) -> list[int | None]:
+        """The seconds and the steps between two evictions; [] if it removes nothing."""
 
     def begin(self, tables: Mapping[str, Table]) -> None:
         """Make the schedule; step 8 calls it."""
@@ -71,6 +75,9 @@ class Progress:
         position: where the training data are after the newest batch; None if they have none.
         has_begun: whether training data are being read.
         restored: whether a checkpoint was loaded.
+        dataset: the training data that are read; None before.
+        check: compares training data with those of the state that was restored, before they are
+            read; None = there is nothing to compare.
     """
 
     def __init__(
@@ -86,6 +93,8 @@ class Progress:
         self.position: Position | None = None
         self.has_begun = False
         self.restored = False
+        self.dataset: Any = None
+        self.check: Callable[[Any], object] | None = None
         self._options = options
         self._hooks = hooks
         self._savers = savers
@@ -106,14 +115,19 @@ class Progress:
 
         Raises:
             CallError: a state must be restored first.
+            PersistError: the state that was restored is of other data, or of other features.
         """
         if self._options.if_load and not self.restored:
             raise CallError(
                 "dataset: init(if_load=True) loads a state before the first batch, got none. Call "
                 "Saver.restore(path) after step 8, or leave if_load out."
             )
+        if self.check is not None:
+            self.check(dataset)
+            self.check = None
         is_first = not self.has_begun
         self.has_begun = True
+        self.dataset = dataset
         for saver in self._savers:
             saver.begin()
         position = self._resume

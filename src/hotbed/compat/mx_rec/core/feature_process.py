@@ -66,6 +66,13 @@ class EvictHook:
         """Whether the clock of this machine decides when it evicts."""
         return self.evict_enable and self.evict_time_interval is not None
 
+    @property
+    def intervals(self) -> list[int | None]:
+        """The seconds and the steps between two evictions; [] if it removes nothing."""
+        if not self.evict_enable:
+            return []
+        return [self.evict_time_interval, self.evict_step_interval]
+
     def begin(self, tables: Mapping[str, Table]) -> None:
         """Make the schedule; step 8 calls it."""
         if self.evict_enable:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hotbed.compat.mx_rec.framework import Framework
+from hotbed.compat.mx_rec.saver.settings import settings_of_data, settings_of_parts
 from hotbed.connectors import Position
 from hotbed.embedding.modules import table_modules
 from hotbed.embedding.table import Table
@@ -20,6 +21,7 @@ from hotbed.persist.checkpoint import State
 from hotbed.persist.format import Reader
 from hotbed.persist.network import random_state, set_random_state
 from hotbed.persist.restoring import restore
+from hotbed.persist.resume import compare
 
 log = logging.getLogger("hotbed.compat.mx_rec")
 
@@ -73,6 +75,9 @@ class Program:
             "rates": [(each.rule.lr, each.learning_rate) for each in self._owner.optimizers],
             "objects": [part.state_dict() for part in self._others()],
             "wall_caught": self._owner.clock(),
+            "wall_parts": self._parts_setting(),
+            "wall_data": settings_of_data(self._owner, training.dataset),
+            "wall_defaults": {name: each.default for name, each in self._owner.tables.items()},
         }
         return State(
             self._network(),
@@ -87,12 +92,29 @@ class Program:
             shard=shard,
         )
 
-    def load(self, reader: Reader) -> None:
+    def load(self, reader: Reader, allow: Sequence[str]) -> None:
         """Load a checkpoint of the same program, before its first batch.
+
+        What decides the data is compared when they are read: a program may open them later.
+
+        Args:
+            reader: the checkpoint.
+            allow: names of settings that may differ although the state means something else with
+                them.
 
         Raises:
             PersistError: it is of another program; the message names what differs.
         """
+        progress: Any = reader.progress
+        others = self._others()
+        if len(others) != len(progress["objects"]):
+            raise PersistError(
+                f"{reader.folder}: it holds {len(progress['objects'])} objects besides networks "
+                f"and optimizers, got var_list with {len(others)}. Give those that were saved."
+            )
+        accepted = compare(
+            reader.folder, progress.get("wall_parts", {}), self._parts_setting(), allow
+        )
         tables = self._tables()
         self._restore_defaults(reader, tables)
         optimizers = self._optimizers()
@@ -101,14 +123,7 @@ class Program:
                 "Saver: var_list has no dense optimizer; its state begins anew after a restoration"
             )
         shard = self._owner.shard
-        restore(reader, State(self._network(), tables, optimizers, shard=shard))
-        progress: Any = reader.progress
-        others = self._others()
-        if len(others) != len(progress["objects"]):
-            raise PersistError(
-                f"{reader.folder}: it holds {len(progress['objects'])} objects besides networks "
-                f"and optimizers, got var_list with {len(others)}. Give those that were saved."
-            )
+        restore(reader, State(self._network(), tables, optimizers, shard=shard), allow, accepted)
         for part, state in zip(others, progress["objects"], strict=True):
             part.load_state_dict(state)
         rates = progress["rates"]
@@ -122,6 +137,10 @@ class Program:
             progress["pipeline"]["step"],
             progress["pipeline"]["now"],
             self._position_in(reader, progress["pipeline"].get("ranks", 1)),
+        )
+        saved = progress.get("wall_data", {})
+        training.check = lambda data: compare(
+            reader.folder, saved, settings_of_data(self._owner, data), allow
         )
         names = {_of_rank(name, shard.rank): name for name in random_state()}
         states = {name: reader.random.get(here) for here, name in names.items()}
@@ -145,13 +164,19 @@ class Program:
         return None if position is None else Position.from_json(position)
 
     def _restore_defaults(self, reader: Reader, tables: Mapping[str, Table]) -> None:
-        """Set the values of absent ids, which lookups only say after the first batch."""
+        """Set the values of absent ids, which lookups only say after the first batch.
+
+        Where a lookup of the saved program said it, later ones have to say the same.
+        """
+        progress: Any = reader.progress
+        defaults = progress.get("wall_defaults", {})
         for entry in reader.manifest.tables:
             if entry.name not in tables or self._owner.tables[entry.name].default is not None:
                 continue
             default = entry.config.get("default", 0.0)
             always = entry.config.get("always_default", False)
             tables[entry.name].set_default(default, always=always)
+            self._owner.tables[entry.name].default = defaults.get(entry.name)
 
     def _tables(self) -> dict[str, Table]:
         pipeline = self._owner.started("Saver")
@@ -164,6 +189,9 @@ class Program:
         if len(networks) > 1:
             return nn.ModuleList(networks)
         return next(iter(networks), None)
+
+    def _parts_setting(self) -> dict[str, Any]:
+        return settings_of_parts(self._optimizers(), self._others())
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer | None]:
         dense = [part for part in self._parts or [] if isinstance(part, torch.optim.Optimizer)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -164,17 +165,20 @@ class Saver:
         return due is not None and self._owner.clock() - self._base_at >= due
 
     @at("Saver.restore")
-    def restore(self, save_path: Where) -> int:
+    def restore(self, save_path: Where, allow: Sequence[str] = ()) -> int:
         """Load a state, before the first batch, and return its global step.
 
         Args:
             save_path: what `save` got, or what it returned. The first is the newest state there, or
                 that of `init(restore_model_version=...)`; the second that of its global step.
+            allow: an argument of Hotbed: names of settings that may differ from those that were
+                saved, although the state means something else with them.
 
         Raises:
             ConfigError: the path holds no checkpoint of this step.
             FormatError: a file is torn or changed; the message names it.
-            PersistError: it is of another program; the message names what differs.
+            PersistError: it is of another program; the message names what differs. Columns and
+                features are compared when the training data are read.
             CallError: step 8 has not run, or a batch was learned already.
         """
         progress = self._owner.started("Saver.restore").progress
@@ -185,7 +189,7 @@ class Saver:
             )
         with self._owner.shard.together():
             reader = opened(save_path, self._owner.options.restore_model_version)
-        self._program.load(reader)
+        self._program.load(reader, allow)
         self._parent = reader.manifest.digest
         self._place = _located(save_path)[0]
         self._owner.last_save = f"{self._place}-{reader.manifest.version}"

@@ -38,6 +38,11 @@ class Insert:
         """The specs that have ids."""
         return [spec for spec in self.specs if not spec.is_timestamp]
 
+    @property
+    def timestamp(self) -> str | int | None:
+        """Where the times of a batch lie; None = they are not read."""
+        return next((spec.key for spec in self.specs if spec.is_timestamp), None)
+
     def check(self, tables: Container[str]) -> None:
         """Raise ConfigError if a table is missing, or the times that an eviction needs."""
         for spec in self.features:
