@@ -47,6 +47,7 @@ PAGES = {
         "training.ahead.data",
         "training.ahead.insert",
         "training.load",
+        "training.sharded_loop",
         "job.job",
     ],
     "Callbacks": ["training.callbacks", "training.decisions.eviction_schedule"],
@@ -61,6 +62,7 @@ PAGES = {
         "embedding.modules.collection",
         "embedding.changes",
         "embedding.tier",
+        "embedding.native",
     ],
     "Rules": ["embedding.rule", "optim.sparse"],
     "Converted models": [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,24 @@ import pytest
 
 import hotbed as hb
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 
 
+def test_every_public_name_and_every_page_has_its_place_on_the_site() -> None:
+    settings = runpy.run_path(str(DOCS / "conf.py"))
+    modules = [module for listed in settings["PAGES"].values() for module in listed]
+    assert set(settings["names_by_module"]()) <= set(modules)
+    entries = [entry for listed in settings["NAVIGATION"].values() for entry in listed]
+    pages = {page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md")}
+    missing = {page for page in pages if not page.startswith("reference/")} - {*entries, "index"}
+    assert not missing, "not in NAVIGATION of docs/conf.py"
+    assert len(entries) == len(set(entries))
+
+
+@pytest.mark.soak
 def test_the_site_is_built_without_a_warning_and_holds_every_public_name(tmp_path: Path) -> None:
     site = tmp_path / "site"
     command = [

@@ -210,7 +210,6 @@ class EmbeddingCollectionConfig:
     """Tables of an embedding collection and their lookups, which calls add.
 
     Attributes:
-        lookups: in the order of the calls.
         shards: matrix, strategy and compression of the last `shard`; they are placement.
     """
 
@@ -231,7 +230,7 @@ class EmbeddingCollectionConfig:
 
     @property
     def lookups(self) -> list[EmbeddingLookup]:
-        """The lookups; of `batch_major`, their results are one tensor with the names of all."""
+        """The lookups in the order of the calls; `batch_major` makes one tensor of their results."""
         if not self._is_batch_major:
             return self._lookups
         top = ",".join(dict.fromkeys(lookup.top_name for lookup in self._lookups))
