@@ -230,7 +230,7 @@ class EmbeddingCollectionConfig:
 
     @property
     def lookups(self) -> list[EmbeddingLookup]:
-        """The lookups in the order of the calls; `batch_major` makes one tensor of their results."""
+        """The lookups in the order of the calls; of `batch_major`, their results are one tensor."""
         if not self._is_batch_major:
             return self._lookups
         top = ",".join(dict.fromkeys(lookup.top_name for lookup in self._lookups))
